@@ -28,7 +28,7 @@ const IMPATIENT: &str = "impatient";
 /// Tokens after which the impatient request is cancelled.
 const ENOUGH_TOKENS: u32 = 8;
 
-/// Sends both prompts, receives their events, and sends the ends of both to `ends`.
+/// Sends both prompts, receives their events, and sends both terminal events to `ends`.
 struct Listener {
     engine: EngineHandle,
     ends: Option<oneshot::Sender<Vec<(RequestId, Event)>>>,
@@ -39,7 +39,6 @@ impl Actor for Listener {
     type Context = Context<Self>;
 }
 
-/// A question and its request id.
 #[derive(Message)]
 #[rtype(result = "anyhow::Result<()>")]
 struct Ask {

@@ -1,8 +1,8 @@
 //! An engine on the host program's Arbiter, used through messages only.
 //!
 //! `Listener` runs on the same Arbiter as the engine's actors. It sends [`Generate`] to the engine's doors: several
-//! samples of one prompt in one message, so that the prompt is tokenized once. It needs no permits: the engine takes a
-//! permit for each request that it reads from the doors, and fails requests above the limit with `overloaded`.
+//! samples of one prompt in one message, so that the prompt is tokenized once. `Listener` needs no permits: the engine
+//! takes a permit for each request that it reads from the doors, and fails requests above the limit with `overloaded`.
 //!
 //! ```text
 //! cargo run --example own_arbiter
@@ -24,7 +24,7 @@ use souffleur::request::{CancelFlag, Event, GenerateRequest, Prompt};
 use souffleur::sink::EventSink;
 use tokio::sync::mpsc;
 
-/// Most requests that the engine accepts at once.
+/// The largest number of requests in the engine.
 const MAX_REQUESTS: usize = 2;
 
 /// Sends requests on command, and reports to `ends` how each request ended.
@@ -37,7 +37,7 @@ impl Actor for Listener {
     type Context = Context<Self>;
 }
 
-/// Some samples of one prompt.
+/// Several samples of one prompt.
 #[derive(Message)]
 #[rtype(result = "()")]
 struct Sample {

@@ -1,10 +1,10 @@
 //! A gateway's prefix index, made of the radix cache and the page allocator without a model.
 //!
-//! A gateway in front of several workers wants to send a prompt where most of it is cached. It keeps one index for each
-//! worker: a RadixCache and an Allocator as large as the worker's KV pool, with the gateway's actor `WorkerIndex` in
-//! the Scheduler's place. A routed prompt goes through two plans, as a request in the engine would: the first locks the
-//! cached prefix and reserves pages for the rest, the second publishes the whole. When the pool is full, the least
-//! recently routed prompts are evicted, much as on the worker.
+//! A gateway sends each prompt to the worker that caches most of the prompt. The gateway keeps one index for each
+//! worker: a RadixCache and an Allocator as large as the worker's KV pool, with the gateway's actor `WorkerIndex`
+//! instead of the Scheduler. A routed prompt goes through two plans, as a request in the engine does: the first locks
+//! the cached prefix and reserves pages for the rest, the second publishes the whole prompt. When the pool is full, the
+//! least recently routed prompts are evicted, much as on the worker.
 //!
 //! ```text
 //! cargo run --example prefix_index
@@ -50,16 +50,16 @@ struct WorkerIndex {
     cache: CacheCounts,
 }
 
-/// A prompt on its way into the index.
+/// A prompt that the index has not recorded yet.
 struct Routed {
     tokens: Arc<[u32]>,
     recorded: oneshot::Sender<()>,
 }
 
-/// The plan in flight: the prompt that it publishes and the one that it reserves pages for.
+/// The plan in flight: the prompt to publish, and the prompt to reserve pages for.
 struct OpenPlan {
     publishes: Option<oneshot::Sender<()>>,
-    asks_for: Option<Routed>,
+    reserves: Option<Routed>,
 }
 
 /// Gateway -> WorkerIndex: the worker got this prompt. Answered when the index has recorded it.
@@ -126,11 +126,11 @@ impl WorkerIndex {
             request.settle.push(settle);
             recorded
         });
-        let asks_for = self.waiting.pop_front();
-        request.admit = asks_for.as_ref().map(|routed| self.admit(&routed.tokens));
+        let reserves = self.waiting.pop_front();
+        request.admit = reserves.as_ref().map(|routed| self.admit(&routed.tokens));
         self.open = Some(OpenPlan {
             publishes,
-            asks_for,
+            reserves,
         });
         self.next_step = StepId::new(self.next_step.get() + 1);
         self.index.plan(request);
@@ -171,7 +171,7 @@ impl WorkerIndex {
         }
     }
 
-    /// Pages and lock of an admitted prompt, as the settlement that publishes them.
+    /// The settlement that publishes the pages of an admitted prompt and releases its lock.
     fn publish(&self, admitted: Admitted, grant: Grant, tokens: Arc<[u32]>) -> Settle {
         Settle::Release(Box::new(SettleRelease {
             seq: admitted.seq,
@@ -217,7 +217,7 @@ impl Handler<Box<StepPlanned>> for WorkerIndex {
         };
         let OpenPlan {
             publishes,
-            asks_for,
+            reserves,
         } = self.open.take().expect("plans are answered once");
         if let Some(recorded) = publishes {
             // The receiver may be gone.
@@ -225,7 +225,7 @@ impl Handler<Box<StepPlanned>> for WorkerIndex {
         }
         // A prompt larger than the worker's pool is not admitted: it is dropped, which notifies its sender.
         let admitted = verdict.admitted.into_iter().zip(grants).next();
-        if let (Some(routed), Some((admitted, grant))) = (asks_for, admitted) {
+        if let (Some(routed), Some((admitted, grant))) = (reserves, admitted) {
             let settle = self.publish(admitted, grant, routed.tokens);
             self.granted = Some((settle, routed.recorded));
         }
@@ -348,7 +348,7 @@ async fn run() -> anyhow::Result<()> {
         .await?;
     ensure!(worker == 1, "worker {worker} got the shop");
 
-    // Far more than worker 0 can hold.
+    // These prompts have far more tokens than worker 0 can cache.
     for visitor in 0..12 {
         let prompt = format!("Visitor {visitor:2} asks something long. ").repeat(6);
         gateway.record(0, &prompt).await?;

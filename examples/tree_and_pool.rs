@@ -35,7 +35,7 @@ fn main() -> anyhow::Result<()> {
         priority: 0,
         inserted_tokens: 0,
     });
-    // Pages of tokens that were cached already, and after the last whole page.
+    // The tree returns the pages of tokens that were already cached, and of a partial last page. Here there are none.
     pool.free(inserted.duplicates);
     pool.free(inserted.rest);
 

@@ -27,7 +27,6 @@ const FIXTURE: &str = "tests/fixtures/radix/radix_traces.jsonl.gz";
 const FIXTURE_OPERATIONS: usize = 6_195;
 const TRACES_VARIABLE: &str = "SOUFFLEUR_RADIX_TRACES";
 
-/// The number of operations between two checks of the whole tree.
 const INTEGRITY_INTERVAL: usize = 32;
 
 #[test]
@@ -123,7 +122,7 @@ fn runs_are_separated_by_seeds_of_any_type_or_by_operation_numbers() -> Result<(
 }
 
 #[test]
-fn files_of_folders_within_a_folder_are_found() -> Result<()> {
+fn files_in_nested_folders_are_found() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let inner = folder.path().join("b/c");
     std::fs::create_dir_all(&inner)?;

@@ -69,7 +69,7 @@ class Stream:
 
 
 class Engine:
-    """A running engine. Only one runs at a time; SIGSTOP keeps the others from using the processor."""
+    """A running engine. Only one runs at a time; SIGSTOP keeps the other engines from using the processor."""
 
     name = ""
     # Seconds to wait between SIGCONT and the first request.
@@ -260,7 +260,7 @@ class LlamaCpp(HttpEngine):
                 "samplers": ["top_k"], "top_k": 1, "return_tokens": True}
 
     def count(self, event, before):
-        # A token that ends inside a character has no event: a later event has it, or at the end only the total counts it.
+        # A token that ends inside a character has no event: a later event contains it, or at the end only the total counts it.
         return event["tokens_predicted"] - before if event.get("stop") else len(event.get("tokens") or [])
 
 

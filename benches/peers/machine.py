@@ -17,7 +17,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 READ_KIB, READ_PASSES = 1 << 20, 4
 PR_SET_PDEATHSIG = 1
 THREADS = 2
-# The environment variable with which every engine is started: the path of its scratch folder.
+# An environment variable that marks every engine's process. Its value is the path of the scratch folder.
 MARK = "SOUFFLEUR_PEERS_SCRATCH"
 
 

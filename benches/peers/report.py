@@ -31,7 +31,7 @@ def quartiles(values):
 
 
 def latest(records, model, row, kind, max_other):
-    """`{engine: {round: record}}`: the latest records, without failures and rounds in which others used more than `max_other` cores."""
+    """`{engine: {round: record}}`: the latest records, without failures, and without rounds in which other processes used more than `max_other` cores."""
     found = {}
     for one in records:
         if (one["model"], one["row"], one["kind"]) != (model, row, kind) or "error" in one:

@@ -134,7 +134,7 @@ class Row:
     metrics: tuple
     measure: Callable | None = None
     floor: Callable | None = None
-    # The peers of a full run, and for each model those of a quick run: the best ones on AVX-512.
+    # The peers of a full run, and for each model the peers of a quick run, which are the best ones on AVX-512.
     peers: tuple = ("llama.cpp", "vllm", "openvino")
     best: dict | None = None
     # The peer that Souffleur is compared with; None for the best one.

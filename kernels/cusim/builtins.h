@@ -20,7 +20,7 @@ inline void sync_threads(const char* file, int line) {
 }
 }  // namespace cusim
 
-// A macro, so that a barrier has a place by which it can be skipped.
+// A macro, so that CUSIM_SKIP_BARRIER can name a barrier by file and line.
 #define __syncthreads() cusim::sync_threads(__FILE__, __LINE__)
 
 inline int __syncthreads_count(int predicate) {

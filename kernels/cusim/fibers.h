@@ -1,4 +1,4 @@
-// The threads of a block as fibers, and the barriers they wait at.
+// Runs the threads of a block as fibers, which wait at barriers.
 #pragma once
 #include <bit>
 #include <cstdio>
@@ -25,7 +25,7 @@ struct Options {
   unsigned stack_bytes;
   // Planted faults, which a test of a kernel has to find.
   const char* skipped_barrier;  // file:line of a __syncthreads that does nothing, or null
-  unsigned wait_slack;          // groups by which every wait for cp.async is too weak
+  unsigned wait_slack;          // every wait for cp.async leaves this many groups more pending
 };
 
 inline unsigned environment(const char* name, unsigned otherwise) {
@@ -33,7 +33,7 @@ inline unsigned environment(const char* name, unsigned otherwise) {
   return value ? static_cast<unsigned>(strtoul(value, nullptr, 10)) : otherwise;
 }
 
-// From the environment; a test may change the order between launches.
+// The options, read from the environment. A test may change the order between launches.
 inline Options& opts() {
 #if defined(__SANITIZE_ADDRESS__)
   constexpr unsigned kStackKb = 256;
@@ -48,7 +48,7 @@ inline Options& opts() {
 
 struct Warp;
 
-// A cp.async that has been issued: `bytes` from `source`, zeros up to `size`.
+// An issued cp.async, which copies `bytes` from `source` and fills up to `size` with zeros.
 struct PendingCopy {
   void* target;
   const void* source;
@@ -64,7 +64,7 @@ struct Fiber {
 #endif
   uint3 thread_index{};
   unsigned thread = 0, lane = 0;
-  unsigned bit = 0;  // of its lane's place in the schedule
+  unsigned bit = 0;  // 1 << the lane's place in the schedule
   Warp* warp = nullptr;
   const char* operation = "";
   bool done = false;
@@ -91,14 +91,14 @@ struct Block {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   Barrier barriers[16];
-  unsigned votes = 0;  // of __syncthreads_count
+  unsigned votes = 0;  // for __syncthreads_count
   LanesOfWarps ready = {};
-  // The schedule, and each lane's and warp's place in it.
+  // The schedule of lanes and warps, and the place of each lane and warp in the schedule.
   unsigned lanes[32], lane_place[32];
   std::vector<unsigned> warp_order, warp_place;
   const std::function<void()>* body = nullptr;
   std::string error;
-  // Of the OS thread that runs the block.
+  // The state of the OS thread that runs the block.
   void* scheduler = nullptr;
   void* scheduler_stack = nullptr;
   size_t scheduler_stack_bytes = 0;
@@ -156,7 +156,7 @@ inline std::string place() {
 struct LaneGroup {
   unsigned mask = 0, arrived = 0, generation = 0, operation = 0;
   unsigned waiting = 0;  // bits as in LanesOfWarps
-  // Two generations: a lane may be one meeting ahead of lanes that still read.
+  // Two generations: a lane may write in the next collective while others still read this one.
   alignas(16) unsigned char values[2][32][64];
 };
 
@@ -170,7 +170,7 @@ struct Warp {
   }
 };
 
-// The next fiber that can run: of the own warp first, then of the others, in the order of the schedule.
+// The next fiber that can run, in the order of the schedule. The current warp comes first.
 inline Fiber* next_ready() {
   Block& b = *blk;
   const unsigned own_warp = cur->thread / 32, first = b.lane_place[cur->lane] + 1;
@@ -183,7 +183,7 @@ inline Fiber* next_ready() {
   return nullptr;
 }
 
-// Suspends the current fiber, one of those `waiting`, until another makes it ready.
+// Adds the current fiber to `waiting`, and suspends it until another fiber makes it ready.
 inline void wait_among(unsigned& waiting, const char* operation) {
   Fiber& own = *cur;
   waiting |= own.bit;

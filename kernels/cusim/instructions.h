@@ -1,4 +1,4 @@
-// Host bodies of the instructions that kernels/ptx.cuh wraps.
+// CPU implementations of the instructions that kernels/ptx.cuh wraps.
 #pragma once
 #include <utility>
 
@@ -35,8 +35,7 @@ inline void wait_for_copies(unsigned n_pending) {
   }
 }
 
-// The calling lane's register of an 8x8 matrix of 16-bit elements whose row i is at the address that lane
-// `matrix * 8 + i` brought.
+// The calling lane's register of an 8x8 matrix of 16-bit elements. Lane `matrix * 8 + i` has the address of row i.
 inline uint32_t matrix_register(Values rows, unsigned matrix, bool transposed) {
   const unsigned lane = cur->lane;
   uint16_t halves[2];
@@ -48,12 +47,12 @@ inline uint32_t matrix_register(Values rows, unsigned matrix, bool transposed) {
   return halves[0] | static_cast<uint32_t>(halves[1]) << 16;
 }
 
-// ldmatrix: `N` matrices, rows at the addresses of lanes 0 to 8 N.
+// ldmatrix: loads `N` matrices, whose row addresses come from lanes 0 to 8 N - 1.
 template <unsigned N, bool kTransposed> void load_matrices(uint32_t* registers, uintptr_t row) {
   if (cur->lane < N * 8 && row % 16) fail("ldmatrix in " + place() + ": a row is not 16-byte aligned");
   const Values rows = meet(existing(~0u), row, kLoadMatrix + N + 4 * kTransposed, "ldmatrix");
   for (unsigned i = 0; i < N; ++i) registers[i] = matrix_register(rows, i, kTransposed);
-  // Rows are read after the meeting: lanes that are ahead must not store before it.
+  // Lanes must not store to the rows before all lanes have read them.
   __syncwarp();
 }
 

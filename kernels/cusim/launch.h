@@ -1,4 +1,4 @@
-// Launches: blocks over OS threads, poisoned shared memory, and kernels by name as cuLaunchKernel takes them.
+// Kernel launches: distributes blocks over OS threads, poisons shared memory, and finds kernels by name.
 #pragma once
 #include <link.h>
 #include <pthread.h>
@@ -51,7 +51,7 @@ inline Memory thread_locals() {
   return found;
 }
 
-// Stacks of fibers, kept for the next launch: making them costs more than most emulated kernels run.
+// Stacks of fibers. They are reused, since mapping them takes longer than most emulated kernels.
 class Stacks {
  public:
   explicit Stacks(unsigned n_fibers) : bytes_(static_cast<size_t>(n_fibers) * opts().stack_bytes) {
@@ -75,7 +75,7 @@ class Stacks {
   }
   unsigned char* operator[](size_t fiber) const { return start_ + fiber * opts().stack_bytes; }
 
-  // Set where fibers were left in the middle: AddressSanitizer still holds their frames for live.
+  // True if fibers did not run to their end: AddressSanitizer then considers their frames live.
   bool is_abandoned = false;
 
  private:
@@ -112,10 +112,10 @@ inline void arrange_schedule(Block& b) {
 }
 
 inline void prepare_fiber(Fiber& fiber, Block& b, unsigned thread) {
-  // Stacks begin in different lines of the cache, or those of a warp would evict each other.
+  // Stacks begin at different cache lines, since those of a warp would otherwise evict each other.
   unsigned char* const first_frame = fiber.stack + opts().stack_bytes - 64 - thread % 64 * 192;
 #if defined(__SANITIZE_ADDRESS__)
-  // A fiber never returns from its first function, so the one before has left the frames of that poisoned.
+  // A fiber never returns from its first function, so the stack's previous fiber has left its frames poisoned.
   constexpr unsigned kFirstFramesBytes = 4096;
   __asan_unpoison_memory_region(first_frame - kFirstFramesBytes, kFirstFramesBytes);
 #endif
@@ -126,7 +126,7 @@ inline void prepare_fiber(Fiber& fiber, Block& b, unsigned thread) {
   fiber.committed.clear();
   fiber.open.clear();
 #if defined(__x86_64__)
-  // As switch_stacks leaves it: six registers, the address to return to, and the alignment of a called function.
+  // The stack that switch_stacks expects: six registers, the return address, and alignment.
   void** top = reinterpret_cast<void**>(first_frame);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&fiber_main);
@@ -168,7 +168,7 @@ inline void run_block(Block& b, uint3 index, Memory static_shared) {
   switch_to(&b.fibers[first < b.n_threads ? first : 0]);
 }
 
-// Runs blocks of a launch, taken from `next`, until none is left or one fails; returns its error.
+// Takes blocks of a launch from `next` and runs them until none is left or one fails. Returns the error.
 inline std::string run_blocks(dim3 grid, dim3 size, unsigned dynamic_bytes, const std::function<void()>& body,
                               std::atomic<uint64_t>& next) {
   Block b;
@@ -199,7 +199,7 @@ inline std::string run_blocks(dim3 grid, dim3 size, unsigned dynamic_bytes, cons
   if (dynamic_bytes && posix_memalign(&shared, 1024, dynamic_bytes) != 0) abort();
   b.dynamic_shared = static_cast<unsigned char*>(shared);
   b.dynamic_bytes = dynamic_bytes;
-  blk = &b;  // the first touch makes the thread's thread_local variables
+  blk = &b;  // this first access allocates the thread's thread_local variables
   const Memory static_shared = thread_locals();
   const uint64_t n_blocks = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
   for (uint64_t i; b.error.empty() && (i = next++) < n_blocks;) {
@@ -215,7 +215,7 @@ inline std::string run_blocks(dim3 grid, dim3 size, unsigned dynamic_bytes, cons
 inline std::string refuse(dim3 grid, dim3 size, unsigned dynamic_bytes) {
   const uint64_t n_threads = static_cast<uint64_t>(size.x) * size.y * size.z;
   if (n_threads == 0 || n_threads > kMaxThreads || size.z > 64)
-    return "a block of " + std::to_string(n_threads) + " threads";
+    return "a block cannot have " + std::to_string(n_threads) + " threads";
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
     return "a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " + std::to_string(grid.z);
   if (dynamic_bytes > kMaxSharedBytes) return std::to_string(dynamic_bytes) + " bytes of dynamic shared memory";

@@ -1,4 +1,4 @@
-// Meetings of a warp's lanes: the basis of shuffles, votes, ldmatrix and mma.
+// Collectives of a warp's lanes (`meet`): the basis of shuffles, votes, ldmatrix and mma.
 #pragma once
 #include <cstring>
 
@@ -6,7 +6,7 @@
 
 namespace cusim {
 
-// The operations of meetings; lanes of one mask that meet in different operations are an error.
+// The operations of collectives. It is an error if lanes of one mask are in different operations.
 enum Operation : unsigned {
   kSyncWarp = 1,
   kShuffle,
@@ -28,7 +28,7 @@ template <class T> T value_of(Values values, unsigned lane) {
   return value;
 }
 
-// ~0u names the lanes that exist, also in a warp that is not full.
+// Replaces ~0u by the lanes that exist, also in a warp that is not full.
 inline unsigned existing(unsigned mask) { return mask == ~0u ? cur->warp->full.mask : mask; }
 
 inline LaneGroup& group_of(unsigned mask) {
@@ -41,7 +41,7 @@ inline LaneGroup& group_of(unsigned mask) {
   return *warp.partial.back();
 }
 
-// Every lane of the mask brings a value; all leave with all values, after the last to come has called `last` on them.
+// Exchanges one value per lane of the mask. The last lane to arrive calls `last` on the values; then all lanes return.
 template <class T, class Last>
 Values meet(unsigned mask, const T& value, unsigned operation, const char* name, Last&& last) {
   static_assert(sizeof(T) <= 64);

@@ -42,12 +42,12 @@ pub enum KvCacheDtype {
 pub enum KvWritePolicy {
     #[default]
     WriteThrough,
-    /// Stores only prefixes that at least two prompts or outputs had in common.
+    /// Stores a prefix once two prompts or outputs have contained it.
     WriteThroughSelective,
 }
 
 impl KvWritePolicy {
-    /// Number of prompts and outputs that must contain a node's prefix before it is stored.
+    /// The number of prompts and outputs that must contain a prefix before the prefix is stored.
     pub fn min_hits(self) -> u32 {
         match self {
             Self::WriteThrough => 1,
@@ -56,11 +56,11 @@ impl KvWritePolicy {
     }
 }
 
-/// Kernels of attention. Other engines' backends are refused by name.
+/// The attention kernels. The names of other engines' backends are refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum AttentionBackend {
-    /// The best one of the device.
+    /// The device's only backend.
     #[default]
     Auto,
     /// This project's own kernels, on either device.
@@ -112,7 +112,7 @@ impl AttentionBackend {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Device {
-    /// The CPU. A GPU is used where it is named.
+    /// The CPU: a GPU must be requested explicitly.
     #[default]
     Auto,
     Cpu,

@@ -17,8 +17,8 @@ use souffleur_state::request_limits::RequestLimits;
 use souffleur_state::scheduler::BatchRules;
 use souffleur_state::scheduler::policy::PriorityOrder;
 
-/// Requests admitted beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with a
-/// new request. Requests beyond these are rejected at any priority.
+/// With priority scheduling, this many requests are admitted beyond `max_queued_requests`, so that the scheduler can
+/// reject the one with the lowest priority. Further requests are rejected at any priority.
 const EXTRA_PRIORITY_REQUESTS: usize = 64;
 
 impl EngineConfig {
@@ -50,7 +50,7 @@ impl EngineConfig {
         Ok((!self.disable_radix_cache).then_some(policy))
     }
 
-    /// `None` if changes of the cache are not published. Fails for a faulty object, or without a prefix cache.
+    /// The settings of KV events; `None` if they are off. Fails if the JSON is invalid, or if the prefix cache is off.
     pub fn kv_events(&self) -> Result<Option<KvEventsConfig>, ConfigError> {
         let refused = |reason| ConfigError {
             key: "kv_events_config".to_owned(),
@@ -82,7 +82,7 @@ impl EngineConfig {
         })
     }
 
-    /// The order of priorities; they are ignored without priority scheduling.
+    /// The order of priorities. Without priority scheduling, priorities are ignored.
     pub fn priority_order(&self) -> PriorityOrder {
         match (
             self.enable_priority_scheduling,
@@ -119,7 +119,7 @@ impl EngineConfig {
         }
     }
 
-    pub fn door_requests(&self) -> usize {
+    pub fn max_admitted_requests(&self) -> usize {
         if self.enable_priority_scheduling {
             self.max_queued_requests
                 .saturating_add(EXTRA_PRIORITY_REQUESTS)
@@ -135,13 +135,13 @@ impl EngineConfig {
         }
     }
 
-    /// Time after which, and then interval at which, a request in flight is logged; `None` for never.
+    /// The interval at which requests in flight are logged; `None` for never.
     pub fn log_long_requests(&self) -> Option<Duration> {
         let every = Duration::from_secs_f64(self.log_long_requests_s);
         (!every.is_zero()).then_some(every)
     }
 
-    /// The number of attempts to rebuild a unit of actors, and the waits before them.
+    /// The number of attempts to rebuild the actors, and the waits between them.
     pub fn rebuild_rules(&self) -> RebuildRules {
         RebuildRules {
             attempts: self.rebuild_attempts,

@@ -1,5 +1,5 @@
-//! Declares configuration keys: one entry of `keys!` makes the field with its doc, its default, its bounds and
-//! its line in [`Keys::KEYS`], from which the binary makes the flag and the environment variable.
+//! The macro `keys!`, which declares configuration keys: an entry gives a field's doc, default, bounds and flag.
+//! The binary derives flags and environment variables from [`Keys::KEYS`].
 
 use std::fmt::Display;
 use std::ops::{Bound, RangeBounds};
@@ -15,17 +15,17 @@ pub trait Keys {
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
     pub name: &'static str,
-    /// The field's doc comment, line by line. It is the flag's help too: `-h` shows the first paragraph, `--help` all.
+    /// The field's doc comment, line by line. It is also the flag's help: `-h` shows the first paragraph, `--help` all.
     pub doc: &'static str,
     pub form: Form,
     pub flag: Flag,
 }
 
-/// How a flag is shown in the help. Its name is the key's.
+/// How a flag is shown in the help. The flag has the key's name.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
     pub heading: &'static str,
-    /// The placeholder of its value: `TOKENS` in `--page-size <TOKENS>`. The key in capitals when absent.
+    /// The placeholder of the value: `TOKENS` in `--page-size <TOKENS>`. `None` for the key in capitals.
     pub value_name: Option<&'static str>,
     /// A second name, which the help does not show.
     pub alias: Option<&'static str>,
@@ -157,7 +157,7 @@ macro_rules! keys {
     };
 }
 
-/// Checks a value, if there is one, against bounds that include their ends.
+/// Checks a value, if there is one, against inclusive bounds.
 pub fn check_range<T: Copy + Display + PartialOrd>(
     key: &str,
     value: impl Into<Option<T>>,

@@ -1,4 +1,4 @@
-//! The engine's configuration: names and defaults as SGLang has them, units in the docs.
+//! The engine's configuration. Names and defaults follow SGLang.
 //!
 //! [`EngineConfig`] declares a key with its doc, its default and its bounds; the binary derives its flag and its
 //! environment variable from them. `config/default.toml` gives the reasons for the defaults.
@@ -33,10 +33,10 @@ const LOG: Flag = Flag::under("Log");
 const FAILURE: Flag = Flag::under("Failure").rare();
 
 crate::keys! {
-    /// Everything that decides how an engine runs. `config/default.toml` says the same with reasons.
+    /// All settings of an engine. `config/default.toml` explains the defaults.
     pub struct EngineConfig {
-        /// GGUF file of a model (the first one if it is split), folder of one in Hugging Face layout, or id of one on the
-        /// Hugging Face hub, which is downloaded; without it the bundled model is served.
+        /// Model: a GGUF file (the first one of a split model), a folder in Hugging Face layout, or an id on the Hugging Face
+        /// hub, which is downloaded. If not given, the bundled model is served.
         ///
         /// Ids are owner/name, owner/name:QUANTISATION and owner/name/FILE.gguf. A path that exists is never an id.
         #[flag(MODEL.takes("PATH|ID").alias("model"))]
@@ -251,16 +251,16 @@ crate::keys! {
         /// (write_through_selective).
         #[flag(MEMORY.takes("POLICY"))]
         kv_write_policy: KvWritePolicy = KvWritePolicy::WriteThrough,
-        /// With `--kv-disk-path`: share of the compute threads' time that writing to the disk takes at most while they compute.
+        /// With `--kv-disk-path`: largest share of the compute threads' time that disk writes take while the threads compute.
         /// The rest is written once they are idle. With 1 everything is written at once.
         #[flag(MEMORY.takes("SHARE").rare())]
         #[range(MIN_KV_WRITE_SHARE..=1.0)]
         kv_write_share: f64 = 0.01,
-        /// With `--kv-disk-path`: seconds that a request waits for its prefix from the disk, however short that is.
+        /// With `--kv-disk-path`: seconds that a request waits for a prefix from the disk, of any length.
         #[flag(MEMORY.takes("SECONDS").rare())]
         #[range(0.0..=MAX_KV_PREFETCH_S)]
         kv_prefetch_timeout_base_s: f64 = 1.0,
-        /// With `--kv-disk-path`: additional seconds that it waits for each 1,024 tokens.
+        /// With `--kv-disk-path`: additional seconds that a request waits for each 1,024 tokens of its prefix.
         #[flag(MEMORY.takes("SECONDS").rare())]
         #[range(0.0..=MAX_KV_PREFETCH_S)]
         kv_prefetch_timeout_per_ki_token_s: f64 = 0.25,
@@ -311,7 +311,7 @@ crate::keys! {
         /// Maximum number of log probabilities for all prompts of one call; also the maximum for an answer that the
         /// server buffers until it is complete.
         ///
-        /// Their number is positions × (1 + alternatives + tokens asked for by id).
+        /// The number is positions × (1 + alternatives + requested token ids).
         #[flag(CLIENTS.takes("N"))]
         #[range(1..)]
         max_logprob_entries: usize = 1 << 20,
@@ -347,7 +347,7 @@ crate::keys! {
         #[flag(LOG.takes("BYTES").rare())]
         #[range(MIN_RECORD_BYTES..)]
         record_max_bytes: u64 = 1 << 30,
-        /// Seconds after which a request that is still inside writes a line to the log, and another one each time as many
+        /// Seconds after which a request in flight is logged, and logged again each time as many
         /// seconds have passed; 0 for none.
         #[flag(LOG.takes("SECONDS"))]
         #[range(0.0..=MAX_LONG_REQUEST_S)]

@@ -10,39 +10,39 @@ use souffleur_state::scheduler::IntakeLimits;
 use souffleur_state::scheduler::policy::schedule_policy;
 use souffleur_state::tiers::{BLOCK_TOKENS, block_tokens};
 
-/// Most tokens per page: larger pages hold whole prompts, so little is shared.
+/// The largest page size: larger pages hold whole prompts, so little is shared.
 const MAX_PAGE_TOKENS: u32 = 256;
-/// A token of prompt, one generated, and the one that an admission keeps free.
+/// One prompt token, one generated token, and one token that admission reserves.
 const MIN_CONTEXT_TOKENS: usize = 3;
-/// More than any machine has cores: each takes a stack, and waits for all the others.
+/// More threads than any machine has cores.
 pub(super) const MAX_THREADS: usize = 1024;
-/// Limit because rows of the page table and of the samplers are allocated at the start, used or not.
+/// Limited because all rows of the page table and of the samplers are allocated at the start.
 pub(super) const MAX_RUNNING_REQUESTS: usize = 1 << 16;
-/// Limit because each query of a prefill sorts as many.
+/// Limited because each query of a prefill sorts this many tokens.
 pub(super) const MAX_CHOSEN_TOKENS: usize = 1 << 16;
 /// Longest distance of saved states, in tokens.
 pub(super) const MAX_STATE_INTERVAL_TOKENS: usize = 1 << 30;
 /// Longest time that a prefill step is allowed, in milliseconds: an hour.
 pub(super) const MAX_STEP_MS: u32 = 3_600_000;
-/// Limit because waiting events are merged: keeping more of them separate has no use.
+/// Limited because further events are merged without loss.
 pub(super) const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
-/// Room for the message log's header, some records and its end.
+/// The message log's header, some records and its end fit.
 pub(super) const MIN_RECORD_BYTES: u64 = 64 << 10;
-/// Limit because the wait, which doubles with each attempt, reaches its maximum long before.
+/// Limited because the wait reaches its maximum after a few attempts.
 pub(super) const MAX_REBUILD_ATTEMPTS: usize = 1000;
 /// Longest interval of the log of long-running requests, in seconds: a day.
 pub(super) const MAX_LONG_REQUEST_S: f64 = 86_400.0;
 /// Longest wait between two attempts to rebuild the actors, in seconds.
 pub(super) const MAX_REBUILD_BACKOFF_S: f64 = 60.0;
-/// Room for a few blocks of any model.
+/// A few blocks of any model fit.
 pub(super) const MIN_KV_DISK_BYTES: u64 = 1 << 20;
-/// Room for a few blocks of any model, in memory.
+/// A few blocks of any model fit.
 pub(super) const MIN_KV_HOST_BYTES: u64 = 1 << 16;
-/// Least share of the compute threads' time for writes: with less, a block would take minutes.
+/// The smallest share of the compute threads' time for writes: with less, a block would take minutes.
 pub(super) const MIN_KV_WRITE_SHARE: f64 = 0.001;
 /// Longest wait for a prefix from the KV store, in seconds.
 pub(super) const MAX_KV_PREFETCH_S: f64 = 600.0;
-/// Limit because larger graphs take much memory and save little time.
+/// Limited because larger graphs take much memory and save little time.
 const MAX_CUDA_GRAPH_MAX_BS: usize = 4096;
 
 impl EngineConfig {
@@ -93,7 +93,7 @@ impl EngineConfig {
         self.check_formats(named)
     }
 
-    /// Checks that one output can follow both formats: those of the parsers' keys or, for `auto`, the model's.
+    /// Checks that one output can follow both formats, which the parsers' keys or, for `auto`, the model determine.
     /// Errors name a key that is not `auto`, and both values.
     pub fn check_formats(&self, formats: OutputFormats) -> Result<(), ConfigError> {
         let tool = (
@@ -206,7 +206,7 @@ impl EngineConfig {
             return Ok(());
         }
         check(!self.disable_radix_cache, "kv_disk_path", || {
-            "is given, but disable_radix_cache is on: the KV store saves the prefix cache's blocks, leave one of the two out"
+            "is given, but disable_radix_cache is on: the KV store saves the prefix cache's blocks, unset one of the two"
                 .to_owned()
         })?;
         let page = self.page_size as usize;
@@ -237,7 +237,7 @@ fn is_choice(name: &str) -> bool {
     ["auto", "none"].contains(&name)
 }
 
-/// A parser's value as an error shows it, with the name of the model's format.
+/// Formats a parser's value for an error, with the name of the model's format.
 fn parser_value(value: &str, format: Option<&str>) -> String {
     match (value, format) {
         ("auto", Some(name)) => format!("{value:?} (this model's: {name:?})"),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn parsers_of_messages_and_of_tags_do_not_go_together() {
+    fn the_gpt_oss_format_conflicts_with_other_formats() {
         for (tool, reasoning) in [("gpt-oss", "qwen3"), ("qwen25", "gpt-oss")] {
             let error = refusal(tool, reasoning).expect("no output follows both");
             assert_eq!(error.key, "reasoning_parser");
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn events_need_a_cache_and_an_object_that_can_be_read() {
+    fn kv_events_need_a_cache_and_valid_json() {
         let config = EngineConfig {
             kv_events_config: Some(r#"{"publisher": "zmq"}"#.to_owned()),
             ..EngineConfig::default()
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parser_of_messages_goes_with_itself_and_with_none() {
+    fn the_gpt_oss_parser_combines_with_itself_auto_and_none() {
         for other in ["gpt-oss", "auto", "none"] {
             assert!(refusal("gpt-oss", other).is_none());
             assert!(refusal(other, "gpt-oss").is_none());

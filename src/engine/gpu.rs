@@ -1,4 +1,4 @@
-//! Starts an engine on a GPU: its memory budget and its executor.
+//! Prepares an engine on a GPU: checks the model, computes the memory budget and makes the executor.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +23,7 @@ use souffleur_kernels::cuda::params::ElementType;
 use souffleur_kernels::dtype::Dtype as Stored;
 use souffleur_store::block_tokens;
 
-/// Memory reserved for graphs, kernel code, lists of samplers and rounding of allocations, as much as SGLang's.
+/// Memory reserved for CUDA graphs, kernel code, sampler lists and allocation rounding. SGLang reserves as much.
 const HEADROOM_BYTES: u64 = 512 << 20;
 
 pub(super) struct Gpu {
@@ -32,14 +32,11 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    /// Opens GPU `ordinal`.
-    ///
-    /// # Errors
-    /// The GPU cannot be used, or not with this configuration.
+    /// Opens a GPU. Fails if the GPU or the configuration cannot be used.
     pub(super) fn open(ordinal: usize, config: &EngineConfig) -> Result<Self, StartError> {
         check_types(config)?;
-        let device = Device::open(ordinal).map_err(refused)?;
-        let memory = device.memory().map_err(refused)?;
+        let device = Device::open(ordinal).map_err(device_error)?;
+        let memory = device.memory().map_err(device_error)?;
         tracing::info!(
             device = %device.info(),
             free_gib = gib(memory.free_bytes),
@@ -51,17 +48,14 @@ impl Gpu {
         })
     }
 
-    /// Refuses a model that the kernels do not compute.
-    ///
-    /// # Errors
-    /// The kernels do not support its family, its layers, its elements or its type of KV.
+    /// Refuses a model whose family, layers, data type or KV type the kernels do not support.
     pub(super) fn check(
         &self,
         config: &EngineConfig,
         model: &CpuDescription,
     ) -> Result<(), StartError> {
         check_model(&model.config)?;
-        check_layout(&model.kv_layout).map_err(refused)?;
+        check_layout(&model.kv_layout).map_err(device_error)?;
         let element = element_of(model.dtype, origin(config))?;
         check_kv_type(config, element)?;
         if model.dtype == Stored::F16 {
@@ -70,10 +64,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The memory budget if `rows` requests run at once.
-    ///
-    /// # Errors
-    /// The model's elements have no kernels.
+    /// The memory budget for `rows` running requests.
     pub(super) fn budget(
         &self,
         config: &EngineConfig,
@@ -94,9 +85,9 @@ impl Gpu {
             gemm: options.gemm,
             weights: (0, 0),
         };
-        let pages_a_row = context_tokens.div_ceil(options.page_size) as u64;
+        let pages_per_row = context_tokens.div_ceil(options.page_size) as u64;
         let page_table_bytes = (sizes.n_rows as u64)
-            .saturating_mul(pages_a_row)
+            .saturating_mul(pages_per_row)
             .saturating_mul(4);
         let activations =
             activation_bytes(&model.config.shape(), &sizes, info.multiprocessors) as u64;
@@ -120,11 +111,8 @@ impl Gpu {
         })
     }
 
-    /// The identity of the kernels that compute keys and values: blocks of other kernels are not reused. The number of
-    /// multiprocessors decides how sums are split. The version of cuBLASLt is not known before it is used.
-    ///
-    /// # Errors
-    /// The model's elements have no kernels.
+    /// Identifies the kernels that compute keys and values: the KV store does not reuse blocks of other kernels. The
+    /// number of multiprocessors decides how sums are split. The version of cuBLASLt is unknown until it is loaded.
     pub(super) fn kernels(
         &self,
         config: &EngineConfig,
@@ -142,10 +130,6 @@ impl Gpu {
         ))
     }
 
-    /// The factory of the executor, called on its thread.
-    ///
-    /// # Errors
-    /// The model's elements have no kernels.
     pub(super) fn executor(
         self,
         config: &EngineConfig,
@@ -164,13 +148,13 @@ impl Gpu {
         options.plan = Some(memory.clone());
         options.eos_token_ids = eos_token_ids.into();
         let dir = config.model_path.clone();
-        // Opened for the plan, and used by the first executor. An executor made after a failure opens a new context.
+        // The first executor uses the device opened for the memory plan. Later executors open the device again.
         let opened = Mutex::new(Some(self.device));
         Ok(Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
             let taken = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
             let device = match taken {
                 Some(device) => device,
-                None => Device::open(ordinal).map_err(refused)?,
+                None => Device::open(ordinal).map_err(device_error)?,
             };
             load(device, &dir, &options, (store.as_deref(), &progress))
         }))
@@ -181,7 +165,7 @@ fn check_types(config: &EngineConfig) -> Result<(), ConfigError> {
     let refused = |key: &str, name: &str, why: &str| {
         Err(ConfigError {
             key: key.to_owned(),
-            reason: format!("is {name}, {why}: leave it out, or use --device cpu"),
+            reason: format!("is {name}, {why}: unset it, or use --device cpu"),
         })
     };
     if let Some(quantization) = config.quantization {
@@ -195,7 +179,7 @@ fn check_types(config: &EngineConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses KV of another type than that of the weights, which the kernels read.
+/// Refuses a KV type that differs from the weights' type, because the kernels support no other.
 fn check_kv_type(config: &EngineConfig, element: ElementType) -> Result<(), ConfigError> {
     let own = match element {
         ElementType::F32 => KvDtype::F32,
@@ -205,7 +189,7 @@ fn check_kv_type(config: &EngineConfig, element: ElementType) -> Result<(), Conf
         Some(named) if named != own => Err(ConfigError {
             key: "kv_cache_dtype".to_owned(),
             reason: format!(
-                "is {}, and the CUDA kernels read KV only in the type of the weights, {}: leave it out, or use --device cpu",
+                "is {}, and the CUDA kernels support KV only in the type of the weights, {}: unset it, or use --device cpu",
                 named.name(),
                 own.name()
             ),
@@ -257,13 +241,13 @@ fn load(
     options: &CudaOptions,
     (store, progress): (Option<&StoreSetup>, &Progress),
 ) -> Result<Box<dyn Executor>, LoadError> {
-    let free_before = device.memory().map_err(refused)?.free_bytes;
+    let free_before = device.memory().map_err(device_error)?.free_bytes;
     let mut report = |done, total| progress.report(done, total);
     let mut executor = CudaExecutor::load(device, dir, options, &mut report)?;
     if let Some(store) = store {
         executor = executor.with_store(store.geometry.block_tokens, store.desk.port())?;
     }
-    let free_after = executor.device().memory().map_err(refused)?.free_bytes;
+    let free_after = executor.device().memory().map_err(device_error)?.free_bytes;
     tracing::info!(
         mem_usage_gib = gib(free_before.saturating_sub(free_after)),
         avail_mem_gib = gib(free_after),
@@ -276,7 +260,7 @@ fn load(
     Ok(Box::new(executor))
 }
 
-/// Logs that there is a driver, where `auto` does not use it.
+/// Logs that a CUDA driver is installed, which the device `auto` does not use.
 pub(super) fn notice_unused() {
     if let Some(version) = driver::installed() {
         tracing::info!(
@@ -286,7 +270,7 @@ pub(super) fn notice_unused() {
     }
 }
 
-fn refused(error: impl std::error::Error) -> LoadError {
+fn device_error(error: impl std::error::Error) -> LoadError {
     LoadError::Device(error.to_string())
 }
 

@@ -31,9 +31,9 @@ use souffleur_state::scheduler::stats::EngineStats;
 
 type AdmitOne = fn(&Arc<Admission>) -> Result<Permit, RequestError>;
 
-/// Grace for cancelled requests at a shutdown whose deadline has passed.
+/// The time that a shutdown waits for cancelled requests after its deadline.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
-/// Grace for the running step after that.
+/// The time that a shutdown then waits for the running step.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A host's side of one engine. Cheap to clone; the engine stops when the last clone is dropped.
@@ -82,17 +82,18 @@ impl EngineHandle {
         Ok(generations.pop().expect("one request makes one generation"))
     }
 
-    /// Sends a probe, a server's own request, on a reserved permit, so that a full queue does not refuse it.
+    /// Sends a probe (a request that the server itself makes) on a reserved permit, so that a full queue does not
+    /// refuse the probe.
     pub fn probe(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
         let mut generations = self.stream(vec![request], Admission::admit_probe)?;
         Ok(generations.pop().expect("one request makes one generation"))
     }
 
-    /// Sends requests that belong together: all of them, or none. Each counts as one for the admission limits; a prompt
-    /// that several of them share is encoded once.
+    /// Sends several requests, or none if one of them is refused. Each counts as one for the admission limits. A prompt
+    /// that several requests share is encoded once.
     ///
     /// # Errors
-    /// As [`EngineHandle::generate`], for the first that is refused.
+    /// As [`EngineHandle::generate`], for the first refused request.
     pub fn generate_all(
         &self,
         requests: Vec<GenerateRequest>,
@@ -100,7 +101,7 @@ impl EngineHandle {
         self.stream(requests, Admission::admit)
     }
 
-    /// Sends requests as one call, each on a permit that `admit` gives, with a channel for its events.
+    /// Sends requests as one call. Each gets a permit from `admit`, and a channel for its events.
     fn stream(
         &self,
         requests: Vec<GenerateRequest>,
@@ -120,9 +121,9 @@ impl EngineHandle {
         Ok(generations)
     }
 
-    /// Sends a request whose events go to an actor of the host, which must keep up or cancel: its mailbox is unbounded.
-    /// The request is cancelled when the actor has stopped, so keep an address of the actor: without one it may stop
-    /// before it has handled the last event.
+    /// Sends a request whose events go to an actor of the host. The actor's mailbox is unbounded: the actor must keep
+    /// up or cancel. The request is cancelled when the actor has stopped. Keep an address of the actor: without one,
+    /// the actor may stop before it has handled the last event.
     pub fn generate_to(
         &self,
         request: GenerateRequest,
@@ -143,7 +144,7 @@ impl EngineHandle {
         mut sink: impl FnMut(RequestId, Permit, Canceller) -> EventSink,
     ) -> Result<(), RequestError> {
         let prompts = Prompts::of(requests.iter());
-        // Takes all permits before the first request is sent, which might end and free a permit before the last one.
+        // Takes all permits before sending: otherwise the first request might end and free its permit for the last.
         let admit_all = || {
             let permits = (0..requests.len()).map(|request| {
                 let mut permit = admit(&self.inner.admission)?;
@@ -161,7 +162,7 @@ impl EngineHandle {
             let canceller = Canceller {
                 rid: request.rid.clone(),
                 flag: cancel.clone(),
-                door: doors.cancel.clone(),
+                recipient: doors.cancel.clone(),
             };
             Asked {
                 sink: sink(request.rid.clone(), permit, canceller),
@@ -174,8 +175,8 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Cancels a request by its id. Ignores unknown ids, and those of requests that are still being encoded (which a
-    /// [`Canceller`] cancels).
+    /// Cancels a request by its id. Ignores unknown ids, and requests that are still being encoded: only their
+    /// [`Canceller`] cancels those.
     pub fn cancel(&self, rid: &RequestId) {
         if let Ok(doors) = self.doors() {
             doors.cancel.do_send(CancelRequest {
@@ -191,7 +192,7 @@ impl EngineHandle {
         }
     }
 
-    /// Tokens of `tokens` that are cached now. Changes nothing in the cache.
+    /// The number of leading `tokens` that are cached now. Changes nothing in the cache.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].
@@ -211,7 +212,7 @@ impl EngineHandle {
     /// and running requests are not affected. A rebuilt engine keeps the policies that were set last.
     ///
     /// # Errors
-    /// [`RequestError::Invalid`] names the supported policies; nothing has changed then. [`RequestError::EngineDown`].
+    /// [`RequestError::Invalid`] names the supported policies, and no policy changes. [`RequestError::EngineDown`].
     pub async fn set_policy(&self, policies: SetPolicy) -> Result<PoliciesSet, RequestError> {
         self.doors()?
             .set_policy
@@ -223,7 +224,7 @@ impl EngineHandle {
     /// Flushes every cached prefix, except pinned ones, and returns the freed counts.
     ///
     /// # Errors
-    /// [`RequestError::Busy`] while a request runs or waits; nothing has changed then. [`RequestError::EngineDown`].
+    /// [`RequestError::Busy`] while a request runs or waits: nothing is flushed. [`RequestError::EngineDown`].
     pub async fn flush_cache(&self) -> Result<CacheFlushed, RequestError> {
         self.doors()?.flush.send(FlushCache).await.map_err(down)?
     }
@@ -257,8 +258,8 @@ impl EngineHandle {
         self.doors()?.load.send(GetLoad).await.map_err(down)
     }
 
-    /// Where an admitted request's prompt left the tree, and why no longer prefix was cached. `None` for an id that is
-    /// unknown, not admitted yet or no longer recorded, and with `prefix_diagnostics` off.
+    /// Reports how much of a request's prompt was cached, and why not more. `None` if the id is unknown, not admitted
+    /// yet or no longer recorded, or if `prefix_diagnostics` is off.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].
@@ -273,8 +274,8 @@ impl EngineHandle {
             .map_err(down)
     }
 
-    /// The engine's recipients, for hosts that send messages. They belong to the current actors: after a
-    /// rebuild take new ones ([`Doors::are_open`]).
+    /// The recipients of the engine's current actors, for hosts that send messages. A rebuild replaces the actors, and
+    /// hosts then get new recipients here ([`Doors::are_open`]).
     ///
     /// # Errors
     /// [`RequestError::EngineDown`] while the engine is being rebuilt, and after its stop.
@@ -301,27 +302,31 @@ impl EngineHandle {
         self.inner.text.as_ref()
     }
 
-    /// Where the engine publishes the events of its cache; `None` if it does not.
+    /// The endpoints of the engine's KV events; `None` if the engine publishes none.
     pub fn kv_events(&self) -> Option<&KvEventsInfo> {
         self.inner.kv_events.as_ref().map(|outlet| &outlet.info)
     }
 
-    /// The events of the cache after the batch of this number; after 0, the events of all kept batches. If later
-    /// batches are no longer kept, the first event clears everything, and the oldest kept batch follows.
+    /// Subscribes to the KV events after the batch with this number, or from the oldest kept batch if it is 0. If the
+    /// next batch is no longer kept, the subscription starts with a clear event and the oldest kept batch.
     ///
     /// # Errors
     /// The engine publishes nothing, or has the maximum number of readers.
     pub fn subscribe_kv_events(&self, after: u64) -> Result<KvEventSubscription, SubscribeError> {
         let outlet = self.inner.kv_events.as_ref();
-        outlet.ok_or(SubscribeError::Off)?.door.subscribe(after)
+        outlet
+            .ok_or(SubscribeError::Off)?
+            .subscriptions
+            .subscribe(after)
     }
 
-    /// Maximum log probabilities that hosts should keep of one answer; a prompt that requests more is refused.
+    /// The largest number of log probabilities that hosts should keep for one answer. Prompts that request more are
+    /// refused.
     pub fn max_logprob_entries(&self) -> usize {
         self.inner.max_logprob_entries
     }
 
-    /// Most prompt tokens that one step computes.
+    /// The largest number of prompt tokens in one step.
     pub fn max_prefill_tokens(&self) -> usize {
         self.inner.max_prefill_tokens
     }
@@ -349,12 +354,12 @@ impl EngineHandle {
 
     /// Waits until the engine has failed permanently, and returns the reason: an actor died and no attempt to rebuild
     /// the actors worked, the model's files have changed since they were loaded, or the host stopped the actors'
-    /// Arbiter. Never ends for an engine that was shut down. Safe to drop while it waits.
+    /// Arbiter. Never completes for an engine that was shut down. Cancel-safe.
     pub async fn failed(&self) -> Arc<str> {
         let mut failure = self.inner.failure.clone();
         let reason = match failure.wait_for(Option::is_some).await {
             Ok(reason) => reason.clone(),
-            // The watchdog was stopped before it gave up.
+            // The watchdog was stopped before the engine failed.
             Err(_) => None,
         };
         match reason {
@@ -363,7 +368,7 @@ impl EngineHandle {
         }
     }
 
-    /// True while requests are taken: alive and not shutting down.
+    /// True while the engine accepts requests: its actors live, and it is not shutting down.
     pub fn is_ready(&self) -> bool {
         !self.inner.admission.is_closed() && self.is_alive()
     }
@@ -373,16 +378,16 @@ impl EngineHandle {
         self.inner.admission.close();
     }
 
-    /// Admits no more requests, waits until those inside have ended or `deadline` has passed, cancels the rest and
-    /// stops the actors and their threads. Needs a tokio runtime with a timer. A step that takes longer than a few
-    /// seconds more is abandoned: its thread ends with it.
+    /// Stops admitting requests, and waits until all requests have ended or `deadline` has passed. Then cancels the
+    /// rest, and stops the actors and their threads. If the running step takes several seconds more, returns without
+    /// waiting for it: the executor's thread ends after the step. Needs a tokio runtime with a timer.
     pub async fn shutdown(&self, deadline: Duration) {
         self.close_admission();
         if let Ok(doors) = self.doors() {
             let drained = tokio::time::timeout(deadline, doors.drain.send(Drain)).await;
             if drained.is_err() {
                 doors.cancel_all.do_send(CancelAll);
-                // Requests that have not ended by then get their terminal event when the unit stops.
+                // Requests that are still in flight get their terminal event when the actors stop.
                 let _ = tokio::time::timeout(CANCEL_GRACE, doors.drain.send(Drain)).await;
             }
         }
@@ -397,7 +402,7 @@ impl EngineHandle {
             .inner
             .thread
             .write()
-            .expect("a holder of the lock of the thread must not panic")
+            .expect("no thread panics while it holds this lock")
             .take();
         if let Some(thread) = thread {
             join(thread).await;
@@ -405,7 +410,6 @@ impl EngineHandle {
     }
 }
 
-/// Joins without blocking the caller's runtime.
 async fn join(thread: JoinHandle<()>) {
     let (joined, is_joined) = oneshot::channel();
     std::thread::spawn(move || {
@@ -423,7 +427,7 @@ pub(super) fn down(error: MailboxError) -> RequestError {
 pub struct Canceller {
     rid: RequestId,
     flag: CancelFlag,
-    door: Recipient<CancelRequest>,
+    recipient: Recipient<CancelRequest>,
 }
 
 impl Canceller {
@@ -434,7 +438,7 @@ impl Canceller {
     /// Cancels; the terminal event still comes.
     pub fn cancel(&self) {
         self.flag.raise();
-        self.door.do_send(CancelRequest {
+        self.recipient.do_send(CancelRequest {
             rid: self.rid.clone(),
             flag: Some(self.flag.clone()),
         });
@@ -458,7 +462,7 @@ impl Generation {
         self.canceller.clone()
     }
 
-    /// The next event; `None` after the terminal one. Safe to drop while it waits.
+    /// The next event; `None` after the terminal one. Cancel-safe.
     pub async fn next(&mut self) -> Option<Event> {
         if self.has_ended {
             return None;

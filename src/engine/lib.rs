@@ -1,7 +1,7 @@
 //! Starts an engine on its own thread or on a host's Arbiter, and returns the handle through which hosts use it.
 //!
-//! An engine installs no recorder, subscriber, panic hook or signal handler, and needs no runtime. Install a metrics
-//! recorder before starting if its metrics are wanted.
+//! An engine installs no recorder, subscriber, panic hook or signal handler, and needs no runtime. To record the
+//! engine's metrics, install a recorder before starting the engine.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -68,13 +68,13 @@ impl Engine {
     /// runtime in the caller.
     ///
     /// # Errors
-    /// A configuration or model that cannot be used, before any KV memory is taken.
+    /// The configuration or the model cannot be used. No KV memory is allocated then.
     pub fn start(config: EngineConfig) -> Result<EngineHandle, StartError> {
         let parts = EngineParts::from_model(&config, Progress::silent())?;
         Self::start_with(config, parts)
     }
 
-    /// As [`Engine::start`], with parts that the caller made, such as a progress bar or another executor.
+    /// As [`Engine::start`], with parts that the caller built, for example with another executor.
     pub fn start_with(
         config: EngineConfig,
         parts: EngineParts,
@@ -95,28 +95,29 @@ impl Engine {
                         Err(error) => drop(ready.send(Err(error))),
                         Ok((watched, stopped)) => {
                             let _ = ready.send(Ok(watched));
-                            // Ends with the watchdog, for any reason.
+                            // Completes when the watchdog stops or dies.
                             let _ = stopped.await;
                         }
                     }
                 });
             });
-        let thread = thread
-            .map_err(|error| StartError::Thread(format!("cannot start a thread: {error}")))?;
+        let thread = thread.map_err(|error| {
+            StartError::Thread(format!("failed to start the engine's thread: {error}"))
+        })?;
         let died = |_| {
             StartError::Thread(
                 "the engine's thread ended before the actors ran, see the log".to_owned(),
             )
         };
         let watched = is_ready.recv().map_err(died)??;
-        let inside = Inside {
+        let started = Started {
             admission,
             kv_events,
             doors,
             watched,
             thread: Some(thread),
         };
-        Ok(EngineHandle::new(inner(&config, parts, inside, began)))
+        Ok(EngineHandle::new(inner(&config, parts, started, began)))
     }
 
     /// Loads the model and starts the actors on an Arbiter of the host's System. Files are read on other threads, so
@@ -129,22 +130,22 @@ impl Engine {
         config: EngineConfig,
     ) -> Result<EngineHandle, StartError> {
         let began = Instant::now();
-        let ready = on_a_thread(move || {
+        let ready = on_new_thread(move || {
             let parts = EngineParts::from_model(&config, Progress::silent())?;
             Prepared::new(config, parts)
         });
         Self::adopt(arbiter, ready.await?, began).await
     }
 
-    /// As [`Engine::start_in`], with parts that the caller made.
+    /// As [`Engine::start_in`], with parts that the caller built.
     pub async fn start_in_with(
         arbiter: &ArbiterHandle,
         config: EngineConfig,
         parts: EngineParts,
     ) -> Result<EngineHandle, StartError> {
         let began = Instant::now();
-        // The message log's file is opened too.
-        let ready = on_a_thread(move || Prepared::new(config, parts));
+        // Preparing opens files, such as the message log.
+        let ready = on_new_thread(move || Prepared::new(config, parts));
         Self::adopt(arbiter, ready.await?, began).await
     }
 
@@ -173,18 +174,18 @@ impl Engine {
         });
         let died = |_| StartError::Thread("the host's Arbiter has stopped".to_owned());
         let watched = is_ready.await.map_err(died)??;
-        let inside = Inside {
+        let started = Started {
             admission,
             kv_events,
             doors,
             watched,
             thread: None,
         };
-        Ok(EngineHandle::new(inner(&config, parts, inside, began)))
+        Ok(EngineHandle::new(inner(&config, parts, started, began)))
     }
 }
 
-/// The parts that an engine starts from, with every file read but the weights.
+/// An engine before its start: all files are read except the weights.
 struct Prepared {
     config: EngineConfig,
     parts: EngineParts,
@@ -203,17 +204,20 @@ impl Prepared {
     }
 }
 
-/// Does `work` on a new thread; the caller may use any runtime.
-async fn on_a_thread<T: Send + 'static>(
+async fn on_new_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
 ) -> Result<T, StartError> {
     let (done, is_done) = oneshot::channel();
     let thread = std::thread::Builder::new().name("souffleur-start".to_owned());
     let spawned = thread.spawn(move || {
-        // The host may no longer wait.
+        // Sending fails if the host has stopped waiting.
         let _ = done.send(work());
     });
-    spawned.map_err(|error| StartError::Thread(format!("cannot start a thread: {error}")))?;
+    spawned.map_err(|error| {
+        StartError::Thread(format!(
+            "failed to start the thread that reads the model: {error}"
+        ))
+    })?;
     let died =
         |_| StartError::Thread("the thread that reads the model panicked, see the log".to_owned());
     is_done.await.map_err(died)?
@@ -232,14 +236,14 @@ async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, Start
     let watchdog = Watchdog::new(blueprint.clone(), doors, stopped);
     let failure = watchdog.failure();
     let watchdog = watchdog.start();
-    let begins_with = (survivor(&watchdog), Default::default());
-    let unit = Unit::build(blueprint, FIRST_GENERATION, begins_with).await?;
+    let start_from = (survivor(&watchdog), Default::default());
+    let unit = Unit::build(blueprint, FIRST_GENERATION, start_from).await?;
     let adopted = watchdog.send(AdoptUnit(unit)).await;
     adopted.map_err(|error| StartError::Thread(format!("the watchdog did not answer: {error}")))?;
     Ok((Watched { watchdog, failure }, is_stopped))
 }
 
-struct Inside {
+struct Started {
     admission: Arc<Admission>,
     kv_events: Option<KvEventsOutlet>,
     doors: DoorSlot,
@@ -247,22 +251,22 @@ struct Inside {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-fn inner(config: &EngineConfig, parts: EngineParts, inside: Inside, began: Instant) -> Inner {
+fn inner(config: &EngineConfig, parts: EngineParts, started: Started, began: Instant) -> Inner {
     record_capacity(&parts.info, began);
     Inner {
         metrics: RequestMetrics::register(&parts.info.served_model_name),
         model: parts.info,
         text: parts.text,
-        admission: inside.admission,
-        kv_events: inside.kv_events,
+        admission: started.admission,
+        kv_events: started.kv_events,
         channel_events: config.client_channel_events,
         max_logprob_entries: config.max_logprob_entries,
         max_prefill_tokens: config.max_prefill_tokens,
         request_limits: config.request_limits(),
-        doors: inside.doors,
-        watchdog: inside.watched.watchdog,
-        failure: inside.watched.failure,
-        thread: RwLock::new(inside.thread),
+        doors: started.doors,
+        watchdog: started.watched.watchdog,
+        failure: started.watched.failure,
+        thread: RwLock::new(started.thread),
         next_soft_pin: AtomicU64::new(1),
     }
 }

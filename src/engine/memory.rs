@@ -1,4 +1,4 @@
-//! Sizes an engine's memory plan and its longest sequence.
+//! Computes an engine's memory plan and its longest sequence.
 
 use crate::gpu::Gpu;
 use crate::store::buffer_bytes;
@@ -26,7 +26,7 @@ pub(super) fn context_length(
     }
 }
 
-/// Divides the memory of the device, or of this machine without one.
+/// Divides the memory of the GPU, or of this machine if there is no GPU.
 pub(super) fn memory_plan(
     config: &EngineConfig,
     model: &CpuDescription,
@@ -70,9 +70,9 @@ pub(super) fn memory_plan(
     Ok(plan)
 }
 
-/// The memory layout with separate pages for layers with windows: in models that see further than the window, with
-/// chunked prefill, since a chunk's tokens are all in window pages at once, and without a KV store, whose blocks hold
-/// all layers of their tokens.
+/// The memory layout with separate pages for sliding-window layers. `None` if the context is no longer than the window,
+/// if prefill is not chunked (all tokens of a chunk are in window pages at once), or if there is a KV store (its blocks
+/// hold all layers).
 pub fn windowed(
     config: &EngineConfig,
     model: &ModelConfig,
@@ -85,7 +85,7 @@ pub fn windowed(
     (is_shorter && !keeps_all).then_some(windowed)
 }
 
-/// The request for the window pages of a layout, if it has any.
+/// The memory plan's input for window pages; `None` if the layout has none.
 pub fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<WindowWish> {
     Some(WindowWish {
         kv_bytes_per_token: layout.window_bytes_per_token(),

@@ -19,7 +19,7 @@ pub(super) fn from_the_same_files(
     let path = model_path.to_owned();
     let first: Mutex<Option<ModelFiles>> = Mutex::new(None);
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
-        // A panic of `make` leaves the earlier value.
+        // If `make` panicked, the value is still valid.
         let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
         let now = match first.as_ref() {
             Some(files) => {

@@ -12,7 +12,7 @@ use crate::gpu::{self, Gpu};
 use crate::memory::{context_length, memory_plan};
 use crate::origin::from_the_same_files;
 use crate::progress::Progress;
-use crate::store::{see_weights, store_setup, tier_limits};
+use crate::store::{record_weight_files, store_setup, tier_limits};
 use crate::text::TextSide;
 use crate::threads::threads;
 use souffleur_actors::executor::ExecutorFactory;
@@ -40,34 +40,34 @@ use souffleur_state::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use souffleur_state::pool::pages::PageSize;
 use souffleur_state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
-/// Pages have ids of 32 bits.
+/// Page ids have 32 bits.
 const MAX_PAGES: usize = u32::MAX as usize;
 
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
     pub served_model_name: String,
-    /// Folder or GGUF file that it came from.
+    /// The model's folder or GGUF file.
     pub model_path: PathBuf,
     pub context_length: usize,
     pub max_total_tokens: usize,
     pub page_size: usize,
     pub max_running_requests: usize,
     pub vocab_size: usize,
-    /// Values in a vector that replaces a token; `None` for an executor that takes none.
+    /// The size of a vector that replaces a token; `None` if the executor takes no vectors.
     pub hidden_size: Option<usize>,
-    /// Length (prompt and longest output) above which a sequence uses long-context RoPE factors; `None` without them.
+    /// The length (prompt and longest output) above which a sequence uses long-context RoPE factors, if any.
     pub long_above: Option<usize>,
     pub eos_token_ids: Vec<u32>,
     pub generation: GenerationConfig,
-    /// How the memory is divided; `None` for an executor of the host's own.
+    /// How the memory is divided; `None` for a host's executor.
     pub memory: Option<MemoryPlan>,
-    /// The type in which keys and values are cached; `None` for an executor of the host's own.
+    /// The type in which keys and values are cached; `None` for a host's executor.
     pub kv_cache_dtype: Option<&'static str>,
-    /// The kernels of attention; `None` for an executor of the host's own.
+    /// The kernels of attention; `None` for a host's executor.
     pub attention_backend: Option<&'static str>,
-    /// The CPU's kernel path and the reason for it; `None` on a GPU and for an executor of the host's own.
+    /// The CPU's kernel path and the reason for it; `None` on a GPU and for a host's executor.
     pub kernel_path: Option<Arc<str>>,
-    /// The parameters of double sparsity, which change keys and values as another model would; `None` where it is off.
+    /// The parameters of double sparsity, which affect keys and values; `None` if it is off.
     pub double_sparsity: Option<Arc<str>>,
 }
 
@@ -85,7 +85,7 @@ impl EngineParts {
     /// loaded when the engine starts. A configuration that names no model gets the [bundled](souffleur_bundled) one.
     ///
     /// # Errors
-    /// A configuration or model that cannot be used; nothing was allocated.
+    /// The configuration or the model cannot be used. Nothing is allocated then.
     pub fn from_model(config: &EngineConfig, progress: Progress) -> Result<Self, StartError> {
         config.validate()?;
         let config = with_a_model(config)?;
@@ -96,7 +96,7 @@ impl EngineParts {
             Device::Auto | Device::Cpu => None,
         };
         let kernel_path = gpu.is_none().then(kernel_path).transpose()?;
-        let seen = see_weights(config);
+        let weights = record_weight_files(config);
         // In parallel: the search for the driver's library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
         let (model, sparsity) = describe(config)?;
@@ -111,7 +111,7 @@ impl EngineParts {
         let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);
         let eos_token_ids = eos_token_ids(&model.config, &generation, of_tokenizer);
         let parts = (&memory, sparsity.as_ref());
-        let store = store_setup(config, &model, parts, (gpu.as_ref(), seen))?.map(Arc::new);
+        let store = store_setup(config, &model, parts, (gpu.as_ref(), weights))?.map(Arc::new);
         let executor = match gpu {
             Some(gpu) => gpu.executor(
                 config,
@@ -146,7 +146,7 @@ impl EngineParts {
             double_sparsity,
         };
         if let Some(notice) = notice {
-            // The thread only writes to the log.
+            // A panic of this thread is harmless: it only writes to the log.
             let _ = notice.join();
         }
         Ok(Self {
@@ -157,8 +157,8 @@ impl EngineParts {
         })
     }
 
-    /// Reads a model's tokenizer and chat template as [`Self::from_model`] does, and nothing else; `None` where the
-    /// configuration skips the tokenizer.
+    /// Reads only a model's tokenizer and chat template, as [`Self::from_model`] does; `None` if the configuration
+    /// skips the tokenizer.
     ///
     /// # Errors
     /// [`LoadError::Io`] and [`LoadError::Format`], naming the file; [`ConfigError`] for a parser that does not
@@ -168,7 +168,7 @@ impl EngineParts {
         Ok(text_side(&config)?.text)
     }
 
-    /// The bounds of the scheduler of an engine with this model.
+    /// The limits of the scheduler of an engine with this model.
     ///
     /// # Errors
     /// A page size of 0, or an unknown eviction policy.
@@ -250,7 +250,7 @@ impl EngineParts {
                 max_evicted_pages: config.prefix_diagnostics_pages,
             }),
             request_limits: config.request_limits(),
-            admission: Admission::new(config.door_requests(), config.max_queued_tokens),
+            admission: Admission::new(config.max_admitted_requests(), config.max_queued_tokens),
         };
         let control = ControlSetup {
             limits,
@@ -274,7 +274,6 @@ impl EngineParts {
     }
 }
 
-/// The configuration, with the bundled model if it names none.
 fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadError> {
     if !config.model_path.as_os_str().is_empty() {
         return Ok(Cow::Borrowed(config));
@@ -304,7 +303,6 @@ fn describe(config: &EngineConfig) -> Result<(CpuDescription, Option<ModelSparsi
     Ok((model, sparsity))
 }
 
-/// The kernel path of the CPU, which is also logged, since hosts do not print a memory plan.
 fn kernel_path() -> Result<Arc<str>, LoadError> {
     let path = KernelPath::of_process().map_err(LoadError::Memory)?;
     let name = path.to_string();
@@ -312,7 +310,7 @@ fn kernel_path() -> Result<Arc<str>, LoadError> {
     Ok(name.into())
 }
 
-/// The tokenizer and sampling defaults of a model, once the formats that the configuration selects are checked.
+/// Reads a model's tokenizer and sampling defaults, and checks the output formats of the configuration.
 fn text_side(config: &EngineConfig) -> Result<TextSide, StartError> {
     let side = TextSide::read(config)?;
     if let Some(text) = &side.text {
@@ -321,10 +319,10 @@ fn text_side(config: &EngineConfig) -> Result<TextSide, StartError> {
     Ok(side)
 }
 
-/// The formats that the configuration names, or those of the model.
+/// The output formats that the configuration names, or else those of the model.
 ///
 /// # Errors
-/// A named format and a format of the model that exclude each other.
+/// The configuration names a format that conflicts with the model's other format.
 fn output_formats(config: &EngineConfig, text: &TextModel) -> Result<OutputFormats, ConfigError> {
     let formats = OutputFormats {
         tool: match config.tool_call_parser.as_str() {
@@ -340,7 +338,7 @@ fn output_formats(config: &EngineConfig, text: &TextModel) -> Result<OutputForma
     Ok(formats)
 }
 
-/// As [`output_formats`], with the formats' markers in the model's vocabulary.
+/// As [`output_formats`], with the tokens of the formats' markers.
 fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerFormats, ConfigError> {
     let formats = AnswerFormats::new(output_formats(config, text)?, text);
     Ok(match config.tool_call_parser.as_str() {

@@ -11,16 +11,16 @@ use souffleur_actors::messages::{PinPrefix, PinSoftly, PrefixPinned, UnpinPrefix
 use souffleur_base::error::RequestError;
 use souffleur_state::cache::namespace::Namespace;
 
-/// A prefix that stays in memory until a request needs it; released on drop.
+/// A prefix that stays in memory until a request needs the memory. Dropping the pin releases the prefix.
 pub struct SoftPin {
     name: u64,
-    door: Recipient<UnpinSoftly>,
+    unpin: Recipient<UnpinSoftly>,
 }
 
 impl Drop for SoftPin {
     fn drop(&mut self) {
-        // A unit that has stopped holds nothing any more.
-        self.door.do_send(UnpinSoftly { name: self.name });
+        // If the actors have stopped, their pins have ended.
+        self.unpin.do_send(UnpinSoftly { name: self.name });
     }
 }
 
@@ -28,8 +28,8 @@ impl EngineHandle {
     /// Keeps the cached part of a prefix in memory for at most `ttl`.
     ///
     /// # Errors
-    /// [`RequestError::Overloaded`] with too many pins, [`RequestError::Invalid`] for a namespace with too long a name,
-    /// [`RequestError::EngineDown`].
+    /// [`RequestError::Overloaded`] at the limit of pins, [`RequestError::Invalid`] if the namespace's salt or key is
+    /// too long, [`RequestError::EngineDown`].
     pub async fn pin_prefix(
         &self,
         namespace: Namespace,
@@ -59,10 +59,11 @@ impl EngineHandle {
     }
 
     /// Keeps the cached part of a prefix in memory until the pin is dropped, `ttl` has passed, or a request needs the
-    /// memory. The oldest soft pins are released for it; `replaces` is released first, with nothing evicted in between.
+    /// memory. At the limit of soft pins, the oldest are released. `replaces` is released first, without an eviction
+    /// in between.
     ///
     /// # Errors
-    /// [`RequestError::Invalid`] for a namespace with too long a name, [`RequestError::EngineDown`].
+    /// [`RequestError::Invalid`] if the namespace's salt or key is too long, [`RequestError::EngineDown`].
     pub fn pin_softly(
         &self,
         namespace: Namespace,
@@ -75,7 +76,7 @@ impl EngineHandle {
         let name = self.inner.next_soft_pin.fetch_add(1, Ordering::Relaxed);
         doors.pin_softly.do_send(PinSoftly {
             name,
-            // A pin of an earlier unit ended with it.
+            // If the actors were rebuilt since, the replaced pin has already ended.
             replaces: replaces.map(|pin| pin.name),
             namespace,
             tokens,
@@ -83,7 +84,7 @@ impl EngineHandle {
         });
         Ok(SoftPin {
             name,
-            door: doors.unpin_softly,
+            unpin: doors.unpin_softly,
         })
     }
 }

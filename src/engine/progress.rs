@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Receives how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
+/// Receives the loaded and the total bytes of the weights. Called on the executor's thread.
 #[derive(Clone)]
 pub struct Progress(Arc<dyn Fn(u64, u64) + Send + Sync>);
 

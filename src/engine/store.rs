@@ -32,20 +32,21 @@ const HOST_SHARE: u64 = 8;
 /// By default, the KV pool takes at most 1/`POOL_SHARE` of the available memory.
 const POOL_SHARE: u64 = 4;
 const MIN_DEFAULT_HOST_BYTES: u64 = 512 << 20;
-/// Bytes that a step saves however little it prefills: where a block is larger, not every step saves one. A decode
-/// reads all weights, hundreds of times as much.
+/// Bytes that each step may save, even a decode step, which reads hundreds of times as many bytes of weights. If a
+/// block is larger than this, only some steps save one.
 const SAVED_BYTES_PER_STEP: u64 = 4 << 20;
-/// Bytes that a step saves which does nothing else: some milliseconds, for which an arriving request waits.
-const SAVED_BYTES_AT_REST: u64 = 16 << 20;
-/// Bytes that are loaded for a request at a time, if a block is no larger: decoding requests wait for the copy.
+/// Bytes that a step without rows may save. The copy takes some milliseconds, and arriving requests wait for it.
+const SAVED_BYTES_WHEN_IDLE: u64 = 16 << 20;
+/// Bytes that one step loads for a request, but at least one block. Decoding requests wait for the copy.
 const LOADED_BYTES_PER_STEP: u64 = 128 << 20;
-const KEPT_HASHES: &str = "weights";
+const HASH_FILE: &str = "weights";
 
-/// The weight files before any file of the model is read; `None` with random weights, and without a store.
-pub(super) type SeenWeights = Result<Option<Arc<WeightFiles>>, LoadError>;
+/// The weight files, recorded before the model is read; `None` with random weights, and without a store.
+pub(super) type RecordedWeights = Result<Option<Arc<WeightFiles>>, LoadError>;
 
-/// Records the weight files that will identify the store's blocks. If the engine loads other files, it has no store.
-pub(super) fn see_weights(config: &EngineConfig) -> SeenWeights {
+/// Records the weight files, whose hash identifies the store's blocks. An engine that then loads other files gets no
+/// store.
+pub(super) fn record_weight_files(config: &EngineConfig) -> RecordedWeights {
     if config.kv_disk_path.is_none() || config.load_format == LoadFormat::Dummy {
         return Ok(None);
     }
@@ -53,34 +54,32 @@ pub(super) fn see_weights(config: &EngineConfig) -> SeenWeights {
     Ok(Some(Arc::new(WeightFiles::look(files))))
 }
 
-/// The configured store; `None` without one. `seen` is the result of [`see_weights`].
-///
-/// # Errors
-/// A layer of the model whose cache cannot be stored, and buffers that hold too few blocks.
+/// The configured store; `None` without one. `recorded` is the result of [`record_weight_files`]. Fails if the store
+/// does not support a layer of the model, or if the buffers hold too few blocks.
 pub(super) fn store_setup(
     config: &EngineConfig,
     model: &CpuDescription,
     (memory, sparsity): (&MemoryPlan, Option<&ModelSparsity>),
-    (gpu, seen): (Option<&Gpu>, SeenWeights),
+    (gpu, recorded): (Option<&Gpu>, RecordedWeights),
 ) -> Result<Option<StoreSetup>, StartError> {
     let Some(path) = &config.kv_disk_path else {
         return Ok(None);
     };
-    let refused = |key: &str, reason: String| ConfigError {
+    let invalid = |key: &str, reason: String| ConfigError {
         key: key.to_owned(),
         reason,
     };
     let geometry = geometry(&model.kv_layout, config.page_size as usize)
-        .map_err(|reason| refused("kv_disk_path", reason))?;
+        .map_err(|reason| invalid("kv_disk_path", reason))?;
     let store = StoreConfig {
         path: path.clone(),
         disk_bytes: config.kv_disk_bytes,
         host_bytes: match memory.budget.store_bytes {
-            // The plan of a GPU includes no memory of the host.
+            // A GPU's memory plan leaves out host memory.
             0 => {
                 let available = available_bytes().map_err(StartError::from)?;
                 host_bytes_of(config, memory.kv_bytes, available)
-                    .map_err(|reason| refused("kv_host_bytes", reason))?
+                    .map_err(|reason| invalid("kv_host_bytes", reason))?
             }
             planned => host_bytes(config, memory.kv_bytes).min(planned),
         },
@@ -88,20 +87,20 @@ pub(super) fn store_setup(
         drop_behind: false,
         write_share: write_share(config),
     };
-    // Refuses too few buffers at the start, not when the first block is saved.
-    n_buffers(store.host_bytes, &geometry).map_err(|reason| refused("kv_host_bytes", reason))?;
+    // Refuses too few buffers now, not when the first block is saved.
+    n_buffers(store.host_bytes, &geometry).map_err(|reason| invalid("kv_host_bytes", reason))?;
     let kernels = match gpu {
         Some(gpu) => gpu.kernels(config, model)?,
         None => cpu_kernels(),
     };
     let parts = fingerprint(config, model, sparsity, (kernels, geometry.block_tokens));
-    let seen = seen.map_err(|error| refused("model_path", error.to_string()))?;
-    let (model_path, kept) = (config.model_path.clone(), path.join(KEPT_HASHES));
+    let recorded = recorded.map_err(|error| invalid("model_path", error.to_string()))?;
+    let (model_path, hash_file) = (config.model_path.clone(), path.join(HASH_FILE));
     let identify = move || -> Identify {
-        let (parts, seen) = (parts.clone(), seen.clone());
-        let (model_path, kept) = (model_path.clone(), kept.clone());
-        Box::new(move |stop: &Stop| match seen {
-            Some(seen) => identify(parts, (&seen, &model_path), &kept, stop),
+        let (parts, recorded) = (parts.clone(), recorded.clone());
+        let (model_path, hash_file) = (model_path.clone(), hash_file.clone());
+        Box::new(move |stop: &Stop| match recorded {
+            Some(recorded) => identify(parts, (&recorded, &model_path), &hash_file, stop),
             None => Ok(parts.part("weights", "dummy")),
         })
     };
@@ -117,7 +116,7 @@ pub(super) fn tier_limits(config: &EngineConfig, setup: &StoreSetup) -> Option<T
     limits(config, setup.config.host_bytes, &setup.geometry).ok()
 }
 
-/// The shape of a store without its disk, for a simulation.
+/// The block sizes, limits and timeouts of a store, for a simulation.
 #[derive(Clone, Debug)]
 pub struct StoreShape {
     pub geometry: Geometry,
@@ -125,20 +124,19 @@ pub struct StoreShape {
     pub prefetch_timeout: PrefetchTimeout,
 }
 
-/// The shape of the configured store, with a KV pool of `kv_bytes` bytes in this layout.
 pub fn store_shape(
     config: &EngineConfig,
     layout: &KvLayout,
     kv_bytes: u64,
 ) -> Result<StoreShape, ConfigError> {
-    let refused = |key: &str, reason: String| ConfigError {
+    let invalid = |key: &str, reason: String| ConfigError {
         key: key.to_owned(),
         reason,
     };
     let geometry = geometry(layout, config.page_size as usize)
-        .map_err(|reason| refused("kv_disk_path", reason))?;
+        .map_err(|reason| invalid("kv_disk_path", reason))?;
     let limits = limits(config, host_bytes(config, kv_bytes), &geometry)
-        .map_err(|reason| refused("kv_host_bytes", reason))?;
+        .map_err(|reason| invalid("kv_host_bytes", reason))?;
     Ok(StoreShape {
         geometry,
         limits,
@@ -162,7 +160,7 @@ fn limits(
         state_buffers,
         saves_per_step: (SAVED_BYTES_PER_STEP / block_bytes).max(1) as usize,
         steps_per_save: block_bytes.div_ceil(SAVED_BYTES_PER_STEP) as usize,
-        saves_at_rest: (SAVED_BYTES_AT_REST / block_bytes).max(1) as usize,
+        saves_at_rest: (SAVED_BYTES_WHEN_IDLE / block_bytes).max(1) as usize,
         blocks_per_load: (LOADED_BYTES_PER_STEP / block_bytes).max(1) as usize,
     })
 }
@@ -184,7 +182,7 @@ fn host_bytes(config: &EngineConfig, kv_bytes: u64) -> u64 {
     config.kv_host_bytes.unwrap_or(default)
 }
 
-/// As [`host_bytes`], on a host with `available_bytes`: by default at most the share that a KV pool would get there.
+/// As [`host_bytes`], on a host with `available_bytes`. The default is at most 1/`POOL_SHARE` of those.
 fn host_bytes_of(
     config: &EngineConfig,
     kv_bytes: u64,
@@ -194,7 +192,7 @@ fn host_bytes_of(
     match config.kv_host_bytes {
         None => Ok(wanted.min(available_bytes / POOL_SHARE)),
         Some(asked) if asked > available_bytes => Err(format!(
-            "is {asked}, but only {available_bytes} bytes of memory are available: lower it, or leave it out to use at \
+            "is {asked}, but only {available_bytes} bytes of memory are available: lower it, or unset it to use at \
              most 1/{POOL_SHARE} of the available memory"
         )),
         Some(_) => Ok(wanted),
@@ -254,13 +252,13 @@ fn geometry(layout: &KvLayout, page_tokens: usize) -> Result<Geometry, String> {
 }
 
 /// The kernels of the CPU, which determine the layout of blocks. A GPU's blocks have the same planes, but token-major
-/// instead of head-major; neither finds blocks of the other.
+/// instead of head-major, so CPU and GPU do not share blocks.
 fn cpu_kernels() -> String {
     let isa = Isa::chosen().map_or_else(|error| error, |isa| isa.name().to_owned());
     format!("cpu {isa} {KERNEL_EPOCH}")
 }
 
-/// Everything that determines the bits of K/V, except the weights. Names, pools and thread counts do not.
+/// Combines all inputs that determine the bits of K/V, except the weights.
 fn fingerprint(
     config: &EngineConfig,
     model: &CpuDescription,
@@ -284,17 +282,17 @@ fn weight_files(model_path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     ModelLocation::find(model_path)?.weight_files()
 }
 
-/// Adds the hash of the weights, which takes a second for a gigabyte when a file is new. The engine has loaded its
-/// weights by now: if the files have not changed since `seen`, it loaded these.
+/// Adds the hash of the weights, which takes a second per gigabyte for a new file. Called after the engine has loaded
+/// its weights: if the files have not changed since `recorded`, the engine loaded these files.
 fn identify(
     parts: FingerprintParts,
-    (seen, model_path): (&WeightFiles, &Path),
-    kept: &Path,
+    (recorded, model_path): (&WeightFiles, &Path),
+    hash_file: &Path,
     stop: &Stop,
 ) -> Result<FingerprintParts, String> {
-    let digest = digest(seen, kept, stop).map_err(|error| error.to_string())?;
+    let digest = digest(recorded, hash_file, stop).map_err(|error| error.to_string())?;
     let files = weight_files(model_path).map_err(|error| error.to_string())?;
-    if !seen.are_at(&files) {
+    if !recorded.are_at(&files) {
         let shown = model_path.display();
         return Err(format!(
             "the weight files of {shown} are not the files that the engine loaded: restart the engine"
@@ -312,7 +310,7 @@ mod tests {
     use crate::parts::EngineParts;
     use crate::progress::Progress;
 
-    /// A copy of a model, whose files can be replaced.
+    /// A copy of a model. The test may replace its files.
     fn model(folder: &Path) -> PathBuf {
         let fixture =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/qwen3");
@@ -344,9 +342,9 @@ mod tests {
         assert_eq!(of(None, 64 * GIB, 16 * GIB), Ok(4 * GIB));
         assert_eq!(of(None, GIB, 256 * GIB), Ok(MIN_DEFAULT_HOST_BYTES));
         assert_eq!(of(Some(16 * GIB), GIB, 16 * GIB), Ok(16 * GIB));
-        let refused = of(Some(32 * GIB), GIB, 16 * GIB).expect_err("there are fewer");
-        assert!(refused.starts_with("is 34359738368,"), "{refused}");
-        assert!(refused.contains("only 17179869184 bytes"), "{refused}");
+        let invalid = of(Some(32 * GIB), GIB, 16 * GIB).expect_err("32 GiB are not available");
+        assert!(invalid.starts_with("is 34359738368,"), "{invalid}");
+        assert!(invalid.contains("only 17179869184 bytes"), "{invalid}");
     }
 
     #[cfg(unix)]
@@ -364,7 +362,7 @@ mod tests {
         let print = identified(&parts)
             .expect("nothing has changed")
             .fingerprint();
-        // The same bytes in another file: at this moment it is unknown which of both an engine has.
+        // Another file with the same bytes: the engine may have loaded either file.
         let weights = weight_files(&config.model_path).expect("there are weights");
         let (weights, copy) = (&weights[0], folder.path().join("copy"));
         fs::copy(weights, &copy).expect("a writable folder");

@@ -10,7 +10,7 @@ use souffleur_model::location::ModelLocation;
 use souffleur_model::text::TextModel;
 
 pub(super) struct TextSide {
-    /// The model's tokenizer and chat template, unless the configuration skips them.
+    /// The tokenizer and chat template; `None` if the configuration skips the tokenizer.
     pub text: Option<TextModel>,
     pub generation: GenerationConfig,
 }

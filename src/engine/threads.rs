@@ -2,7 +2,6 @@
 
 use souffleur_kernels::cpu::default_threads;
 
-/// The configured number, or the machine's default.
 pub(super) fn threads(configured: usize) -> usize {
     if configured > 0 {
         return configured;

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 /// The largest encoded size of a batch. Batches are small because a slow reader of a ZeroMQ queue loses whole messages.
 const MAX_BATCH_BYTES: usize = 256 << 10;
-/// The largest encoded sizes of an id and a token in MessagePack.
+/// The largest encoded sizes in MessagePack: of a block id, of a token, and of an event without its ids and tokens.
 const ID_BYTES: usize = 9;
 const TOKEN_BYTES: usize = 5;
-/// The largest encoded size of the rest of an event: names and lengths.
 const EVENT_BYTES: usize = 192;
 
 /// A change of the set of cached blocks.
@@ -28,7 +27,8 @@ pub struct StoredBlocks {
     /// The tokens of all blocks, concatenated.
     pub tokens: Vec<u32>,
     pub cache_salt: Option<Arc<str>>,
-    /// True if the namespace has a salt or an `extra_key`: other prompts then miss these blocks. Not sent over ZeroMQ.
+    /// True if the namespace has a salt or an `extra_key`: prompts of other namespaces never hit these blocks.
+    /// ZeroMQ messages omit this.
     pub is_named: bool,
 }
 
@@ -42,7 +42,7 @@ pub struct EventBatches {
 }
 
 impl EventBatches {
-    /// Creates an empty list; `block_size` is in tokens.
+    /// `block_size` is in tokens.
     pub fn new(block_size: usize) -> Self {
         Self {
             block_size,
@@ -69,7 +69,7 @@ impl EventBatches {
         let block_bytes = ID_BYTES + TOKEN_BYTES * self.block_size;
         let (mut parent, mut ids, mut tokens) = (parent, ids, tokens);
         while !ids.is_empty() {
-            let n_blocks = self.room_for(block_bytes).min(ids.len());
+            let n_blocks = self.n_that_fit(block_bytes).min(ids.len());
             let (now, later) = ids.split_at(n_blocks);
             let (tokens_now, tokens_later) = tokens.split_at(n_blocks * self.block_size);
             self.open_bytes += n_blocks * block_bytes;
@@ -83,7 +83,7 @@ impl EventBatches {
     pub fn removed(&mut self, ids: impl ExactSizeIterator<Item = i64>) {
         let mut ids = ids;
         while ids.len() > 0 {
-            let n_blocks = self.room_for(ID_BYTES);
+            let n_blocks = self.n_that_fit(ID_BYTES);
             let now = ids.by_ref().take(n_blocks);
             let before = match self.open.last_mut() {
                 Some(KvEvent::Removed(before)) => before,
@@ -107,14 +107,14 @@ impl EventBatches {
         self.open_bytes += EVENT_BYTES;
     }
 
-    /// The number of items of this size that fit into the open batch, at least one; starts a new batch if none fits.
-    fn room_for(&mut self, item_bytes: usize) -> usize {
-        let room = MAX_BATCH_BYTES.saturating_sub(self.open_bytes + EVENT_BYTES);
-        if room < item_bytes && !self.open.is_empty() {
+    /// The number of items of this size to add to the open batch, at least one. If none fits, starts a new batch.
+    fn n_that_fit(&mut self, item_bytes: usize) -> usize {
+        let free_bytes = MAX_BATCH_BYTES.saturating_sub(self.open_bytes + EVENT_BYTES);
+        if free_bytes < item_bytes && !self.open.is_empty() {
             self.close();
-            return self.room_for(item_bytes);
+            return self.n_that_fit(item_bytes);
         }
-        (room / item_bytes).max(1)
+        (free_bytes / item_bytes).max(1)
     }
 
     fn push_stored(

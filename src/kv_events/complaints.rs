@@ -1,4 +1,4 @@
-//! Rate-limits warnings about faults of unauthenticated peers.
+//! Limits the rate of warnings about faults of unauthenticated peers.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -14,16 +14,16 @@ pub(super) struct Complaints {
 }
 
 impl Complaints {
-    /// Logs every reason at debug level, and at most one per interval as a warning.
+    /// Logs every fault at debug level, and at most one per interval as a warning.
     pub(super) fn log(&self, what: &'static str, reason: &dyn std::fmt::Display) {
         tracing::debug!(%reason, "{what}");
-        if let Some(times) = self.times(Instant::now()) {
+        if let Some(times) = self.count(Instant::now()) {
             tracing::warn!(%reason, times, "{what}");
         }
     }
 
-    /// Counts a reason. Returns the number of reasons since the last warning, if the next warning is due.
-    fn times(&self, now: Instant) -> Option<u64> {
+    /// Counts a fault. If a warning is due, returns the number of faults since the last warning.
+    fn count(&self, now: Instant) -> Option<u64> {
         let times = self.suppressed.get().saturating_add(1);
         let last = self.last.get();
         if last.is_some_and(|last| now.duration_since(last) < INTERVAL) {
@@ -41,14 +41,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_warning_counts_the_suppressed_ones() {
+    fn a_warning_has_the_number_of_suppressed_warnings() {
         let complaints = Complaints::default();
         let began = Instant::now();
-        assert_eq!(complaints.times(began), Some(1));
+        assert_eq!(complaints.count(began), Some(1));
         for _ in 0..99 {
-            assert_eq!(complaints.times(began + INTERVAL / 2), None);
+            assert_eq!(complaints.count(began + INTERVAL / 2), None);
         }
-        assert_eq!(complaints.times(began + INTERVAL), Some(100));
-        assert_eq!(complaints.times(began + INTERVAL), None);
+        assert_eq!(complaints.count(began + INTERVAL), Some(100));
+        assert_eq!(complaints.count(began + INTERVAL), None);
     }
 }

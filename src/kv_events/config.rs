@@ -12,9 +12,9 @@ use souffleur_state::pool::pages::PageSize;
 const BLOCK_TOKENS: usize = 16;
 /// The largest block size: larger blocks would exceed most prompts, and the size of a batch.
 const MAX_BLOCK_TOKENS: usize = 4096;
-/// The largest number of batches kept for replays; another limit bounds their bytes.
+/// The largest number of batches kept for replays. The ring also limits their total bytes.
 const MAX_BUFFER_STEPS: usize = 1 << 20;
-/// The longest topic: every message's topic is compared with every subscription.
+/// The longest topic. The publisher compares its topic with every subscription.
 const MAX_TOPIC_BYTES: usize = 255;
 /// The longest path of a Unix socket: slightly shorter than the system's `sun_path`.
 const MAX_IPC_PATH_BYTES: usize = 100;
@@ -27,8 +27,9 @@ pub struct KvEventsConfig {
     pub replay_endpoint: Option<Endpoint>,
     /// The number of batches kept for replays.
     pub buffer_steps: usize,
-    /// The largest number of batches queued for a slow subscriber; `None` for all that are kept.
+    /// The largest number of batches queued for a slow subscriber; `None` for all batches in the ring.
     pub hwm: Option<usize>,
+    /// The largest number of changes of the tree in the publisher's queue.
     pub max_queue_size: usize,
     /// The first frame of every message.
     pub topic: String,
@@ -52,7 +53,7 @@ pub enum IdFormat {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Encoding {
-    /// SGLang's: a map with the event's name as `type`.
+    /// A map with the event's name as `type`, as in SGLang.
     #[default]
     Map,
     /// An array that starts with the event's name, for readers of positional fields.
@@ -104,7 +105,7 @@ impl Endpoint {
         Ok(Self::Tcp { host, port })
     }
 
-    /// The address that the publisher connects to; `None` if it binds.
+    /// The address that the publisher connects to; `None` if the publisher binds the endpoint.
     pub fn remote(&self) -> Option<(String, u16)> {
         match self {
             Self::Tcp { host, port } if !WILDCARDS.contains(&host.as_str()) => {
@@ -126,7 +127,7 @@ impl fmt::Display for Endpoint {
 
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Written {
+struct RawConfig {
     publisher: String,
     endpoint: String,
     replay_endpoint: Option<String>,
@@ -139,7 +140,7 @@ struct Written {
     block_size: Option<usize>,
 }
 
-impl Default for Written {
+impl Default for RawConfig {
     fn default() -> Self {
         Self {
             publisher: "null".to_owned(),
@@ -157,26 +158,26 @@ impl Default for Written {
 }
 
 impl KvEventsConfig {
-    /// Parses the object for an engine with pages of this size; `None` if the publisher is `null`, SGLang's default.
+    /// Parses the JSON object. Returns `None` if the publisher is `null`, which is SGLang's default.
     ///
     /// # Errors
     /// A sentence that names the key, its value and the valid values.
     pub fn parse(json: &str, page_size: PageSize) -> Result<Option<Self>, String> {
-        let written: Written = serde_json::from_str(json).map_err(|error| {
+        let raw: RawConfig = serde_json::from_str(json).map_err(|error| {
             format!(
                 "is not a valid JSON object: {error}; write, for example, {{\"publisher\": \"zmq\"}}"
             )
         })?;
-        match written.publisher.as_str() {
+        match raw.publisher.as_str() {
             "null" => return Ok(None),
             "zmq" => (),
             other => return Err(format!("publisher is {other:?}, must be zmq or null")),
         }
-        written.check(page_size).map(Some)
+        raw.check(page_size).map(Some)
     }
 }
 
-impl Written {
+impl RawConfig {
     fn check(self, page_size: PageSize) -> Result<KvEventsConfig, String> {
         if self.topic.len() > MAX_TOPIC_BYTES {
             let bytes = self.topic.len();
@@ -224,7 +225,7 @@ impl Written {
     }
 }
 
-pub(super) fn refused(reason: String) -> ConfigError {
+pub(super) fn invalid_config(reason: String) -> ConfigError {
     ConfigError {
         key: "kv_events_config".to_owned(),
         reason,
@@ -244,9 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_of_sglang() {
+    fn defaults_equal_those_of_sglang() {
         let config = parse(r#"{"publisher": "zmq"}"#).expect("valid");
-        let config = config.expect("it is on");
+        let config = config.expect("KV events are on");
         assert_eq!(config.endpoint.to_string(), "tcp://*:5557");
         assert_eq!(config.endpoint.remote(), None);
         assert_eq!(config.replay_endpoint, None);

@@ -1,11 +1,11 @@
 //! A bounded queue that sends the changes of the radix tree to the publisher's thread, one list per plan.
 //!
 //! If the queue overflows, changes are dropped until the publisher has drained it. Then the cache sends an event that
-//! tells subscribers to discard all blocks, and reports its contents again, a part after each plan. While the queue is
-//! more than half full, the cache sends no further parts, so that a large cache does not overflow the queue again.
+//! tells subscribers to discard all blocks, and reports its contents again, one part after each plan. It sends no part
+//! while the queue is more than half full, so that a large cache does not overflow the queue again.
 //!
-//! The changes are not part of a plan's verdict: only the tree makes them, the Allocator's answer never reverts them,
-//! and probes make changes too.
+//! Changes do not travel in the messages of a plan: the Allocator's answer to a plan never reverts them, and cache
+//! probes make changes too.
 
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 
@@ -13,45 +13,43 @@ use souffleur_metrics::KvEventMetrics;
 use souffleur_state::cache::changes::CacheChange;
 use souffleur_state::cache::radix_tree::RadixTree;
 
-/// Capacity of the queue in lists of changes, one per plan.
-pub(super) const MAX_WAITING_NEWS: usize = 1024;
-/// The largest number of token ids in queued changes, which keep 16 MiB alive even after the cache evicted them.
-const MAX_WAITING_TOKENS: usize = 4 << 20;
+/// The capacity of the queue. A plan has one list of changes.
+pub(super) const MAX_QUEUED_LISTS: usize = 1024;
+/// The largest number of token ids in queued changes (16 MiB), which stay in memory even after the cache evicts them.
+const MAX_QUEUED_TOKENS: usize = 4 << 20;
 /// Emptied lists with a larger capacity are dropped, not reused.
 const MAX_SPARE_CHANGES: usize = 4096;
 
-/// The largest number of consecutive calls that leave changes in the cache, which bounds the changes that accumulate
-/// there.
+/// The largest number of consecutive calls of [`ChangeFeed::pass_on`] that leave changes in the cache.
 const MAX_PAUSED_CALLS: usize = 64;
 
 /// The changes of one plan.
-pub(super) struct News {
-    /// The generation of the engine's actors that sent them.
+pub(super) struct ChangeList {
+    /// The generation of the actors that sent the changes.
     pub generation: u64,
     pub changes: Vec<CacheChange>,
-    /// Receives the emptied list.
-    pub read: Sender<Read>,
+    pub give_back: Sender<EmptiedList>,
 }
 
 /// An emptied list of changes that the publisher has read.
-pub(super) struct Read {
-    pub emptied: Vec<CacheChange>,
+pub(super) struct EmptiedList {
+    pub changes: Vec<CacheChange>,
     pub n_changes: usize,
     pub n_tokens: usize,
 }
 
-/// The cache's end of the queue to the publisher.
+/// The sending end of the queue, which the cache owns.
 pub struct ChangeFeed {
     generation: u64,
-    news: Sender<News>,
-    read: Receiver<Read>,
-    /// Cloned into each message.
-    reader: Sender<Read>,
+    queue: Sender<ChangeList>,
+    emptied: Receiver<EmptiedList>,
+    /// Cloned into each list.
+    give_back: Sender<EmptiedList>,
     spare: Vec<Vec<CacheChange>>,
     max_changes: usize,
-    /// Changes and tokens in flight.
-    waiting_changes: usize,
-    waiting_tokens: usize,
+    /// Changes and tokens that the publisher has not read.
+    queued_changes: usize,
+    queued_tokens: usize,
     /// Calls since changes were last taken from the cache.
     paused_calls: usize,
     /// Changes were dropped, and the publisher's view is incomplete.
@@ -62,68 +60,67 @@ pub struct ChangeFeed {
 impl ChangeFeed {
     pub(super) fn new(
         generation: u64,
-        news: Sender<News>,
+        queue: Sender<ChangeList>,
         max_changes: usize,
         metrics: KvEventMetrics,
     ) -> Self {
         // The publisher may be reading one list while the queue is full.
-        let (reader, read) = mpsc::channel(MAX_WAITING_NEWS + 1);
+        let (give_back, emptied) = mpsc::channel(MAX_QUEUED_LISTS + 1);
         Self {
             generation,
-            news,
-            read,
-            reader,
+            queue,
+            emptied,
+            give_back,
             spare: Vec::new(),
             max_changes,
-            waiting_changes: 0,
-            waiting_tokens: 0,
+            queued_changes: 0,
+            queued_tokens: 0,
             paused_calls: 0,
             has_lost: false,
             metrics,
         }
     }
 
-    /// Sends the changes since the last call. Returns true if it should be called again soon without another change,
-    /// because the cache has more to report or the publisher lags.
+    /// Sends the changes since the last call. Returns true if the caller should call again soon even without new
+    /// changes, because the cache has more to report or the publisher lags.
     pub fn pass_on(&mut self, cache: &mut RadixTree) -> bool {
-        self.take_back();
-        if self.news.is_closed() {
-            self.forget(cache);
+        self.collect_emptied();
+        if self.queue.is_closed() {
+            self.discard(cache);
             return false;
         }
-        if self.pauses(cache) {
+        if self.should_pause(cache) {
             self.paused_calls += 1;
             return true;
         }
         self.paused_calls = 0;
         let mut changes = self.spare.pop().unwrap_or_default();
-        if self.has_lost && self.waiting_changes == 0 {
+        if self.has_lost && self.queued_changes == 0 {
             self.has_lost = false;
             cache.note_changes();
         }
         cache.take_changes(&mut changes);
         if self.has_lost || changes.is_empty() {
             self.metrics.lost(changes.len());
-            self.keep(changes);
+            self.recycle(changes);
         } else {
             self.send(changes);
         }
         self.has_lost || cache.has_more_to_tell()
     }
 
-    /// The publisher has stopped or died: discards changes and the pending resynchronisation.
-    fn forget(&mut self, cache: &mut RadixTree) {
+    fn discard(&mut self, cache: &mut RadixTree) {
         self.has_lost = false;
         let mut changes = self.spare.pop().unwrap_or_default();
         cache.take_changes(&mut changes);
-        self.keep(changes);
+        self.recycle(changes);
     }
 
     /// True if the cache should not send its next part until the publisher has read more.
-    fn pauses(&self, cache: &RadixTree) -> bool {
-        let is_behind = self.waiting_changes > self.max_changes / 2
-            || self.waiting_tokens > MAX_WAITING_TOKENS / 2;
-        is_behind
+    fn should_pause(&self, cache: &RadixTree) -> bool {
+        let is_lagging = self.queued_changes > self.max_changes / 2
+            || self.queued_tokens > MAX_QUEUED_TOKENS / 2;
+        is_lagging
             && !self.has_lost
             && self.paused_calls < MAX_PAUSED_CALLS
             && cache.has_more_to_tell()
@@ -132,45 +129,45 @@ impl ChangeFeed {
     fn send(&mut self, changes: Vec<CacheChange>) {
         let n_changes = changes.len();
         let n_tokens: usize = changes.iter().map(CacheChange::n_tokens).sum();
-        let is_full = self.waiting_changes > 0
-            && (self.waiting_changes + n_changes > self.max_changes
-                || self.waiting_tokens + n_tokens > MAX_WAITING_TOKENS);
+        let is_full = self.queued_changes > 0
+            && (self.queued_changes + n_changes > self.max_changes
+                || self.queued_tokens + n_tokens > MAX_QUEUED_TOKENS);
         if is_full {
-            return self.lose(changes);
+            return self.drop_list(changes);
         }
-        let news = News {
+        let list = ChangeList {
             generation: self.generation,
             changes,
-            read: self.reader.clone(),
+            give_back: self.give_back.clone(),
         };
-        match self.news.try_send(news) {
+        match self.queue.try_send(list) {
             Ok(()) => {
-                self.waiting_changes += n_changes;
-                self.waiting_tokens += n_tokens;
+                self.queued_changes += n_changes;
+                self.queued_tokens += n_tokens;
             }
-            Err(TrySendError::Full(news)) => self.lose(news.changes),
+            Err(TrySendError::Full(list)) => self.drop_list(list.changes),
             // The next call detects the closed channel, too.
-            Err(TrySendError::Closed(news)) => self.keep(news.changes),
+            Err(TrySendError::Closed(list)) => self.recycle(list.changes),
         }
     }
 
-    fn lose(&mut self, changes: Vec<CacheChange>) {
+    fn drop_list(&mut self, changes: Vec<CacheChange>) {
         self.metrics.lost(changes.len());
         self.has_lost = true;
-        self.keep(changes);
+        self.recycle(changes);
     }
 
-    fn take_back(&mut self) {
-        while let Ok(read) = self.read.try_recv() {
-            self.waiting_changes -= read.n_changes;
-            self.waiting_tokens -= read.n_tokens;
-            self.keep(read.emptied);
+    fn collect_emptied(&mut self) {
+        while let Ok(list) = self.emptied.try_recv() {
+            self.queued_changes -= list.n_changes;
+            self.queued_tokens -= list.n_tokens;
+            self.recycle(list.changes);
         }
     }
 
-    fn keep(&mut self, mut changes: Vec<CacheChange>) {
+    fn recycle(&mut self, mut changes: Vec<CacheChange>) {
         changes.clear();
-        if changes.capacity() <= MAX_SPARE_CHANGES && self.spare.len() < MAX_WAITING_NEWS {
+        if changes.capacity() <= MAX_SPARE_CHANGES && self.spare.len() < MAX_QUEUED_LISTS {
             self.spare.push(changes);
         }
     }
@@ -191,28 +188,28 @@ mod tests {
         tree: RadixTree,
         pool: PagePool,
         feed: ChangeFeed,
-        news: Receiver<News>,
+        queue: Receiver<ChangeList>,
     }
 
     impl World {
         fn new(max_changes: usize) -> Self {
             let page_size = PageSize::new(1).expect("positive");
             let ledger = Arc::new(PoolLedger::new(page_size));
-            let policy = EvictionPolicy::from_name("lru").expect("it exists");
+            let policy = EvictionPolicy::from_name("lru").expect("lru exists");
             let mut tree = RadixTree::new(page_size, policy, ledger.clone());
             tree.note_changes();
-            let (sender, news) = mpsc::channel(MAX_WAITING_NEWS);
+            let (sender, queue) = mpsc::channel(MAX_QUEUED_LISTS);
             let metrics = KvEventMetrics::register();
             Self {
                 tree,
                 pool: PagePool::new(200_000, page_size, ledger),
                 feed: ChangeFeed::new(1, sender, max_changes, metrics),
-                news,
+                queue,
             }
         }
 
         fn insert(&mut self, tokens: &[u32]) {
-            let pages = self.pool.alloc(tokens.len()).expect("it is large");
+            let pages = self.pool.alloc(tokens.len()).expect("the pool is large");
             let inserted = self.tree.insert(Insert {
                 namespace: &Namespace::default(),
                 tokens,
@@ -225,13 +222,13 @@ mod tests {
             self.pool.free(inserted.rest);
         }
 
-        /// Reads one list and returns its summary.
+        /// Reads one list. Returns the kinds of its changes.
         fn read(&mut self) -> Option<String> {
-            let mut news = self.news.try_recv().ok()?;
+            let mut list = self.queue.try_recv().ok()?;
             let mut text = String::new();
-            let n_tokens = news.changes.iter().map(CacheChange::n_tokens).sum();
-            let n_changes = news.changes.len();
-            for change in news.changes.drain(..) {
+            let n_tokens = list.changes.iter().map(CacheChange::n_tokens).sum();
+            let n_changes = list.changes.len();
+            for change in list.changes.drain(..) {
                 text.push_str(match change {
                     CacheChange::Stored { .. } => "stored ",
                     CacheChange::Split { .. } => "split ",
@@ -239,12 +236,13 @@ mod tests {
                     CacheChange::Cleared => "cleared ",
                 });
             }
-            let read = Read {
-                emptied: news.changes,
+            let emptied = EmptiedList {
+                changes: list.changes,
                 n_changes,
                 n_tokens,
             };
-            news.read.try_send(read).expect("there is room");
+            let sent = list.give_back.try_send(emptied);
+            sent.expect("the channel has capacity");
             Some(text)
         }
     }
@@ -255,14 +253,17 @@ mod tests {
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[1, 2, 3]);
         world.insert(&[1, 2, 4]);
-        // Queued are the clear, then two new nodes and a split.
+        // The queue now holds two lists: the clear event, and two new nodes with a split.
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[5]);
         assert!(world.feed.pass_on(&mut world.tree), "the queue is full");
         world.insert(&[6]);
         assert!(world.feed.pass_on(&mut world.tree), "still full");
         assert_eq!(world.read().as_deref(), Some("cleared "));
-        assert!(world.feed.pass_on(&mut world.tree), "not all was read");
+        assert!(
+            world.feed.pass_on(&mut world.tree),
+            "the queue is not empty"
+        );
         assert_eq!(world.read().as_deref(), Some("stored split stored "));
         assert!(!world.feed.pass_on(&mut world.tree));
         let all = "cleared stored stored stored stored stored ";
@@ -280,7 +281,7 @@ mod tests {
         for token in 0..1000 {
             world.insert(&[token]);
         }
-        assert!(world.feed.pass_on(&mut world.tree), "it is lost");
+        assert!(world.feed.pass_on(&mut world.tree), "a change was dropped");
         let mut stored = 0;
         loop {
             let text = world.read().expect("something was published");
@@ -303,7 +304,10 @@ mod tests {
             world.insert(&tokens);
         }
         world.tree.note_changes();
-        assert!(world.feed.pass_on(&mut world.tree), "half is published");
+        assert!(
+            world.feed.pass_on(&mut world.tree),
+            "half of the nodes are sent"
+        );
         assert_eq!(world.read().as_deref(), Some("cleared stored stored "));
         assert!(!world.feed.pass_on(&mut world.tree));
         assert_eq!(world.read().as_deref(), Some("stored stored "));
@@ -321,7 +325,7 @@ mod tests {
             assert!(world.feed.pass_on(&mut world.tree));
         }
         assert!(!world.feed.has_lost);
-        assert!(world.feed.waiting_changes > 300 && world.feed.waiting_changes <= 600);
+        assert!(world.feed.queued_changes > 300 && world.feed.queued_changes <= 600);
         let mut all_read = String::new();
         loop {
             while let Some(text) = world.read() {
@@ -339,19 +343,19 @@ mod tests {
     #[test]
     fn a_stopped_publisher_gets_no_changes() {
         let mut world = World::new(4);
-        world.news.close();
+        world.queue.close();
         world.insert(&[1]);
         assert!(!world.feed.pass_on(&mut world.tree));
-        assert_eq!(world.feed.waiting_changes, 0);
+        assert_eq!(world.feed.queued_changes, 0);
     }
 
     #[test]
-    fn a_publisher_that_died_before_it_caught_up_is_not_waited_for() {
+    fn the_feed_does_not_wait_for_a_dead_publisher() {
         let mut world = World::new(1);
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[1]);
-        assert!(world.feed.pass_on(&mut world.tree), "it is lost");
-        world.news.close();
+        assert!(world.feed.pass_on(&mut world.tree), "a change was dropped");
+        world.queue.close();
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[2]);
         assert!(!world.feed.pass_on(&mut world.tree));

@@ -9,7 +9,7 @@ use souffleur_state::cache::namespace::Namespace;
 
 const SALT_PREFIX: &[u8] = b"sglang-cache-salt-v1\0";
 const NAMESPACE_PREFIX: &[u8] = b"sglang-kv-event-namespace-v1";
-/// Separates the namespaces of sequences with long-context RoPE factors, which SGLang does not separate.
+/// Hashed into the ids of sequences with long-context RoPE factors. SGLang has no such namespace.
 const LONG_ROTATION: &[u8] = b"\x02souffleur-long-rotation";
 
 /// The hash of a block and all blocks before it.
@@ -20,15 +20,15 @@ pub type BlockHash = [u8; 32];
 pub struct IdSpace {
     /// Replaces the previous block's hash for the first block.
     prior: Option<BlockHash>,
-    /// Mixed into the ids, so that they differ from those of equal tokens in other namespaces.
+    /// Hashed into the ids, so that equal tokens have different ids in different namespaces.
     seed: Option<BlockHash>,
     cache_salt: Option<Arc<str>>,
     is_named: bool,
 }
 
 impl IdSpace {
-    /// Creates the inputs for a namespace. SGLang's default format mixes in an `extra_key` only if it names an adapter.
-    /// Here each key is mixed in: an eviction in one namespace must not look like an eviction in another.
+    /// Creates the inputs for a namespace. SGLang's default format hashes an `extra_key` only if it names an adapter.
+    /// This function hashes every key: an eviction in one namespace must not look like an eviction in another.
     pub fn new(namespace: &Namespace, format: IdFormat) -> Self {
         let salt = namespace.cache_salt();
         let mixed_salt = salt.filter(|_| format == IdFormat::Dynamo);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_and_ids_are_those_of_sglang() {
+    fn hashes_and_ids_equal_those_of_sglang() {
         let plain = space(None, None, IdFormat::Default);
         let first = plain.hash(None, &[1, 2, 3, 4]);
         let second = plain.hash(Some(&first), &[5, 6, 7, 8]);
@@ -151,7 +151,7 @@ mod tests {
             assert_eq!(sorted.len(), of_format.len(), "{format:?}");
             ids.push(of_format);
         }
-        // Without a name, both formats give the same id; with a salt, they do not.
+        // Without a salt and an `extra_key`, both formats give the same id; with a salt, they do not.
         assert_eq!(ids[0][0], ids[1][0]);
         assert_ne!(ids[0][2], ids[1][2]);
     }

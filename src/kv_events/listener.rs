@@ -1,4 +1,4 @@
-//! Binds and accepts the connections of subscribers, on a TCP port or a Unix socket.
+//! Binds a TCP port or a Unix socket, and accepts the connections of subscribers.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::config::{Endpoint, refused};
+use super::config::{Endpoint, invalid_config};
 use super::presence;
 use souffleur_base::error::ConfigError;
 
@@ -19,12 +19,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection for S {}
 pub(super) enum Bound {
     Tcp(std::net::TcpListener),
     #[cfg(unix)]
-    /// The file is removed before the listener closes: until then, no other process takes the file for stale.
+    /// The file is removed before the listener closes, so that no other process finds a stale file.
     Ipc(SocketFile, std::os::unix::net::UnixListener),
 }
 
 impl Bound {
-    /// Binds an endpoint. `key` is the setting's name in the configuration.
+    /// Binds an endpoint. `key` is the configuration key, for the error.
     ///
     /// # Errors
     /// The system's error, with the endpoint and a remedy.
@@ -38,7 +38,7 @@ impl Bound {
                 Endpoint::Tcp { .. } => "choose another port, or 0 for any free one",
                 Endpoint::Ipc { .. } => "choose another path",
             };
-            refused(format!(
+            invalid_config(format!(
                 "failed to bind {key} {endpoint}: {error}; {advice}"
             ))
         })
@@ -81,7 +81,7 @@ impl Listener {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
                 if let Err(error) = presence::set_up(&stream) {
-                    // The connection is already closed; its task will detect that.
+                    // The peer has already closed the connection. The connection's task will detect that.
                     tracing::debug!(%error, "failed to set options of a KV event connection");
                 }
                 Box::new(stream)
@@ -99,7 +99,7 @@ fn bind_port(host: &str, port: u16) -> io::Result<Bound> {
     Ok(Bound::Tcp(listener))
 }
 
-/// A socket's file. It is removed just before its listener closes, unless another file has taken its path.
+/// The file of a Unix socket. Drop removes the file, unless another file has replaced it.
 #[cfg(unix)]
 #[derive(Debug)]
 pub(super) struct SocketFile {
@@ -155,7 +155,6 @@ fn bind_file(_: &Path) -> io::Result<Bound> {
     ))
 }
 
-/// Removes a socket file without a listener, unless a stopping engine removes it first.
 #[cfg(unix)]
 fn remove_stale(path: &Path) -> io::Result<()> {
     match try_remove_stale(path) {
@@ -206,10 +205,10 @@ mod tests {
     fn a_socket_file_is_private_and_removed_with_its_listener() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("kv");
-        let bound = bind(&path).expect("nothing is there");
+        let bound = bind(&path).expect("the path is free");
         assert_eq!(bound.port(), None);
         let mode = fs::metadata(&path)
-            .expect("it is there")
+            .expect("the file exists")
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o600);
@@ -228,17 +227,17 @@ mod tests {
     fn only_a_stale_socket_file_is_replaced() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("kv");
-        drop(UnixListener::bind(&path).expect("nothing is there"));
-        assert!(path.exists(), "it is not removed");
+        drop(UnixListener::bind(&path).expect("the path is free"));
+        assert!(path.exists(), "the file outlives its listener");
         let bound = bind(&path).expect("it is stale");
         // Another file at the path is kept when the listener closes.
-        fs::remove_file(&path).expect("it is there");
+        fs::remove_file(&path).expect("the file exists");
         fs::write(&path, "notes").expect("it can be written");
         drop(bound);
-        assert_eq!(fs::read(&path).expect("it is there"), b"notes");
+        assert_eq!(fs::read(&path).expect("the file exists"), b"notes");
         let error = bind(&path).err().expect("it is no socket");
         assert!(error.contains("not a socket"), "{error}");
-        assert_eq!(fs::read(&path).expect("it is there"), b"notes");
+        assert_eq!(fs::read(&path).expect("the file exists"), b"notes");
         let error = bind(&folder.path().join("none/kv")).err();
         assert!(error.expect("there is no such folder").contains("none/kv"));
     }
@@ -257,11 +256,11 @@ mod tests {
             socket
         };
         let listener = socket();
-        listener.bind(&addr).expect("nothing is there");
+        listener.bind(&addr).expect("the path is free");
         listener.listen(1).expect("it is bound");
         let mut waiting: Vec<_> = (0..16).map(|_| socket()).collect();
         waiting.retain(|socket| socket.connect(&addr).is_ok());
-        assert!(waiting.len() < 16, "there is room for all");
+        assert!(waiting.len() < 16, "the backlog never filled");
         let error = bind(&path).err().expect("it is in use");
         assert!(error.contains("another process listens there"), "{error}");
         assert!(path.exists());

@@ -1,7 +1,7 @@
-//! Mirrors the blocks of the prefix cache by tree node, and turns changes of the tree into block events.
+//! Keeps the blocks of each node of the radix tree, and turns changes of the tree into block events.
 //!
 //! A block belongs to the node of its last token. If blocks span several pages, a block may start in an ancestor of
-//! that node; it is stored as long as its node is.
+//! that node. Removing a node removes its blocks.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use super::hash::{BlockHash, IdSpace};
 use souffleur_state::cache::changes::{Above, CacheChange};
 use souffleur_state::pool::pages::PageSize;
 
-/// The blocks of each node. They take 32 bytes per block, about 150 per node and, if blocks span several pages, 4 per
-/// token.
+/// The blocks of each node. Memory: 32 bytes per block, about 150 bytes per node and, if blocks span several pages,
+/// 4 bytes per token.
 #[derive(Debug)]
 pub struct BlockMirror {
     block_size: usize,
     format: IdFormat,
-    /// Needed if nodes may be split inside a block: hashing the blocks after the split again takes their tokens.
+    /// True if a split may cut a block: the mirror then needs the tokens to hash the later blocks again.
     keeps_tokens: bool,
     nodes: Vec<Option<Node>>,
 }
@@ -41,7 +41,6 @@ impl Node {
         self.blocks.last().copied().or(self.before)
     }
 
-    /// The tokens of the path after the last block.
     fn tail(&self, block_size: usize) -> Vec<u32> {
         let in_blocks = self.blocks.len() * block_size;
         match in_blocks.checked_sub(self.head.len()) {
@@ -108,9 +107,9 @@ impl BlockMirror {
         } else {
             Cow::Owned([&head[..], tokens].concat())
         };
-        let whole = path.chunks_exact(self.block_size);
+        let whole_blocks = path.chunks_exact(self.block_size);
         let mut last = before;
-        let blocks: Vec<BlockHash> = whole
+        let blocks: Vec<BlockHash> = whole_blocks
             .map(|tokens| *last.insert(space.hash(last.as_ref(), tokens)))
             .collect();
         let ids: Vec<i64> = blocks.iter().map(|block| space.id(block)).collect();
@@ -219,7 +218,7 @@ mod tests {
         let mut mirror = BlockMirror::new(page(1), 4, IdFormat::Default);
         let first = events(&mut mirror, &[store(0, None, &[1, 2, 3, 4, 5, 6])]);
         assert_eq!(shapes(&first), ["[1, 2, 3, 4] below root"]);
-        // The tokens 5 and 6 are part of both blocks.
+        // Both blocks start with the tokens 5 and 6 of the parent node.
         let second = events(
             &mut mirror,
             &[store(1, Some(0), &[7, 8, 9]), store(2, Some(0), &[70, 80])],
@@ -240,7 +239,6 @@ mod tests {
         );
     }
 
-    /// However a path is split, later blocks get the same ids as on the unsplit path.
     #[test]
     fn splits_add_no_event_and_change_no_id() {
         let tokens: Vec<u32> = (1..=24).collect();

@@ -19,11 +19,11 @@ const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 /// `TCP_USER_TIMEOUT`: how long probes and sent bytes may stay unacknowledged.
 #[cfg(any(target_os = "android", target_os = "linux"))]
-const PROBE_PATIENCE: Duration = Duration::from_secs(60);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A peer that is silent for this long gets a PING.
-const ASK_AFTER: Duration = Duration::from_secs(30);
-/// The timeout for a PONG after the last write to the peer, which may still be reading.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(90);
+const PING_AFTER: Duration = Duration::from_secs(30);
+/// The timeout for a PONG. It starts at the last write to the peer, which may still be reading.
+const PONG_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Sets `TCP_NODELAY`, keepalive and, on Linux, the user timeout.
 pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
@@ -32,11 +32,11 @@ pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER);
     socket.set_tcp_keepalive(&probes.with_interval(PROBE_EVERY))?;
     #[cfg(any(target_os = "android", target_os = "linux"))]
-    socket.set_tcp_user_timeout(Some(PROBE_PATIENCE))?;
+    socket.set_tcp_user_timeout(Some(PROBE_TIMEOUT))?;
     Ok(())
 }
 
-/// Reads the next frame. After [`ASK_AFTER`], `ask` requests a PING; a peer that does not answer is dead.
+/// Reads the next frame. After [`PING_AFTER`], calls `ask`, which requests a PING. A peer that does not answer is dead.
 ///
 /// `written_at` returns the time of the last write since the PING; `None` while the PING is queued after other writes,
 /// which have their own timeout.
@@ -50,13 +50,13 @@ pub(super) async fn next_frame(
     written_at: impl Fn() -> Option<Instant>,
 ) -> Result<Frame, ZmtpError> {
     let mut pending = pin!(zmtp::read_frame(reader, limit));
-    if let Ok(frame) = timeout(ASK_AFTER, &mut pending).await {
+    if let Ok(frame) = timeout(PING_AFTER, &mut pending).await {
         return frame;
     }
     ask();
     loop {
         let since = written_at().unwrap_or_else(Instant::now);
-        if let Ok(frame) = timeout_at(since + ANSWER_PATIENCE, &mut pending).await {
+        if let Ok(frame) = timeout_at(since + PONG_TIMEOUT, &mut pending).await {
             return frame;
         }
         // A later write means that the peer is still reading.
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_kernel_probes_connections() {
+    async fn set_up_enables_keepalive_probes() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("it is bound");
         let (stream, _) = tokio::join!(TcpStream::connect(addr), listener.accept());
@@ -90,8 +90,8 @@ mod tests {
             let socket = SockRef::from(&stream);
             assert_eq!(socket.tcp_keepalive_time().ok(), Some(PROBE_AFTER));
             assert_eq!(socket.tcp_keepalive_interval().ok(), Some(PROBE_EVERY));
-            let patience = socket.tcp_user_timeout().expect("an option");
-            assert_eq!(patience, Some(PROBE_PATIENCE));
+            let expected = socket.tcp_user_timeout().expect("an option");
+            assert_eq!(expected, Some(PROBE_TIMEOUT));
         }
     }
 
@@ -103,12 +103,12 @@ mod tests {
         let ask = || asked.set(Some(Instant::now()));
         let ended = next_frame(&mut reader, 64, ask, || asked.get()).await;
         assert!(matches!(ended, Err(ZmtpError::Silent)), "{ended:?}");
-        let asked = asked.get().expect("it was asked");
-        assert_eq!((asked - begun).as_secs(), ASK_AFTER.as_secs());
-        let patience = ASK_AFTER + ANSWER_PATIENCE;
-        assert_eq!(begun.elapsed().as_secs(), patience.as_secs());
+        let asked = asked.get().expect("a PING was requested");
+        assert_eq!((asked - begun).as_secs(), PING_AFTER.as_secs());
+        let expected = PING_AFTER + PONG_TIMEOUT;
+        assert_eq!(begun.elapsed().as_secs(), expected.as_secs());
         // A partial frame that arrived before the PING is kept.
-        peer.write_all(&[0]).await.expect("there is room");
+        peer.write_all(&[0]).await.expect("the bytes fit");
         let pending = async {
             let asked = Cell::new(None);
             let ask = || asked.set(Some(Instant::now()));
@@ -116,21 +116,21 @@ mod tests {
             (frame, asked.get())
         };
         let answer = async {
-            sleep(ASK_AFTER * 2).await;
+            sleep(PING_AFTER * 2).await;
             peer.write_all(&[2, b'o', b'k']).await
         };
         let ((frame, asked), written) = tokio::join!(pending, answer);
-        written.expect("there is room");
+        written.expect("the bytes fit");
         assert!(asked.is_some());
-        assert_eq!(frame.expect("it came").body, b"ok");
+        assert_eq!(frame.expect("a frame arrived").body, b"ok");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_sends_frames_gets_no_ping() {
         let (mut reader, mut peer) = tokio::io::duplex(64);
-        peer.write_all(&[0, 1, b'a']).await.expect("there is room");
-        let frame = next_frame(&mut reader, 64, || panic!("it is not asked"), || None).await;
-        assert_eq!(frame.expect("it came").body, b"a");
+        peer.write_all(&[0, 1, b'a']).await.expect("the bytes fit");
+        let frame = next_frame(&mut reader, 64, || panic!("no PING is due"), || None).await;
+        assert_eq!(frame.expect("a frame arrived").body, b"a");
     }
 
     #[tokio::test(start_paused = true)]
@@ -151,7 +151,7 @@ mod tests {
             }
             () = writer => {}
         }
-        let patience = Duration::from_secs(5 * 80) + ANSWER_PATIENCE;
-        assert_eq!(begun.elapsed().as_secs(), patience.as_secs());
+        let expected = Duration::from_secs(5 * 80) + PONG_TIMEOUT;
+        assert_eq!(begun.elapsed().as_secs(), expected.as_secs());
     }
 }

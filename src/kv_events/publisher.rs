@@ -17,13 +17,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinSet, LocalSet, yield_now};
 
 use super::batch::{EventBatches, KvEvent};
-use super::config::{Endpoint, KvEventsConfig, refused};
-use super::feed::{ChangeFeed, MAX_WAITING_NEWS, News, Read};
+use super::config::{Endpoint, KvEventsConfig, invalid_config};
+use super::feed::{ChangeFeed, ChangeList, EmptiedList, MAX_QUEUED_LISTS};
 use super::listener::Bound;
 use super::mirror::BlockMirror;
 use super::ring::{Ring, RingLimits};
 use super::sockets::{self, Sockets};
-use super::subscription::{self, Reader, ReaderDoor};
+use super::subscription::{self, Reader, Subscriptions};
 use super::wire;
 use souffleur_base::error::ConfigError;
 use souffleur_metrics::{DeathMetrics, KvEventMetrics};
@@ -31,12 +31,12 @@ use souffleur_state::pool::pages::PageSize;
 
 /// The thread's name in the death metric.
 const NAME: &str = "kv_events";
-/// How long drop waits for the thread to end.
-const STOPPING_PATIENCE: Duration = Duration::from_secs(2);
+/// The longest time that `drop` waits for the thread to end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The publisher of an engine. Dropping it stops the thread.
 pub struct KvEventPublisher {
-    news: mpsc::Sender<News>,
+    queue: mpsc::Sender<ChangeList>,
     max_changes: usize,
     metrics: KvEventMetrics,
     outlet: KvEventsOutlet,
@@ -69,14 +69,14 @@ pub struct KvEventsInfo {
 #[derive(Clone, Debug)]
 pub struct KvEventsOutlet {
     pub info: KvEventsInfo,
-    /// For readers in this process.
-    pub door: ReaderDoor,
+    /// Subscribes readers in this process.
+    pub subscriptions: Subscriptions,
 }
 
 struct Work {
     config: KvEventsConfig,
     page_size: PageSize,
-    news: mpsc::Receiver<News>,
+    queue: mpsc::Receiver<ChangeList>,
     readers: mpsc::Receiver<Reader>,
     stopped: oneshot::Receiver<()>,
     subscribers: Option<Bound>,
@@ -136,15 +136,15 @@ impl KvEventPublisher {
             .transpose()?;
         let metrics = KvEventMetrics::register();
         let info = info(&config, subscribers.as_ref(), replays.as_ref());
-        let (news, to_read) = mpsc::channel(MAX_WAITING_NEWS);
+        let (queue, queued) = mpsc::channel(MAX_QUEUED_LISTS);
         let (stop, stopped) = oneshot::channel();
         let (running, ended) = crossbeam_channel::bounded(1);
         let max_changes = config.max_queue_size;
-        let (door, readers) = ReaderDoor::new();
+        let (subscriptions, readers) = Subscriptions::new();
         let work = Work {
             config,
             page_size,
-            news: to_read,
+            queue: queued,
             stopped,
             subscribers,
             replays,
@@ -172,31 +172,35 @@ impl KvEventPublisher {
             drop(running);
         });
         spawned.map_err(|error| {
-            refused(format!(
+            invalid_config(format!(
                 "failed to start the KV event publisher's thread: {error}"
             ))
         })?;
         if let Ok(Err(error)) = ended.recv() {
-            return Err(refused(format!(
+            return Err(invalid_config(format!(
                 "failed to start the KV event publisher: {error}"
             )));
         }
         log_start(&info);
         Ok(Self {
-            news,
+            queue,
             max_changes,
             metrics,
-            outlet: KvEventsOutlet { info, door },
+            outlet: KvEventsOutlet {
+                info,
+                subscriptions,
+            },
             stop: Some(stop),
             ended,
         })
     }
 
-    /// The feed for the tree of one generation of actors. Its first change invalidates feeds of earlier generations.
+    /// Creates the feed for the tree of one generation of actors. Its first list of changes makes the publisher ignore
+    /// the feeds of earlier generations.
     pub fn feed(&self, generation: u64) -> ChangeFeed {
         ChangeFeed::new(
             generation,
-            self.news.clone(),
+            self.queue.clone(),
             self.max_changes,
             self.metrics.clone(),
         )
@@ -215,9 +219,9 @@ impl KvEventPublisher {
 impl Drop for KvEventPublisher {
     fn drop(&mut self) {
         let _ = self.stop.take().map(|stop| stop.send(()));
-        let waited = self.ended.recv_timeout(STOPPING_PATIENCE);
+        let waited = self.ended.recv_timeout(STOP_TIMEOUT);
         if matches!(waited, Err(RecvTimeoutError::Timeout)) {
-            tracing::warn!("the KV event publisher did not stop in time");
+            tracing::warn!("the KV event publisher's thread did not stop in time");
         }
     }
 }
@@ -263,7 +267,7 @@ async fn publish(work: Work) -> io::Result<()> {
     let Work {
         config,
         page_size,
-        mut news,
+        mut queue,
         mut stopped,
         subscribers,
         replays,
@@ -296,7 +300,7 @@ async fn publish(work: Work) -> io::Result<()> {
     }
     if let Some(bound) = replays {
         let listener = bound.listen()?;
-        serving.spawn_local(sockets::accept_questions(listener, sockets.clone()));
+        serving.spawn_local(sockets::accept_replay_clients(listener, sockets.clone()));
     }
     serving.spawn_local(subscription::serve_readers(readers, sockets.clone()));
     let mut publishing = Publishing::new(config, page_size);
@@ -305,7 +309,7 @@ async fn publish(work: Work) -> io::Result<()> {
             biased;
             _ = &mut stopped => None,
             Some(Err(panicked)) = serving.join_next() => return Err(io::Error::other(panicked)),
-            next = news.recv() => next,
+            next = queue.recv() => next,
         };
         let Some(next) = next else { return Ok(()) };
         publishing.take(next, &sockets);
@@ -333,12 +337,12 @@ impl Publishing {
         }
     }
 
-    fn take(&mut self, news: News, sockets: &Sockets) {
-        let News {
+    fn take(&mut self, list: ChangeList, sockets: &Sockets) {
+        let ChangeList {
             generation,
             mut changes,
-            read,
-        } = news;
+            give_back,
+        } = list;
         if generation > self.generation {
             self.generation = generation;
             let (block_size, format) = (self.config.block_size, self.config.format);
@@ -355,9 +359,9 @@ impl Publishing {
         for batch in self.events.take() {
             self.publish(&batch, sockets);
         }
-        // The feed may be dropped.
-        let _ = read.try_send(Read {
-            emptied: changes,
+        // Sending fails if the feed was dropped.
+        let _ = give_back.try_send(EmptiedList {
+            changes,
             n_changes,
             n_tokens,
         });
@@ -385,7 +389,7 @@ impl Publishing {
     }
 }
 
-/// Indices of the events whose blocks are in a named namespace.
+/// Indices of the events whose blocks are in a namespace with a salt or an `extra_key`.
 pub(super) fn named(batch: &[KvEvent]) -> Vec<u32> {
     let is_named = |event: &KvEvent| match event {
         KvEvent::Stored(blocks) => blocks.is_named,
@@ -436,18 +440,18 @@ mod tests {
     #[test]
     fn a_death_is_counted_once_and_a_stop_is_not_counted() {
         let (publisher, handle) = started();
-        let (read, _to_read) = mpsc::channel(1);
-        let news = News {
+        let (give_back, _emptied) = mpsc::channel(1);
+        let list = ChangeList {
             generation: 1,
-            // The node is unknown, which no tree reports, so that the publisher panics.
+            // A split of an unknown node makes the publisher panic.
             changes: vec![CacheChange::Split {
                 upper: 0,
                 lower: 7,
                 at: 1,
             }],
-            read,
+            give_back,
         };
-        assert!(publisher.news.try_send(news).is_ok());
+        assert!(publisher.queue.try_send(list).is_ok());
         assert!(publisher.ended.recv().is_err(), "its thread ends");
         let counted = "souffleur_actor_deaths_total{actor=\"kv_events\"} 1";
         assert_eq!(deaths(&handle).as_deref(), Some(counted));

@@ -8,22 +8,22 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAcce
 use super::batch::{KvEvent, StoredBlocks};
 use super::wire::{CLEARED, REMOVED, STORED};
 
-/// Decodes the output of [`encode`] in either encoding into the time in seconds since 1970, and the events. Arrays have
-/// no salts, and neither encoding has an `extra_key`: `is_named` is true only for blocks with a salt.
+/// Decodes the output of [`encode`] in either encoding into the time in seconds since 1970, and the events. Event
+/// arrays have no salts, and neither encoding has an `extra_key`: `is_named` is true only for blocks with a salt.
 ///
 /// # Errors
 /// The bytes are not an encoded batch.
 ///
 /// [`encode`]: super::wire::encode
 pub fn decode(payload: &[u8]) -> Result<(f64, Vec<KvEvent>), rmp_serde::decode::Error> {
-    let (time_s, events, _rank): (f64, Vec<Read>, u32) = rmp_serde::from_slice(payload)?;
-    let events = events.into_iter().map(|Read(event)| event);
+    let (time_s, events, _rank): (f64, Vec<DecodedEvent>, u32) = rmp_serde::from_slice(payload)?;
+    let events = events.into_iter().map(|DecodedEvent(event)| event);
     Ok((time_s, events.collect()))
 }
 
-struct Read(KvEvent);
+struct DecodedEvent(KvEvent);
 
-impl<'de> Deserialize<'de> for Read {
+impl<'de> Deserialize<'de> for DecodedEvent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let fields = deserializer.deserialize_any(EventVisitor)?;
         fields.into_event().map(Self).map_err(D::Error::custom)

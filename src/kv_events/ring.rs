@@ -1,4 +1,4 @@
-//! A ring buffer of the last batches, from which subscribers and replays are served.
+//! A ring buffer of the last batches, which are sent to subscribers and replayed on request.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct Batch {
     /// Sequence number, from 0 without gaps.
     pub seq: u64,
     pub payload: Vec<u8>,
-    /// The indices of the events whose blocks are in a named namespace, which the payload does not always show.
+    /// The indices of the events whose blocks are in a namespace with a salt or an `extra_key`.
     pub named: Vec<u32>,
 }
 
@@ -29,7 +29,7 @@ impl Batch {
     }
 }
 
-/// The last batches. All subscribers read from the ring, so that slow ones need no queues of their own.
+/// The last batches. All subscribers read from the ring, so that a slow subscriber needs no queue.
 #[derive(Debug)]
 pub struct Ring {
     limits: RingLimits,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_bounded_too_but_the_last_batch_stays() {
+    fn the_byte_limit_drops_all_batches_but_the_last() {
         let mut ring = Ring {
             max_bytes: 100,
             ..ring(1000, None)

@@ -16,21 +16,21 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::complaints::Complaints;
 use super::listener::{Connection, Listener};
-use super::patience::{IDLE_PATIENCE, MAX_WORD_BYTES, REPLAY_PATIENCE, write};
 use super::presence;
-use super::question::read_question;
+use super::replay_request::read_request;
 use super::ring::{Batch, Ring};
-use super::zmtp::{self, Frame, PeerVersion, SocketType, SubscriberWord, ZmtpError};
+use super::timeouts::{IDLE_TIMEOUT, MAX_PEER_FRAME_BYTES, REPLAY_TIMEOUT, write};
+use super::zmtp::{self, Frame, PeerVersion, SocketType, SubscriberCommand, ZmtpError};
 use souffleur_metrics::{KvEventMetrics, SubscriberCount};
 
 /// The largest number of connections per socket; further ones are closed.
 const MAX_CONNECTIONS: usize = 64;
-const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A subscriber that reads nothing for this long is disconnected; ZeroMQ reconnects by itself.
-const SUBSCRIBER_PATIENCE: Duration = Duration::from_secs(60);
+const SUBSCRIBER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The largest number of topics per subscriber.
 const MAX_TOPICS: usize = 64;
-/// The sequence number of the answer after the last replayed batch.
+/// The sequence number of the message that ends a replay.
 const END_OF_REPLAY: i64 = -1;
 /// The first and the longest reconnect delay, with exponential backoff.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -61,13 +61,12 @@ impl Sockets {
     }
 }
 
-/// Serves subscribers that connect to `listener`, forever.
 pub(super) async fn accept_subscribers(listener: Listener, sockets: Rc<Sockets>) {
     let serve = |stream| serve_subscriber(stream, sockets.clone());
     accept(listener, &sockets, serve).await;
 }
 
-pub(super) async fn accept_questions(listener: Listener, sockets: Rc<Sockets>) {
+pub(super) async fn accept_replay_clients(listener: Listener, sockets: Rc<Sockets>) {
     let serve = |stream| serve_replays(stream, sockets.clone());
     accept(listener, &sockets, serve).await;
 }
@@ -85,7 +84,7 @@ pub(super) async fn connect_to_subscriber((host, port): (String, u16), sockets: 
                 if !matches!(ended, Err(ZmtpError::Peer(_))) {
                     wait = FIRST_RETRY;
                 }
-                note_end(ended, &sockets.complaints);
+                log_end(ended, &sockets.complaints);
             }
             Err(error) => {
                 tracing::debug!(host, %error, "failed to connect to a KV event subscriber")
@@ -124,13 +123,13 @@ async fn accept<F>(
         let (served, open) = (serve(stream), open.clone());
         let sockets = sockets.clone();
         tokio::task::spawn_local(async move {
-            note_end(served.await, &sockets.complaints);
+            log_end(served.await, &sockets.complaints);
             open.set(open.get() - 1);
         });
     }
 }
 
-fn note_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
+fn log_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     match ended {
         Ok(()) => (),
         Err(error @ (ZmtpError::Io(_) | ZmtpError::Idle | ZmtpError::Silent)) => {
@@ -140,7 +139,6 @@ fn note_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     }
 }
 
-/// The halves of a connection, and the peer's version.
 type Opened<S> = (ReadHalf<S>, WriteHalf<S>, PeerVersion);
 
 async fn open<S>(stream: S, socket: SocketType) -> Result<Opened<S>, ZmtpError>
@@ -148,8 +146,8 @@ where
     S: AsyncRead + AsyncWrite,
 {
     let (mut reader, mut writer) = tokio::io::split(stream);
-    let shaken = zmtp::handshake(&mut reader, &mut writer, socket);
-    let version = timeout(HANDSHAKE_PATIENCE, shaken)
+    let handshake = zmtp::handshake(&mut reader, &mut writer, socket);
+    let version = timeout(HANDSHAKE_TIMEOUT, handshake)
         .await
         .map_err(|_| ZmtpError::Late)??;
     Ok((reader, writer, version))
@@ -163,7 +161,7 @@ struct Subscriber {
     next: Cell<Option<u64>>,
     /// The pending answer to the subscriber's last PING.
     pong: Cell<Option<Vec<u8>>>,
-    /// A PING is due and not yet written.
+    /// True while a PING is due and not yet written.
     ping: Cell<bool>,
     written_at: Cell<Option<Instant>>,
     changed: Notify,
@@ -171,7 +169,7 @@ struct Subscriber {
 
 impl Subscriber {
     /// The time of the last write since the PING; `None` while the PING is pending.
-    fn asked_at(&self) -> Option<Instant> {
+    fn written_since_ping(&self) -> Option<Instant> {
         self.written_at.get().filter(|_| !self.ping.get())
     }
 }
@@ -200,7 +198,7 @@ async fn read_subscriptions(
         let frame = match subscriber.next.get() {
             // A subscriber with a matching topic need not send anything.
             Some(_) => received.await?,
-            None => timeout_at(idle_since + IDLE_PATIENCE, received)
+            None => timeout_at(idle_since + IDLE_TIMEOUT, received)
                 .await
                 .map_err(|_| ZmtpError::Idle)??,
         };
@@ -209,23 +207,23 @@ async fn read_subscriptions(
         }
         idle_since = Instant::now();
         let mut topics = subscriber.topics.borrow_mut();
-        match zmtp::subscriber_word(&frame) {
-            Some(SubscriberWord::Subscribe(topic)) => {
+        match zmtp::subscriber_command(&frame) {
+            Some(SubscriberCommand::Subscribe(topic)) => {
                 if topics.len() >= MAX_TOPICS {
                     return Err(ZmtpError::Peer("subscribed to too many topics"));
                 }
                 topics.push(topic.to_vec());
             }
-            Some(SubscriberWord::Cancel(topic)) => {
+            Some(SubscriberCommand::Cancel(topic)) => {
                 if let Some(at) = topics.iter().position(|known| known == topic) {
                     topics.swap_remove(at);
                 }
             }
-            Some(SubscriberWord::Ping(pong)) => subscriber.pong.set(Some(pong)),
+            Some(SubscriberCommand::Ping(pong)) => subscriber.pong.set(Some(pong)),
             None => (),
         }
-        let ours = sockets.topic.as_bytes();
-        let next = if topics.iter().any(|topic| ours.starts_with(topic)) {
+        let topic = sockets.topic.as_bytes();
+        let next = if topics.iter().any(|prefix| topic.starts_with(prefix)) {
             subscriber.next.get().or(Some(sockets.ring.borrow().next()))
         } else {
             None
@@ -246,9 +244,12 @@ async fn receive(
         subscriber.changed.notify_one();
     };
     match version {
-        PeerVersion::V3_0 => zmtp::read_frame(reader, MAX_WORD_BYTES).await,
+        PeerVersion::V3_0 => zmtp::read_frame(reader, MAX_PEER_FRAME_BYTES).await,
         PeerVersion::V3_1 => {
-            presence::next_frame(reader, MAX_WORD_BYTES, ask, || subscriber.asked_at()).await
+            presence::next_frame(reader, MAX_PEER_FRAME_BYTES, ask, || {
+                subscriber.written_since_ping()
+            })
+            .await
         }
     }
 }
@@ -287,7 +288,7 @@ async fn write_to(
     bytes: &[u8],
     subscriber: &Subscriber,
 ) -> Result<(), ZmtpError> {
-    write(writer, bytes, SUBSCRIBER_PATIENCE).await?;
+    write(writer, bytes, SUBSCRIBER_TIMEOUT).await?;
     subscriber.written_at.set(Some(Instant::now()));
     Ok(())
 }
@@ -310,12 +311,12 @@ where
 {
     let (mut reader, mut writer, _) = open(stream, SocketType::Router).await?;
     loop {
-        let Some(question) = read_question(&mut reader, &mut writer).await? else {
+        let Some(request) = read_request(&mut reader, &mut writer).await? else {
             return Ok(());
         };
         sockets.metrics.replayed();
         let end = sockets.ring.borrow().next();
-        let mut seq = question.first;
+        let mut seq = request.first;
         loop {
             let batch = {
                 let ring = sockets.ring.borrow();
@@ -325,13 +326,13 @@ where
             let Some(batch) = batch else { break };
             let number = batch.seq.to_be_bytes();
             let answer = [sockets.topic.as_bytes(), &number, &batch.payload];
-            let bytes = zmtp::message(&question.answer(&answer));
-            write(&mut writer, &bytes, REPLAY_PATIENCE).await?;
+            let bytes = zmtp::message(&request.answer(&answer));
+            write(&mut writer, &bytes, REPLAY_TIMEOUT).await?;
             seq += 1;
         }
         let number = END_OF_REPLAY.to_be_bytes();
-        let bytes = zmtp::message(&question.answer(&[b"", &number, b""]));
-        write(&mut writer, &bytes, REPLAY_PATIENCE).await?;
+        let bytes = zmtp::message(&request.answer(&[b"", &number, b""]));
+        write(&mut writer, &bytes, REPLAY_TIMEOUT).await?;
     }
 }
 

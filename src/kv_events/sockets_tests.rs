@@ -30,7 +30,7 @@ async fn introduce(peer: &mut DuplexStream, minor: u8, subscriptions: &[u8]) {
     hello[12..16].copy_from_slice(b"NULL");
     hello.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB");
     hello.extend(subscriptions);
-    peer.write_all(&hello).await.expect("there is room");
+    peer.write_all(&hello).await.expect("the bytes fit");
     let mut greeting = [0; 64];
     peer.read_exact(&mut greeting).await.expect("a greeting");
     let mut head = [0; 2];
@@ -39,21 +39,21 @@ async fn introduce(peer: &mut DuplexStream, minor: u8, subscriptions: &[u8]) {
     peer.read_exact(&mut ready).await.expect("it is ready");
 }
 
-/// Answers the first `most` PINGs. Returns the number of PINGs.
+/// Answers the first `most` PINGs. Returns the number of PINGs until the connection closes.
 async fn answer(peer: &mut DuplexStream, most: usize) -> usize {
-    let mut question = vec![0; PING.len()];
-    let mut n_asked = 0;
-    while peer.read_exact(&mut question).await.is_ok() {
-        assert_eq!(question, PING);
-        n_asked += 1;
-        if n_asked <= most {
-            peer.write_all(PONG).await.expect("there is room");
+    let mut ping = vec![0; PING.len()];
+    let mut n_pings = 0;
+    while peer.read_exact(&mut ping).await.is_ok() {
+        assert_eq!(ping, PING);
+        n_pings += 1;
+        if n_pings <= most {
+            peer.write_all(PONG).await.expect("the bytes fit");
         }
     }
-    n_asked
+    n_pings
 }
 
-/// Serves a subscriber that answers the first `most` PINGs. Returns the error, the time, and the number of PINGs.
+/// Serves a subscriber that answers the first `most` PINGs. Returns the error, its time, and the number of PINGs.
 async fn serve(minor: u8, subscriptions: &[u8], most: usize) -> (ZmtpError, Duration, usize) {
     let (ours, mut peer) = duplex(1 << 12);
     let begun = Instant::now();
@@ -65,31 +65,31 @@ async fn serve(minor: u8, subscriptions: &[u8], most: usize) -> (ZmtpError, Dura
         introduce(&mut peer, minor, subscriptions).await;
         answer(&mut peer, most).await
     };
-    let ((ended, at), n_asked) = tokio::join!(served, peer);
-    (ended, at, n_asked)
+    let ((ended, at), n_pings) = tokio::join!(served, peer);
+    (ended, at, n_pings)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_answers_no_ping_is_disconnected() {
-    let (ended, at, n_asked) = serve(1, b"\0\x03\x01kv", 0).await;
+    let (ended, at, n_pings) = serve(1, b"\0\x03\x01kv", 0).await;
     assert!(matches!(ended, ZmtpError::Silent), "{ended}");
-    assert_eq!((at.as_secs(), n_asked), (120, 1));
+    assert_eq!((at.as_secs(), n_pings), (120, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_stays_connected_while_it_answers_pings() {
-    let (ended, at, n_asked) = serve(1, b"\0\x03\x01kv", 100).await;
+    let (ended, at, n_pings) = serve(1, b"\0\x03\x01kv", 100).await;
     assert!(matches!(ended, ZmtpError::Silent), "{ended}");
-    assert_eq!((at.as_secs(), n_asked), (100 * 30 + 120, 101));
+    assert_eq!((at.as_secs(), n_pings), (100 * 30 + 120, 101));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_peer_without_a_matching_topic_is_disconnected() {
     for subscriptions in [&b""[..], b"\0\x06\x01other"] {
-        let (ended, at, n_asked) = serve(1, subscriptions, 100).await;
+        let (ended, at, n_pings) = serve(1, subscriptions, 100).await;
         assert!(matches!(ended, ZmtpError::Idle), "{ended}");
-        assert_eq!(at.as_secs(), IDLE_PATIENCE.as_secs());
-        assert!((3..=4).contains(&n_asked), "{n_asked}");
+        assert_eq!(at.as_secs(), IDLE_TIMEOUT.as_secs());
+        assert!((3..=4).contains(&n_pings), "{n_pings}");
     }
 }
 
@@ -114,25 +114,25 @@ async fn a_slow_but_steady_subscriber_stays_connected() {
     let sockets = sockets();
     let peer = async {
         introduce(&mut peer, 1, b"\0\x03\x01kv").await;
-        // Virtual time passes once the publisher has read the subscription.
+        // The paused clock advances only after the publisher has read the subscription.
         sleep(Duration::from_secs(1)).await;
         for _ in 0..100 {
             sockets.publish(vec![0; 8 << 10], Vec::new());
         }
-        // A PING follows eight batches, which take the peer longer to read than the PONG timeout.
-        let (mut n_read, mut n_asked) = (0, 0);
+        // The PING is queued after eight batches, and reading them takes the peer longer than the PONG timeout.
+        let (mut n_read, mut n_pings) = (0, 0);
         while n_read < 30 {
             let frame = zmtp::read_frame(&mut peer, 16 << 10).await;
             let frame = frame.expect("it is served");
             if frame.is_command {
-                peer.write_all(PONG).await.expect("there is room");
-                n_asked += 1;
+                peer.write_all(PONG).await.expect("the bytes fit");
+                n_pings += 1;
             } else if !frame.has_more {
                 n_read += 1;
                 sleep(EVERY).await;
             }
         }
-        assert!(n_asked > 0);
+        assert!(n_pings > 0);
     };
     tokio::select! {
         ended = serve_subscriber(ours, sockets.clone()) => panic!("{ended:?}"),

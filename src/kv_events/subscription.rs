@@ -1,10 +1,10 @@
 //! Subscriptions to KV events from within this process, without a socket.
 //!
-//! A reader gets batches from the same ring as the PUB socket, with numbers without gaps, and can resume after the last
-//! number that it saw. Numbers start at the publisher's start time in microseconds since 1970: numbers from an earlier
-//! run of the engine are recognised because they are smaller. One clear event replaces lost batches, so that a reader's
-//! numbers may lag the publisher's. A reader that resumes with a lagging number gets some batches twice, and still ends
-//! in the same state.
+//! A reader gets batches from the same ring as the PUB socket. Batches are numbered without gaps, so that a reader can
+//! resume after the last number that it saw. Numbers start at the publisher's start time in microseconds since 1970, so
+//! that numbers from an earlier run of the engine are smaller. One clear event replaces all lost batches, so that a
+//! reader's numbers may lag the publisher's. A reader that resumes with such a number gets some batches twice, which
+//! does not change its final state.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,16 +22,16 @@ use souffleur_metrics::SubscriberCount;
 
 /// The largest number of concurrent readers.
 const MAX_READERS: usize = 64;
-/// The largest number of batches queued for a reader; later ones wait in the ring.
-const BATCHES_UNDER_WAY: usize = 2;
+/// The largest number of batches queued for a reader. Later batches wait in the ring.
+const MAX_QUEUED_BATCHES: usize = 2;
 /// A reader that takes no batch for this long is dropped, even if its receiver is never polled again.
-const READER_PATIENCE: Duration = Duration::from_secs(60);
+const READER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Subscribes to an engine's publisher from within its process.
+/// Creates subscriptions to an engine's publisher within its process.
 #[derive(Clone, Debug)]
-pub struct ReaderDoor {
+pub struct Subscriptions {
     readers: mpsc::Sender<Reader>,
-    places: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     first_number: u64,
 }
 
@@ -50,16 +50,16 @@ pub enum SubscribeError {
     Stopped,
 }
 
-impl ReaderDoor {
+impl Subscriptions {
     /// Returns the handle for subscribers, and the publisher's receiver of new readers.
     pub(super) fn new() -> (Self, mpsc::Receiver<Reader>) {
         let (readers, new_readers) = mpsc::channel(MAX_READERS);
-        let door = Self {
+        let subscriptions = Self {
             readers,
-            places: Arc::new(Semaphore::new(MAX_READERS)),
+            slots: Arc::new(Semaphore::new(MAX_READERS)),
             first_number: now().as_micros().try_into().unwrap_or(u64::MAX / 2).max(1),
         };
-        (door, new_readers)
+        (subscriptions, new_readers)
     }
 
     /// Subscribes to the batches after this number; 0 for all kept batches.
@@ -67,14 +67,14 @@ impl ReaderDoor {
     /// # Errors
     /// The limit of readers is reached, or the publisher has stopped.
     pub fn subscribe(&self, after: u64) -> Result<KvEventSubscription, SubscribeError> {
-        let place = self.places.clone().try_acquire_owned();
-        let place = place.map_err(|_| SubscribeError::TooMany)?;
-        let (delivery, deliveries) = mpsc::channel(BATCHES_UNDER_WAY);
+        let slot = self.slots.clone().try_acquire_owned();
+        let slot = slot.map_err(|_| SubscribeError::TooMany)?;
+        let (delivery, deliveries) = mpsc::channel(MAX_QUEUED_BATCHES);
         let next = self.seq_after(after);
         let taken = self.readers.try_send(Reader {
             next,
             delivery,
-            _place: place,
+            _slot: slot,
         });
         taken.map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => SubscribeError::TooMany,
@@ -105,8 +105,8 @@ pub(super) struct Reader {
     /// The next batch to send; `None` for the oldest kept batch.
     next: Option<u64>,
     delivery: mpsc::Sender<Delivery>,
-    /// Held by the publisher, since the subscriber may never poll or drop its receiver.
-    _place: OwnedSemaphorePermit,
+    /// The publisher holds the permit, since a subscriber may never poll or drop its receiver.
+    _slot: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]
@@ -129,14 +129,12 @@ impl Reader {
         Some(Delivery::Batch(batch))
     }
 
-    /// Sends a delivery; false if the reader did not take it in time.
     async fn deliver(&self, delivery: Delivery) -> bool {
-        let sent = timeout(READER_PATIENCE, self.delivery.send(delivery)).await;
+        let sent = timeout(READER_TIMEOUT, self.delivery.send(delivery)).await;
         matches!(sent, Ok(Ok(())))
     }
 }
 
-/// Serves readers of this process, forever.
 pub(super) async fn serve_readers(mut new_readers: mpsc::Receiver<Reader>, sockets: Rc<Sockets>) {
     while let Some(reader) = new_readers.recv().await {
         spawn_local(deliver(reader, sockets.clone()));
@@ -172,7 +170,7 @@ pub struct NumberedEvents {
     pub events: Vec<KvEvent>,
 }
 
-/// A subscription to the events of an engine's cache. It ends when it is dropped, or not read for a minute.
+/// A subscription to the events of an engine's cache. A subscription that is not read for a minute ends.
 #[derive(Debug)]
 pub struct KvEventSubscription {
     deliveries: mpsc::Receiver<Delivery>,
@@ -239,7 +237,7 @@ mod tests {
 
     const FIRST: u64 = 1000;
 
-    /// A ring to which `n_batches` batches were pushed, and which keeps the last two.
+    /// Pushes `n_batches` batches to a ring that keeps two.
     fn ring(n_batches: i64) -> Ring {
         let mut ring = Ring::new(RingLimits {
             replayed: 2,
@@ -252,19 +250,19 @@ mod tests {
         ring
     }
 
-    /// The batches that a reader gets from a series of rings: the number and the block of each, or `None` for a clear.
+    /// The batches that a reader gets from successive rings: number and block id, or `None` for a clear event.
     fn read(after: u64, rings: &[Ring]) -> Vec<(u64, Option<i64>)> {
-        let (mut door, mut new_readers) = ReaderDoor::new();
-        door.first_number = FIRST;
-        let mut subscription = door.subscribe(after).expect("there is room");
-        let mut reader = new_readers.try_recv().expect("it has come");
+        let (mut subscriptions, mut new_readers) = Subscriptions::new();
+        subscriptions.first_number = FIRST;
+        let mut subscription = subscriptions.subscribe(after).expect("a slot is free");
+        let mut reader = new_readers.try_recv().expect("it was sent");
         let mut seen = Vec::new();
         for ring in rings {
             while let Some(delivery) = reader.next_delivery(ring) {
-                reader.delivery.try_send(delivery).expect("there is room");
+                reader.delivery.try_send(delivery).expect("the batch fits");
                 let batch = subscription.next();
                 let batch = futures_util::FutureExt::now_or_never(batch);
-                let batch = batch.flatten().expect("it has come");
+                let batch = batch.flatten().expect("it was sent");
                 seen.push((
                     batch.number,
                     match &batch.events[..] {
@@ -294,9 +292,9 @@ mod tests {
     }
 
     #[test]
-    fn lost_batches_are_a_clear_and_the_numbers_have_no_gap() {
+    fn a_clear_event_replaces_lost_batches() {
         let from = |last: u64| [(last + 1, None), (last + 2, Some(3)), (last + 3, Some(4))];
-        // The number of a lost batch, of an earlier run (twice), and of a run whose clock was ahead.
+        // Numbers of: a lost batch, an earlier run (1 and 999), and a run whose clock was ahead.
         for last in [1001, 1, 999, 2000] {
             assert_eq!(read(last, &[ring(5)]), from(last), "{last}");
         }
@@ -314,25 +312,27 @@ mod tests {
     }
 
     #[test]
-    fn readers_are_bounded_and_free_their_places() {
-        let (door, new_readers) = ReaderDoor::new();
-        let mut readers: Vec<_> = (0..MAX_READERS).map(|_| door.subscribe(0)).collect();
+    fn readers_are_limited_and_free_their_slots() {
+        let (subscriptions, new_readers) = Subscriptions::new();
+        let mut readers: Vec<_> = (0..MAX_READERS)
+            .map(|_| subscriptions.subscribe(0))
+            .collect();
         assert!(readers.iter().all(Result::is_ok));
-        let refused = door.subscribe(0).err();
+        let refused = subscriptions.subscribe(0).err();
         assert_eq!(refused, Some(SubscribeError::TooMany));
         drop(new_readers);
         readers.pop();
-        let refused = door.subscribe(0).err();
+        let refused = subscriptions.subscribe(0).err();
         assert_eq!(refused, Some(SubscribeError::Stopped));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_stops_reading_is_dropped() {
-        let (door, mut new_readers) = ReaderDoor::new();
-        // The clear and the two kept batches are one more than the queue holds.
-        let mut subscription = door.subscribe(1).expect("there is room");
-        let reader = new_readers.try_recv().expect("it has come");
-        assert_eq!(door.places.available_permits(), MAX_READERS - 1);
+        let (subscriptions, mut new_readers) = Subscriptions::new();
+        // The clear event and the two batches in the ring are one more than the queue holds.
+        let mut subscription = subscriptions.subscribe(1).expect("a slot is free");
+        let reader = new_readers.try_recv().expect("it was sent");
+        assert_eq!(subscriptions.slots.available_permits(), MAX_READERS - 1);
         let sockets = Sockets {
             topic: String::new(),
             ring: RefCell::new(ring(5)),
@@ -342,8 +342,8 @@ mod tests {
         };
         let begun = Instant::now();
         deliver(reader, Rc::new(sockets)).await;
-        assert_eq!(begun.elapsed().as_secs(), READER_PATIENCE.as_secs());
-        assert_eq!(door.places.available_permits(), MAX_READERS);
+        assert_eq!(begun.elapsed().as_secs(), READER_TIMEOUT.as_secs());
+        assert_eq!(subscriptions.slots.available_permits(), MAX_READERS);
         // Batches in flight can still be read.
         for number in [2, 3] {
             let batch = subscription.next().await.expect("it was queued");
@@ -363,7 +363,7 @@ mod tests {
                 is_named,
             })
         };
-        // Named as by an `extra_key`, which neither encoding has.
+        // The namespaces have an `extra_key`, which neither encoding transmits.
         let events = vec![
             stored(1, false),
             stored(2, true),

@@ -33,7 +33,7 @@ impl World {
     fn new(config: &Value) -> Self {
         let page_size = PageSize::new(PAGE).expect("positive");
         let config = KvEventsConfig::parse(&config.to_string(), page_size).expect("valid");
-        let publisher = KvEventPublisher::start(config.expect("it is on"), page_size);
+        let publisher = KvEventPublisher::start(config.expect("KV events are on"), page_size);
         let publisher = publisher.expect("a port is free");
         let (tree, pool) = tree(page_size);
         Self {
@@ -50,7 +50,7 @@ impl World {
             namespace: &Namespace::default(),
             tokens,
             owner: None,
-            pages: pages.expect("it is large"),
+            pages: pages.expect("the pool is large"),
             priority: 0,
             inserted_tokens: 0,
         });
@@ -60,7 +60,7 @@ impl World {
     }
 
     fn pass_on(&mut self) {
-        assert!(!self.feed.pass_on(&mut self.tree), "there is room for it");
+        assert!(!self.feed.pass_on(&mut self.tree), "the queue has capacity");
     }
 
     fn subscriber(&self, topic: &str) -> Peer {
@@ -69,7 +69,7 @@ impl World {
         peer
     }
 
-    fn asker(&self) -> Peer {
+    fn replay_client(&self) -> Peer {
         let port = self.publisher.info().replay_endpoint_port_base;
         Peer::connect(port.expect("it is configured"), "REQ")
     }
@@ -77,7 +77,7 @@ impl World {
 
 fn tree(page_size: PageSize) -> (RadixTree, PagePool) {
     let ledger = Arc::new(PoolLedger::new(page_size));
-    let policy = EvictionPolicy::from_name("lru").expect("it exists");
+    let policy = EvictionPolicy::from_name("lru").expect("lru exists");
     let mut tree = RadixTree::new(page_size, policy, ledger.clone());
     tree.note_changes();
     (tree, PagePool::new(400_000, page_size, ledger))
@@ -109,7 +109,7 @@ fn kinds(messages: &[Message]) -> Vec<(i64, String)> {
     messages.iter().map(kind).collect()
 }
 
-fn named(rows: &[(i64, &str)]) -> Vec<(i64, String)> {
+fn owned(rows: &[(i64, &str)]) -> Vec<(i64, String)> {
     rows.iter()
         .map(|(seq, kind)| (*seq, (*kind).to_owned()))
         .collect()
@@ -130,7 +130,7 @@ fn subscribers_get_new_events_and_can_request_missed_ones() {
         (2, "BlockStored"),
         (3, "BlockRemoved"),
     ];
-    assert_eq!(kinds(&received), named(&all[..3]));
+    assert_eq!(kinds(&received), owned(&all[..3]));
     let [first, second] = [1, 2].map(|at: usize| &received[at].payload[1][0]);
     assert_eq!(first["parent_block_hash"], Value::Null);
     assert_eq!(first["token_ids"], json!(tokens(1, 32)));
@@ -145,27 +145,27 @@ fn subscribers_get_new_events_and_can_request_missed_ones() {
     world.pass_on();
     for peer in [&mut early, &mut late] {
         let gone = [peer.read_message()];
-        assert_eq!(kinds(&gone), named(&all[3..]));
+        assert_eq!(kinds(&gone), owned(&all[3..]));
         let ids = &gone[0].payload[1][0]["block_hashes"];
         assert_eq!(ids, &second["block_hashes"]);
     }
-    let mut asker = world.asker();
-    assert_eq!(kinds(&asker.ask(0)), named(&all));
-    assert_eq!(kinds(&asker.ask(2)), named(&all[2..]));
-    assert!(asker.ask(4).is_empty());
-    assert!(asker.ask(u64::MAX).is_empty());
-    // This peer got no event so far; now it subscribes to a matching topic.
+    let mut client = world.replay_client();
+    assert_eq!(kinds(&client.ask(0)), owned(&all));
+    assert_eq!(kinds(&client.ask(2)), owned(&all[2..]));
+    assert!(client.ask(4).is_empty());
+    assert!(client.ask(u64::MAX).is_empty());
+    // Until here `other` got no event. Its second topic matches.
     other.subscribe("kv");
     world.insert(&tokens(500, 16));
     let next = [other.read_message()];
-    assert_eq!(kinds(&next), named(&[(4, "BlockStored")]));
+    assert_eq!(kinds(&next), owned(&[(4, "BlockStored")]));
 }
 
 #[tokio::test]
 async fn a_reader_in_this_process_gets_the_same_events() {
     let mut world = World::new(&config());
-    let door = world.publisher.outlet().door.clone();
-    let mut early = door.subscribe(0).expect("there is room");
+    let subscriptions = world.publisher.outlet().subscriptions.clone();
+    let mut early = subscriptions.subscribe(0).expect("a slot is free");
     world.pass_on();
     world.insert(&tokens(1, 40));
     let clear = early.next().await.expect("it publishes");
@@ -177,15 +177,20 @@ async fn a_reader_in_this_process_gets_the_same_events() {
     };
     assert_eq!((&blocks.tokens, blocks.ids.len()), (&tokens(1, 32), 2));
     // A second subscription, which resumes after the first batch.
-    let mut again = door.subscribe(clear.number).expect("there is room");
+    let mut again = subscriptions
+        .subscribe(clear.number)
+        .expect("a slot is free");
     assert_eq!(again.next().await, Some(stored));
     drop(world.publisher);
     assert_eq!(early.next().await, None);
-    assert_eq!(door.subscribe(0).err(), Some(SubscribeError::Stopped));
+    assert_eq!(
+        subscriptions.subscribe(0).err(),
+        Some(SubscribeError::Stopped)
+    );
 }
 
 #[test]
-fn as_many_batches_are_replayed_as_are_configured() {
+fn buffer_steps_limits_the_replayed_batches() {
     let mut config = config();
     config["buffer_steps"] = json!(3);
     let mut world = World::new(&config);
@@ -197,7 +202,7 @@ fn as_many_batches_are_replayed_as_are_configured() {
     for seq in 0..7 {
         assert_eq!(subscriber.read_message().seq, seq);
     }
-    let repeated = world.asker().ask(0);
+    let repeated = world.replay_client().ask(0);
     let seqs: Vec<i64> = repeated.iter().map(|message| message.seq).collect();
     assert_eq!(seqs, [4, 5, 6]);
 }
@@ -211,13 +216,13 @@ fn a_slow_subscriber_loses_the_oldest_batches() {
     config["buffer_steps"] = json!(8);
     let mut world = World::new(&config);
     let mut slow = world.subscriber("kv");
-    let mut asker = world.asker();
+    let mut client = world.replay_client();
     world.pass_on();
     for number in 0..BATCHES {
         // Each encoded token takes five bytes.
         world.insert(&tokens(100_000 + 50_000 * number, 40_000));
         // Waits until the batch is published, so that the feed drops no changes.
-        while asker.ask(u64::from(number) + 1).is_empty() {}
+        while client.ask(u64::from(number) + 1).is_empty() {}
     }
     let last = i64::from(BATCHES);
     let mut received = vec![slow.read_message().seq];
@@ -285,7 +290,7 @@ fn events_of_the_old_generation_are_dropped_after_a_restart() {
         (2, "AllBlocksCleared"),
         (3, "BlockStored"),
     ];
-    assert_eq!(kinds(&received), named(&expected));
+    assert_eq!(kinds(&received), owned(&expected));
     old_pool.free_evicted(evicted);
 }
 
@@ -315,20 +320,20 @@ fn only_peers_that_violate_the_protocol_are_disconnected() {
     ] {
         let mut peer = Peer::connect(port, socket);
         peer.write(bytes);
-        assert!(peer.is_closed(), "{socket} says {bytes:?}");
+        assert!(peer.is_closed(), "{socket} sends {bytes:?}");
     }
     world.pass_on();
     assert_eq!(subscriber.read_message().seq, 0);
 }
 
 #[test]
-fn the_error_for_a_port_in_use_names_it() {
+fn the_error_for_a_port_in_use_names_the_port() {
     let world = World::new(&config());
     let port = world.publisher.info().endpoint_port_base;
     let json = json!({"publisher": "zmq", "endpoint": format!("tcp://*:{port}")});
     let page_size = PageSize::new(PAGE).expect("positive");
     let config = KvEventsConfig::parse(&json.to_string(), page_size).expect("valid");
-    let refused = KvEventPublisher::start(config.expect("it is on"), page_size).err();
+    let refused = KvEventPublisher::start(config.expect("KV events are on"), page_size).err();
     let refused = refused.expect("the port is taken").to_string();
     for part in [
         "kv_events_config",

@@ -8,7 +8,7 @@ use serde::ser::{Serialize, SerializeSeq, Serializer};
 use super::batch::{KvEvent, StoredBlocks};
 use super::config::Encoding;
 
-/// The storage medium of the KV pool, on any device: routers treat `GPU` as the fastest tier.
+/// The medium of all blocks, also on a CPU: routers treat `GPU` as the fastest tier.
 const MEDIUM: &str = "GPU";
 /// The data-parallel rank.
 const DP_RANK: u32 = 0;
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn arrays_have_the_field_order_of_vllm() {
         let expected = concat!(
-            // The time; three events, of which the first has nine fields.
+            // The time and the three events. The first has nine fields.
             "93cb41d954fc4020000093",
             "99ab426c6f636b53746f726564",
             "92d3cf97adeedb59e05bcf4ebfa8a1f3c34151",
@@ -198,7 +198,7 @@ mod tests {
             is_named: true,
         });
         let text = hex(&[event], Encoding::Map);
-        // Eight fields; the parent block is a small number; the salt is the last one, before the rank.
+        // A map of eight fields, the parent (-1 in one byte), the tokens, and the salt as the last field.
         assert!(text.starts_with("93cb41d954fc402000009188"), "{text}");
         assert!(text.contains("5f68617368ff"), "{text}");
         assert!(text.contains("94ce00011170cd012cccc805"), "{text}");

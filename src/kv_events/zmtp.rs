@@ -23,16 +23,13 @@ const MAX_PING_BYTES: usize = 16;
 pub enum ZmtpError {
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The peer violates the protocol or its limits.
+    /// The peer violates the protocol, or exceeds a limit.
     #[error("the peer {0}")]
     Peer(&'static str),
-    /// The peer did not read or write in time.
     #[error("the peer did not read or send data in time")]
     Late,
-    /// The peer did not answer a PING.
     #[error("the peer did not answer a PING")]
     Silent,
-    /// The peer sent no request for too long.
     #[error("the peer sent no request for too long")]
     Idle,
 }
@@ -69,7 +66,7 @@ pub struct Frame {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum SubscriberWord<'a> {
+pub enum SubscriberCommand<'a> {
     /// Subscribes to messages with this prefix.
     Subscribe(&'a [u8]),
     Cancel(&'a [u8]),
@@ -117,7 +114,7 @@ pub async fn read_frame(
 ) -> Result<Frame, ZmtpError> {
     let flags = reader.read_u8().await?;
     if flags & !(MORE | LONG | COMMAND) != 0 {
-        return Err(ZmtpError::Peer("sends an invalid frame header"));
+        return Err(ZmtpError::Peer("sent an invalid frame header"));
     }
     let n_bytes = match flags & LONG {
         0 => u64::from(reader.read_u8().await?),
@@ -146,26 +143,25 @@ pub fn message(frames: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Parses a frame from a subscriber; `None` if publishers ignore this frame.
-pub fn subscriber_word(frame: &Frame) -> Option<SubscriberWord<'_>> {
+pub fn subscriber_command(frame: &Frame) -> Option<SubscriberCommand<'_>> {
     let body = &frame.body[..];
     if !frame.is_command {
         // Peers with version 3.0 send their subscriptions as messages.
         return match body.split_first()? {
-            (1, topic) => Some(SubscriberWord::Subscribe(topic)),
-            (0, topic) => Some(SubscriberWord::Cancel(topic)),
+            (1, topic) => Some(SubscriberCommand::Subscribe(topic)),
+            (0, topic) => Some(SubscriberCommand::Cancel(topic)),
             _ => None,
         };
     }
     let (name, rest) = command(body)?;
     match name {
-        b"SUBSCRIBE" => Some(SubscriberWord::Subscribe(rest)),
-        b"CANCEL" => Some(SubscriberWord::Cancel(rest)),
-        b"PING" => pong(rest).map(SubscriberWord::Ping),
+        b"SUBSCRIBE" => Some(SubscriberCommand::Subscribe(rest)),
+        b"CANCEL" => Some(SubscriberCommand::Cancel(rest)),
+        b"PING" => pong(rest).map(SubscriberCommand::Ping),
         _ => None,
     }
 }
 
-/// The PONG to a PING frame; `None` for other frames.
 pub fn answer_to_ping(frame: &Frame) -> Option<Vec<u8>> {
     let (name, rest) = command(&frame.body)?;
     if frame.is_command && name == b"PING" {
@@ -231,7 +227,7 @@ fn peer_type(body: &[u8]) -> Option<&[u8]> {
     if name != b"READY" {
         return None;
     }
-    while let Some((key, value)) = with_length(rest) {
+    while let Some((key, value)) = split_prefixed(rest) {
         let (n_bytes, value) = value.split_first_chunk::<4>()?;
         let n_bytes = usize::try_from(u32::from_be_bytes(*n_bytes)).ok()?;
         let (value, after) = value.split_at_checked(n_bytes)?;
@@ -244,10 +240,10 @@ fn peer_type(body: &[u8]) -> Option<&[u8]> {
 }
 
 fn command(body: &[u8]) -> Option<(&[u8], &[u8])> {
-    with_length(body)
+    split_prefixed(body)
 }
 
-fn with_length(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+fn split_prefixed(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (n_bytes, rest) = bytes.split_first()?;
     rest.split_at_checked(usize::from(*n_bytes))
 }

@@ -16,23 +16,23 @@ fn subscriptions_are_parsed_in_both_forms() {
         (
             false,
             &b"\x01kv"[..],
-            Some(SubscriberWord::Subscribe(b"kv")),
+            Some(SubscriberCommand::Subscribe(b"kv")),
         ),
-        (false, b"\x01", Some(SubscriberWord::Subscribe(b""))),
-        (false, b"\x00kv", Some(SubscriberWord::Cancel(b"kv"))),
+        (false, b"\x01", Some(SubscriberCommand::Subscribe(b""))),
+        (false, b"\x00kv", Some(SubscriberCommand::Cancel(b"kv"))),
         (false, b"\x02", None),
         (false, b"", None),
         (
             true,
             b"\x09SUBSCRIBEkv",
-            Some(SubscriberWord::Subscribe(b"kv")),
+            Some(SubscriberCommand::Subscribe(b"kv")),
         ),
-        (true, b"\x06CANCEL", Some(SubscriberWord::Cancel(b""))),
+        (true, b"\x06CANCEL", Some(SubscriberCommand::Cancel(b""))),
         (true, b"\x09SUB", None),
         (true, b"\x05READY", None),
     ] {
         assert_eq!(
-            subscriber_word(&frame(is_command, body)),
+            subscriber_command(&frame(is_command, body)),
             expected,
             "{body:?}"
         );
@@ -45,8 +45,8 @@ fn a_ping_is_answered_with_its_context() {
     let expected = b"\x04\x08\x04PONGabc".to_vec();
     assert_eq!(answer_to_ping(&ping_frame), Some(expected.clone()));
     assert_eq!(
-        subscriber_word(&ping_frame),
-        Some(SubscriberWord::Ping(expected))
+        subscriber_command(&ping_frame),
+        Some(SubscriberCommand::Ping(expected))
     );
     assert_eq!(answer_to_ping(&frame(false, b"\x04PING\x00\x10")), None);
     assert_eq!(answer_to_ping(&frame(true, b"\x04PING")), None);
@@ -82,7 +82,7 @@ fn the_socket_type_is_read_from_the_peers_metadata() {
 }
 
 /// Runs the handshake against recorded bytes.
-fn shake(peer: &[u8], socket: SocketType) -> Result<PeerVersion, String> {
+fn run_handshake(peer: &[u8], socket: SocketType) -> Result<PeerVersion, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     let runtime = runtime.expect("it needs nothing");
     let (mut reader, mut written) = (peer, Vec::new());
@@ -97,14 +97,17 @@ fn peers_with_other_protocols_are_refused() {
     subscriber.resize(GREETING_BYTES, 0);
     let ready = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB";
     let with_ready = |greeting: &[u8]| [greeting, ready].concat();
-    let shaken = |peer: &[u8]| shake(peer, SocketType::Pub);
-    assert_eq!(shaken(&with_ready(&subscriber)), Ok(PeerVersion::V3_1));
+    let handshake_with = |peer: &[u8]| run_handshake(peer, SocketType::Pub);
+    assert_eq!(
+        handshake_with(&with_ready(&subscriber)),
+        Ok(PeerVersion::V3_1)
+    );
     let changed = |at: usize, byte: u8| {
         let mut greeting = subscriber.clone();
         greeting[at] = byte;
         with_ready(&greeting)
     };
-    assert_eq!(shaken(&changed(11, 0)), Ok(PeerVersion::V3_0));
+    assert_eq!(handshake_with(&changed(11, 0)), Ok(PeerVersion::V3_0));
     for (peer, socket, reason) in [
         (
             with_ready(&subscriber),
@@ -121,11 +124,11 @@ fn peers_with_other_protocols_are_refused() {
             "invalid frame header",
         ),
     ] {
-        let error = shake(&peer, socket).expect_err(reason);
+        let error = run_handshake(&peer, socket).expect_err(reason);
         assert!(error.contains(reason), "{error} lacks {reason}");
     }
     let mut long = subscriber.clone();
     long.extend(b"\x06\0\0\0\x01\0\0\0\0");
-    let error = shaken(&long).expect_err("four gigabytes");
+    let error = handshake_with(&long).expect_err("four gigabytes");
     assert!(error.contains("too long"), "{error}");
 }

@@ -6,9 +6,8 @@ use super::kv_events;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows.
     Counter,
-    /// Only grows, in fractions: recorded as a gauge, shown as a counter by [`with_counter_types`].
+    /// A counter with fractions. It is recorded as a gauge, and [`with_counter_types`] corrects the type.
     Seconds,
     Gauge,
     Histogram,
@@ -34,29 +33,29 @@ pub fn describe_all() {
     }
 }
 
-/// The buckets of each histogram: the builder of a recorder sets them, or gets summaries.
+/// The buckets of each histogram. A recorder's builder makes summaries of histograms without buckets.
 pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     let histograms = families().filter(|family| family.kind == Kind::Histogram);
     histograms.map(|family| (family.name, family.buckets))
 }
 
-/// A Prometheus page on which the counters of seconds have the type of counters.
+/// Corrects the types of the counters of seconds on a Prometheus page.
 ///
-/// Counters of the crate `metrics` are integers, and a smaller unit under the same name would be wrong on every page
-/// but ours: so seconds are recorded as gauges, and only the type is corrected here.
+/// Counters of the crate `metrics` are integers, and the metrics' names promise seconds. So seconds are recorded as
+/// gauges, and this function replaces the type.
 pub fn with_counter_types(page: &str) -> String {
-    let is_mended = |name: &str| SECONDS.iter().any(|(known, _)| *known == name);
-    let mut mended = String::with_capacity(page.len());
+    let is_counter = |name: &str| SECONDS.iter().any(|(known, _)| *known == name);
+    let mut corrected = String::with_capacity(page.len());
     for line in page.split_inclusive('\n') {
         let typed = line.strip_prefix("# TYPE ");
         match typed.and_then(|line| line.trim_end().strip_suffix(" gauge")) {
-            Some(name) if is_mended(name) => {
-                mended.extend(["# TYPE ", name, " counter\n"]);
+            Some(name) if is_counter(name) => {
+                corrected.extend(["# TYPE ", name, " counter\n"]);
             }
-            _ => mended.push_str(line),
+            _ => corrected.push_str(line),
         }
     }
-    mended
+    corrected
 }
 
 /// Every metric that the library records, its server's included.
@@ -103,11 +102,11 @@ const GAUGES: [(&str, &str); 36] = [
     ),
     (
         "sglang:num_grammar_queue_reqs",
-        "Requests whose grammar is being compiled, or waits for that.",
+        "Requests whose grammar is being compiled or queued for compilation.",
     ),
     (
         "sglang:decode_sum_seq_lens",
-        "Tokens of the requests that decode, prompt and output.",
+        "Prompt and output tokens of the decoding requests.",
     ),
     (
         "sglang:gen_throughput",
@@ -160,7 +159,7 @@ const GAUGES: [(&str, &str); 36] = [
     ("souffleur_states_cached", "States in the prefix cache."),
     (
         "souffleur_states_max",
-        "States that fit into memory; 0 where no layer keeps any.",
+        "Recurrent states that fit into memory; 0 if no layer has a state.",
     ),
     (
         "souffleur_window_pages_used",
@@ -168,11 +167,11 @@ const GAUGES: [(&str, &str); 36] = [
     ),
     (
         "souffleur_window_pages_cached",
-        "Pages of layers with windows in the prefix cache that no request needs.",
+        "Sliding-window pages in the prefix cache that no request needs.",
     ),
     (
         "souffleur_window_pages_max",
-        "Pages of layers with windows; 0 where these keep all tokens, or no layer has a window.",
+        "All sliding-window pages; 0 if these layers keep all tokens, or if no layer has a window.",
     ),
     ("sglang:context_len", "Longest sequence in tokens."),
     (
@@ -236,7 +235,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     (
         "sglang:realtime_tokens_total",
-        "Tokens as they are processed: prefill_compute, prefill_cache, decode (output tokens that requests got).",
+        "Tokens processed so far: prefill_compute, prefill_cache, decode (output tokens that requests got).",
     ),
     (
         "sglang:evicted_tokens_total",
@@ -299,7 +298,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ("souffleur_steps_planned_total", "Steps planned."),
     (
         "souffleur_pages_lost_total",
-        "KV pages dropped instead of handed back: a bug.",
+        "KV pages dropped instead of returned to the pool: a bug.",
     ),
     (
         "souffleur_stale_messages_total",
@@ -311,7 +310,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     (
         "souffleur_prefix_misses_total",
-        "Admitted requests, by the cause that ended their cached prefix; match_limit and page_floor miss nothing.",
+        "Admitted requests, by the cause that ended their cached prefix; match_limit and page_floor are no misses.",
     ),
     (
         "souffleur_prefix_missed_tokens_total",

@@ -2,10 +2,10 @@
 
 use metrics::{Gauge, gauge};
 
-/// The name; recorded as a gauge, see [`with_counter_types`](super::with_counter_types).
+/// Recorded as a gauge, see [`with_counter_types`](super::with_counter_types).
 const SECONDS: &str = "souffleur_gpu_seconds_total";
 
-/// The time of one GPU, by its own clock.
+/// The busy and idle times of one GPU, by its clock.
 pub struct GpuMetrics {
     decode: Gauge,
     prefill: Gauge,
@@ -31,7 +31,7 @@ impl GpuMetrics {
         }
     }
 
-    /// A decode began `seconds` after the end of the step before it.
+    /// Records that a decode began `seconds` after the end of the previous step.
     pub fn idle(&self, seconds: f64) {
         self.idle.increment(seconds);
     }

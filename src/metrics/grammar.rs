@@ -8,7 +8,7 @@ use super::{request_labels, scheduler_labels};
 
 #[derive(Clone)]
 pub struct GrammarMetrics {
-    asked: Counter,
+    requested: Counter,
     cached: Counter,
     aborted: Counter,
     late: Counter,
@@ -32,10 +32,10 @@ impl GrammarMetrics {
     pub(super) fn register(model_name: &str) -> Self {
         let labels = || scheduler_labels(model_name);
         let waiting = gauge!("sglang:num_grammar_queue_reqs", labels());
-        // Requests of a unit that died no longer wait.
+        // Requests of dead actors no longer wait.
         waiting.set(0.0);
         Self {
-            asked: counter!("sglang:num_grammar_total", labels()),
+            requested: counter!("sglang:num_grammar_total", labels()),
             cached: counter!("sglang:num_grammar_cache_hit_total", labels()),
             aborted: counter!("sglang:num_grammar_aborted_total", labels()),
             late: counter!("sglang:num_grammar_timeout_total", labels()),
@@ -47,7 +47,7 @@ impl GrammarMetrics {
 
     /// Counts a grammar, and records the time of its compilation if it was not cached.
     pub fn ended(&self, end: GrammarEnd, took: Duration) {
-        self.asked.increment(1);
+        self.requested.increment(1);
         match end {
             GrammarEnd::Cached => return self.cached.increment(1),
             GrammarEnd::Compiled => {}
@@ -61,7 +61,7 @@ impl GrammarMetrics {
         self.waiting.increment(n_requests as f64);
     }
 
-    /// Takes requests back that [`GrammarMetrics::wait`] counted.
+    /// Subtracts requests that [`GrammarMetrics::wait`] added.
     pub fn waited(&self, n_requests: usize) {
         self.waiting.decrement(n_requests as f64);
     }

@@ -71,12 +71,12 @@ impl KvEventMetrics {
         self.clears.increment(clears as u64);
     }
 
-    /// Counts changes of the cache that the publisher had no room for.
+    /// Counts changes of the cache that did not fit into the publisher's queue.
     pub fn lost(&self, n_changes: usize) {
         self.lost_changes.increment(n_changes as u64);
     }
 
-    /// Counts batches that a subscriber did not get, because it reads too slowly.
+    /// Counts batches that a subscriber did not get, because the subscriber reads too slowly.
     pub fn skipped(&self, n_batches: u64) {
         self.skipped_batches.increment(n_batches);
     }
@@ -87,7 +87,7 @@ impl KvEventMetrics {
     }
 }
 
-/// A subscriber that is connected, until this is dropped.
+/// Counts a connected subscriber until it is dropped.
 pub struct SubscriberCount(Gauge);
 
 impl SubscriberCount {

@@ -1,8 +1,8 @@
-//! Metric names, units and cached handles. The library records; it never installs a recorder.
+//! The metrics of an engine: their names, help texts and handles. The library never installs a recorder.
 //!
 //! Handles bind to the recorder that is installed when they are registered, so the engine registers them when it
-//! starts. Where SGLang has a metric, its name, labels, type and buckets are taken, so that its dashboards work;
-//! everything else is called `souffleur_<noun>_<unit>[_total]`.
+//! starts. Metrics that SGLang has too get its name, labels, type and buckets, so that its dashboards work. Other
+//! metrics are called `souffleur_<noun>_<unit>[_total]`.
 
 mod cache;
 mod deaths;

@@ -10,9 +10,8 @@ struct Lines<'a> {
 
 /// Sorts the families of a page by name, and the samples of counters and gauges by their labels.
 ///
-/// Recorders keep series in hash maps, so a page comes in another order each time: two of them cannot be compared, and
-/// they compress badly. The samples of a histogram belong together and keep their order. A page that describes nothing
-/// is left unchanged.
+/// Recorders keep series in hash maps, so each page has another order, which prevents comparison and compresses badly.
+/// The samples of a histogram keep their order. A page without `HELP` and `TYPE` lines is left unchanged.
 pub fn in_order(page: &str) -> String {
     if !page.lines().any(|line| described(line).is_some()) {
         return page.to_owned();
@@ -58,7 +57,7 @@ pub fn in_order(page: &str) -> String {
     ordered
 }
 
-/// The family that a comment describes.
+/// The family of a `HELP` or `TYPE` line.
 fn described(line: &str) -> Option<&str> {
     let comment = line
         .strip_prefix("# HELP ")

@@ -1,11 +1,11 @@
-//! Metrics of requests' tokens and times, as the Tokenizer sees them.
+//! Metrics of requests: their tokens and times, recorded by the Tokenizer.
 
 use metrics::{Counter, Histogram, Label, counter, histogram};
 
 use super::{GrammarMetrics, request_labels, with_label};
 use souffleur_request::Usage;
 
-/// Every [`code`](souffleur_base::error::RequestError::code), so that each counter is there from the start.
+/// Every [`code`](souffleur_base::error::RequestError::code), so that each counter exists from the start.
 pub(super) const FAILURE_CODES: [&str; 11] = [
     "invalid_request",
     "context_length_exceeded",
@@ -28,7 +28,7 @@ pub struct RequestMetrics {
     streaming: ByKind,
     whole: ByKind,
     cached_tokens: Counter,
-    /// The labels of `cached_tokens_total` for the KV store, which most engines lack.
+    /// The labels of `cached_tokens_total` for tokens from the KV store. Most engines have no store.
     stored_labels: Vec<Label>,
     inter_token_seconds: Histogram,
     prompt_tokens_histogram: Histogram,
@@ -117,7 +117,7 @@ impl RequestMetrics {
         self.of(is_streaming).first_token_seconds.record(seconds);
     }
 
-    /// Records that `n_tokens` further tokens came `seconds` after the ones before.
+    /// Records that `n_tokens` tokens came `seconds` after the previous ones.
     pub fn inter_token(&self, seconds: f64, n_tokens: usize) {
         if n_tokens > 0 {
             self.inter_token_seconds
@@ -164,7 +164,7 @@ impl RequestMetrics {
         self.aborted.increment(1);
     }
 
-    /// Counts a request that was cancelled before the scheduler knew of it.
+    /// Counts a request that was cancelled before it reached the scheduler.
     pub fn cancelled_in_intake(&self, is_streaming: bool) {
         self.of(is_streaming).requests.increment(1);
         self.aborted();

@@ -1,4 +1,4 @@
-//! Metrics of queues, pool and steps, as the Scheduler sees them.
+//! Metrics of queues, the KV pool and steps, recorded by the Scheduler.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ use super::{EngineLoad, scheduler_labels, with_label};
 use souffleur_state::scheduler::pending::PendingTokens;
 use souffleur_state::scheduler::stats::EngineStats;
 
-/// Seconds of work after which `gen_throughput` is computed again.
+/// `gen_throughput` is updated after this many seconds of work.
 const THROUGHPUT_WINDOW_SECONDS: f64 = 1.0;
 const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
@@ -25,7 +25,7 @@ pub struct SchedulerMetrics {
 pub struct StepTokens {
     pub prefilled: u64,
     pub decoded: u64,
-    /// Output tokens that requests got, first tokens after prefills included, tokens after an output's end excluded.
+    /// Output tokens that requests got: with the first tokens after prefills, without tokens after an output's end.
     pub delivered: u64,
 }
 
@@ -52,7 +52,7 @@ impl Capacity {
 impl SchedulerMetrics {
     pub fn register(model_name: &str) -> Self {
         let labels = scheduler_labels(model_name);
-        // Queues that this engine does not have, and that dashboards query.
+        // SGLang's dashboards query queues that this engine does not have.
         gauge!("sglang:num_paused_reqs", labels.clone()).set(0.0);
         Self {
             requests: RequestGauges::register(&labels),
@@ -92,12 +92,12 @@ impl SchedulerMetrics {
     }
 
     /// Records a finished step: seconds that the executor worked on it and waited for it, and its tokens. A wait while
-    /// the engine had no request is not counted as overhead. Not for steps whose rows were all skipped.
+    /// the engine had no request is not counted as overhead. Not called for steps whose rows were all skipped.
     pub fn record_work(&self, run_seconds: f64, idle_seconds: f64, work: StepTokens) {
         self.steps.record(run_seconds, idle_seconds, work);
     }
 
-    /// The work of the engine, with the rates that were recorded last.
+    /// The load of the engine, with the last recorded rates.
     pub fn load(&self, stats: EngineStats, pending: PendingTokens) -> EngineLoad {
         EngineLoad {
             stats,
@@ -257,7 +257,7 @@ impl PlanCounters {
     }
 
     fn add(&self, stats: &EngineStats, before: &EngineStats) {
-        let news = [
+        let counters = [
             (&self.retractions, stats.retractions, before.retractions),
             (&self.preemptions, stats.preemptions, before.preemptions),
             (
@@ -288,7 +288,7 @@ impl PlanCounters {
                 before.integrity_failures,
             ),
         ];
-        for (counter, now, before) in news {
+        for (counter, now, before) in counters {
             counter.increment(now.saturating_sub(before));
         }
     }
@@ -312,7 +312,7 @@ struct StepMetrics {
     overhead_seconds: Histogram,
     throughput: Gauge,
     last_throughput: Cell<f64>,
-    /// The engine had no request after the last plan, so the executor's wait is no overhead.
+    /// True if the engine had no request after the last plan: then the executor's wait is no overhead.
     is_idle: Cell<bool>,
     window_seconds: Cell<f64>,
     window_tokens: Cell<u64>,

@@ -1,7 +1,7 @@
 //! Admission limits: permits count the requests and prompt tokens inside the engine.
 //!
-//! A mailbox bounds nothing in actix, so admission does: a permit is taken before a request is sent to the engine and
-//! given back when its last event goes out.
+//! The actors' mailboxes are unbounded. So a request takes a permit before it is sent to the engine, and returns the
+//! permit when its last event is sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ pub struct Admission {
     is_closed: AtomicBool,
 }
 
-/// Permits for probes of servers, in addition to clients' permits. A server uses one; a host may have several.
+/// The number of permits reserved for servers' probes. Each server uses one, and a host may have several servers.
 const MAX_PROBES: usize = 8;
 
 impl Admission {
@@ -57,8 +57,8 @@ impl Admission {
         })
     }
 
-    /// Takes a permit for a probe from those reserved for probes, so that a full queue does not refuse the probe and
-    /// the probe takes no client's permit.
+    /// Takes a permit that is reserved for probes. So a full queue does not refuse the probe, and the probe takes no
+    /// client's permit.
     ///
     /// # Errors
     /// As [`Admission::admit`].
@@ -97,7 +97,7 @@ impl Admission {
     }
 }
 
-/// Adds `n` unless that passes `limit`; a single request larger than the limit is admitted alone.
+/// Adds `n` unless the sum exceeds `limit`. A request larger than the limit is admitted if it is alone.
 fn take(counter: &AtomicUsize, n: usize, limit: usize) -> bool {
     counter
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken| {
@@ -106,7 +106,7 @@ fn take(counter: &AtomicUsize, n: usize, limit: usize) -> bool {
         .is_ok()
 }
 
-/// Permission for one request to be in the engine; returned on drop.
+/// The permission for one request to be in the engine. Dropping it returns the permission.
 #[derive(Debug)]
 #[must_use]
 pub struct Permit {
@@ -127,7 +127,8 @@ impl Permit {
         self.place == Place::Reserved
     }
 
-    /// Counts the request's prompt: an estimate at admission, its length once encoded. Replaces the earlier count.
+    /// Counts the prompt's tokens: first an estimate, and the exact number once the prompt is encoded. Each count
+    /// replaces the previous one.
     ///
     /// # Errors
     /// [`RequestError::Overloaded`] at the limit.
@@ -160,11 +161,11 @@ impl Drop for Permit {
         self.admission
             .prompt_tokens
             .fetch_sub(self.prompt_tokens, Ordering::AcqRel);
-        let places = match self.place {
+        let counter = match self.place {
             Place::Client => &self.admission.requests,
             Place::Reserved => &self.admission.probes,
         };
-        places.fetch_sub(1, Ordering::AcqRel);
+        counter.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -173,12 +174,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probes_and_clients_take_no_place_from_each_other() {
+    fn probes_and_clients_have_separate_permits() {
         let admission = Admission::new(1, 10);
         let mut client = admission.admit().expect("the engine is empty");
         client.charge_prompt(10).expect("it fits");
         let mut probes: Vec<Permit> = (0..MAX_PROBES)
-            .map(|_| admission.admit_probe().expect("a place is kept"))
+            .map(|_| admission.admit_probe().expect("a permit is reserved"))
             .collect();
         assert!(
             probes

@@ -25,13 +25,13 @@ const BYTES_PER_TOKEN: usize = 4;
 /// One generation request.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
-    /// The client's name for it; unique among the requests in flight.
+    /// The client's id for the request, unique among the requests in flight.
     pub rid: RequestId,
     pub prompt: Prompt,
     pub sampling: SamplingParams,
     /// Which log probabilities to return; `None` for none.
     pub logprobs: Option<LogprobWish>,
-    /// Constraint of the output's text; if tools may be called, of an answer without calls.
+    /// Constrains the output's text. If tools may be called, constrains only answers without calls.
     pub constraint: Option<Arc<Constraint>>,
     /// Requests the embedding of the prompt, and no output: `max_new_tokens` counts as 0.
     pub pooling: Option<Pooling>,
@@ -74,12 +74,12 @@ pub enum Prompt {
     /// Token ids, taken as they are.
     Tokens(Arc<[u32]>),
     Chat(Arc<ChatPrompt>),
-    /// Vectors, each in place of a token's embedding. Such a prompt neither uses the cache nor is kept there.
+    /// Vectors, each in place of a token's embedding. Such a prompt neither uses nor enters the cache.
     Vectors(Arc<PromptVectors>),
 }
 
 impl Prompt {
-    /// Bytes of text that must be encoded. A template may write its arguments into the text, so they count too.
+    /// Bytes of text that must be encoded, including the template's arguments, which may become part of the text.
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
@@ -92,7 +92,7 @@ impl Prompt {
         }
     }
 
-    /// About how many tokens it has, before it is encoded.
+    /// Estimates the number of tokens before the prompt is encoded.
     pub fn estimated_tokens(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),
@@ -127,7 +127,7 @@ pub struct ChatPrompt {
     pub template_kwargs: serde_json::Map<String, serde_json::Value>,
     /// Opens the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Ends inside the last message, the assistant's, which the model continues.
+    /// Leaves the last message, the assistant's, open, so that the model continues it.
     pub continue_final_message: bool,
     /// The tokens of the first messages, known from an earlier request.
     pub known: Option<KnownTurns>,
@@ -165,15 +165,15 @@ impl From<ChatPrompt> for Prompt {
     }
 }
 
-/// The first messages of a conversation as an engine computed them before: a prompt and its output. Their tokens are
-/// reused unchanged, so that the cache has them however the template renders the answer. If the template renders these
-/// messages differently at the start of the conversation than alone, the whole conversation is rendered instead.
+/// The tokens of a conversation's first messages, as an engine has computed them: a prompt and its output. They are
+/// reused unchanged, so that they are in the cache even if the template would render the answer differently. If the
+/// template renders these messages alone differently than in the conversation, the whole conversation is rendered.
 #[derive(Clone, Debug)]
 pub struct KnownTurns {
-    /// Number of these messages, which were rendered with the tools and the template's variables of this conversation.
+    /// The number of messages. They were rendered with this conversation's tools and template variables.
     pub messages: usize,
     pub tokens: Arc<[u32]>,
-    /// The last message is an answer, as generated. Otherwise all tokens are as the template renders the messages.
+    /// True if the last message is a generated answer. Otherwise the template has rendered all messages.
     pub has_answer: bool,
 }
 
@@ -205,7 +205,7 @@ impl Event {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    /// Final text; may trail `tokens`. Empty if the request's output is parsed.
+    /// Text that will not change; may lag `tokens`. Empty if the request's output is parsed.
     pub text: String,
     pub pieces: Vec<OutputPiece>,
     pub tokens: Vec<u32>,
@@ -217,7 +217,7 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// About how many bytes it takes, to bound the backlog of a slow reader.
+    /// Estimates the delta's size in bytes, to limit the backlog of a slow reader.
     pub fn bytes(&self) -> usize {
         let logprobs = self.output_logprobs.iter().chain(&self.input_logprobs);
         let each = |at: &TokenLogprobs| {
@@ -246,7 +246,7 @@ impl Delta {
 pub struct Usage {
     pub prompt_tokens: u32,
     pub completion_tokens: u32,
-    /// Reasoning tokens among them, of a request whose reasoning is separated.
+    /// Completion tokens of the reasoning, if the request's reasoning is separated.
     pub reasoning_tokens: u32,
     /// Prompt tokens whose K/V came from the cache when the request was first admitted.
     pub cached_tokens: u32,
@@ -268,7 +268,7 @@ pub struct Timings {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
     pub delta: Delta,
-    /// Why it ended; for a cancelled request `Abort`.
+    /// Why the request ended; `Abort` if it was cancelled.
     pub reason: FinishReason,
     /// Seconds from intake to the end.
     pub e2e_latency_s: f64,
@@ -276,8 +276,8 @@ pub struct Finished {
     pub timings: Option<Timings>,
     /// The prompt's tokens; none if the request was cancelled before they were known.
     pub prompt: Arc<[u32]>,
-    /// The embedding of the prompt, if the request wanted it and was not cancelled: one value for each of the hidden
-    /// size, of length 1.
+    /// The embedding of the prompt, a unit vector of the model's hidden size, if it was requested and the request was
+    /// not cancelled.
     pub embedding: Option<Arc<[f32]>>,
 }
 

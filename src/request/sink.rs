@@ -1,7 +1,7 @@
 //! The event sink of one request, which delivers exactly one terminal event.
 //!
-//! A sink that is dropped without its terminal event (its actor died, its message was never handled) sends
-//! `Failed(engine_down)` itself.
+//! If a sink is dropped without its terminal event, because its actor died or its message was never handled, the drop
+//! sends `Failed(engine_down)`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{Delta, Event};
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::RequestId;
 
-/// An event for an actor of the host, of a request with a sink from [`EventSink::recipient`].
+/// An event for an actor of the host. The request's sink is from [`EventSink::recipient`].
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct TokenEvent {
@@ -47,12 +47,13 @@ pub struct EventSink {
     target: Option<Target>,
     backlog: Delta,
     permit: Option<Permit>,
-    /// The Tokenizer has read the request.
+    /// True once the Tokenizer has received the request.
     is_inside: bool,
 }
 
 impl EventSink {
-    /// A bounded channel of `capacity` events (one more is kept for the terminal event) and its reading end.
+    /// A sink with a bounded channel of `capacity` events, and the channel's reading end. One more slot is reserved for
+    /// the terminal event.
     pub fn channel(
         rid: RequestId,
         capacity: usize,
@@ -62,7 +63,7 @@ impl EventSink {
         let terminal = events
             .clone()
             .try_reserve_owned()
-            .expect("a new channel has room for one event");
+            .expect("a new channel has capacity for one event");
         let target = Some(Target::Channel { events, terminal });
         (
             Self {
@@ -76,7 +77,7 @@ impl EventSink {
         )
     }
 
-    /// An actor of the host's own. Its mailbox is not bounded: the host keeps up or cancels.
+    /// A sink that sends to an actor of the host. The mailbox is unbounded, so the host must keep up or cancel.
     pub fn recipient(
         rid: RequestId,
         recipient: Recipient<TokenEvent>,
@@ -160,7 +161,7 @@ impl EventSink {
     fn terminate(&mut self, event: Event) {
         let backlog = std::mem::take(&mut self.backlog);
         let event = with_backlog(event, backlog);
-        // Before the event, so that a client that has received the end can be admitted again.
+        // Returns the permit before the event, so that a client that has received the event can be admitted again.
         self.permit = None;
         match self.target.take() {
             None => (),

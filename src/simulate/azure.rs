@@ -17,8 +17,8 @@ const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 const MAX_LINE_BYTES: usize = 4096;
 const MAX_FIELDS: usize = 64;
 const SHOWN_CHARS: usize = 80;
-/// Length of a timestamp up to its seconds: a fraction and a time zone may follow.
-const MOMENT_BYTES: usize = "2023-11-16 18:17:03".len();
+/// The length of a timestamp without the optional fraction and time zone.
+const SECONDS_BYTES: usize = "2023-11-16 18:17:03".len();
 /// The largest offset of a time zone, in hours.
 const MAX_ZONE_HOURS: i64 = 23;
 
@@ -64,7 +64,7 @@ fn fields(place: Place<'_>, line: &[u8]) -> Result<Vec<String>, SimulateError> {
     let (mut output, mut ends) = ([0; MAX_LINE_BYTES], [0; MAX_FIELDS]);
     let mut reader = Reader::new();
     let (result, _, _, n_fields) = reader.read_record(line, &mut output, &mut ends);
-    // An empty input ends the last field.
+    // An empty input tells the CSV reader that the line has ended.
     let (at_end, _, _, last) = reader.read_record(&[], &mut [], &mut ends[n_fields..]);
     if [result, at_end].contains(&ReadRecordResult::OutputEndsFull) {
         return Err(place.error("line", format!("has more than {MAX_FIELDS} fields")));
@@ -148,7 +148,7 @@ impl Row<'_> {
     /// The arrival time, in seconds since 1970.
     fn seconds(&self) -> Result<f64, SimulateError> {
         let field = self.field(0)?;
-        since_1970(field).ok_or_else(|| {
+        unix_seconds(field).ok_or_else(|| {
             let reason = format!(
                 "is {field:?}, expected a time such as 2023-11-16 18:17:03.9799600, optionally with a zone such as +00:00"
             );
@@ -158,10 +158,10 @@ impl Row<'_> {
 }
 
 /// Parses a timestamp into seconds since 1970. The traces of 2024 have a time zone, those of 2023 do not.
-fn since_1970(field: &str) -> Option<f64> {
+fn unix_seconds(field: &str) -> Option<f64> {
     let field = field.strip_suffix(" UTC").unwrap_or(field);
-    let zone = field.get(MOMENT_BYTES..)?.find(['+', '-']);
-    let (moment, zone) = field.split_at(zone.map_or(field.len(), |at| MOMENT_BYTES + at));
+    let zone = field.get(SECONDS_BYTES..)?.find(['+', '-']);
+    let (moment, zone) = field.split_at(zone.map_or(field.len(), |at| SECONDS_BYTES + at));
     let moment = humantime::parse_rfc3339_weak(moment).ok()?;
     let since = moment.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     Some(since.as_secs_f64() - zone_s(zone)? as f64)

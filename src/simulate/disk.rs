@@ -17,7 +17,7 @@ pub struct StoreModel {
     pub(super) disk_bytes: u64,
     pub(super) read_bytes_per_s: f64,
     pub(super) write_bytes_per_s: f64,
-    /// The time of a fetch before its first byte, in seconds.
+    /// The time from a read request to its first byte, in seconds.
     pub(super) latency_s: f64,
     /// The rate of copies between KV memory and the store's buffers.
     copy_bytes_per_s: f64,
@@ -25,8 +25,8 @@ pub struct StoreModel {
 
 impl StoreModel {
     /// The store of an engine on `devices` devices; `None` if the configuration has no `kv_disk_path`. The simulation
-    /// writes nothing there. `info` is the engine's description of the model under the same configuration. Fails if the
-    /// hardware has no disk rates, if blocks cannot be stored, or if the bounds are too small for a block.
+    /// never writes to this path. `info` describes the model under the same configuration. Fails if the hardware has
+    /// no disk rates, if the store does not support the model, or if a size limit is too small for a block.
     pub fn new(
         config: &EngineConfig,
         model: &ModelConfig,
@@ -37,7 +37,7 @@ impl StoreModel {
             return Ok(None);
         }
         config.validate()?;
-        let given = |key: &str, value: Option<f64>| {
+        let required = |key: &str, value: Option<f64>| {
             value.ok_or_else(|| {
                 let reason = format!(
                     "is {}, which has no {key}: to simulate a KV store, give a TOML file with this key, like those in config/hardware",
@@ -60,10 +60,10 @@ impl StoreModel {
                 return Err(SimulateError::value("disk_bytes", reason));
             }
         }
-        let read_gb_s = given("disk_read_gb_s", hardware.disk_read_gb_s)?;
-        let write_gb_s = given("disk_write_gb_s", hardware.disk_write_gb_s)?;
-        let latency_us = given("disk_latency_us", hardware.disk_latency_us)?;
-        // If the pool is in host memory, a copy takes its bandwidth twice: for the read and the write.
+        let read_gb_s = required("disk_read_gb_s", hardware.disk_read_gb_s)?;
+        let write_gb_s = required("disk_write_gb_s", hardware.disk_write_gb_s)?;
+        let latency_us = required("disk_latency_us", hardware.disk_latency_us)?;
+        // A copy within host memory uses the memory bandwidth twice: for the read and for the write.
         let in_memory_gb_s = hardware.bandwidth_gb_s * hardware.bandwidth_efficiency / 2.0;
         let copy_gb_s = hardware.host_link_gb_s.unwrap_or(in_memory_gb_s);
         Ok(Some(Self {

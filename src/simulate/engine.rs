@@ -1,8 +1,8 @@
 //! Runs the engine's scheduler, tree and pools on a trace in virtual time, without actors.
 //!
-//! Planning takes no virtual time, since in the engine it overlaps with the current step; a step takes the roofline's
-//! time. So step N+1 is planned when step N starts, exactly as in the engine, and requests that arrive during step N
-//! are in step N+2.
+//! A step takes the time that the roofline model computes. Planning takes no virtual time, since the engine plans step
+//! N+1 while step N runs. So the simulation plans step N+1 when step N starts, and requests that arrive during step N
+//! enter step N+2.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct Simulation<'a> {
     pub config: &'a EngineConfig,
     pub model: &'a ModelInfo,
     pub roofline: &'a Roofline,
-    /// The engine's KV store, if it has one; it starts empty.
+    /// The engine's KV store, which starts empty; `None` without one.
     pub store: Option<&'a StoreModel>,
     /// Sets `ignore_eos` on every request, as load generators do. Otherwise the scheduler reserves memory for only a
     /// part of the output, and may have to retract the request.
@@ -67,8 +67,8 @@ struct Admission {
     prompt_tokens: usize,
     next: usize,
     arrived: usize,
-    /// The number of arrived requests already checked for `waited_outside`.
-    seen_outside: usize,
+    /// The number of arrived requests that `waited_outside` already includes, if they had to wait.
+    counted_outside: usize,
 }
 
 impl<'a> VirtualEngine<'a> {
@@ -133,8 +133,8 @@ impl<'a> VirtualEngine<'a> {
                 self.end_step();
             }
             self.admit(requests);
-            self.pump();
-            self.note_moment();
+            self.plan_steps();
+            self.record_moment();
         }
         Ok(())
     }
@@ -144,13 +144,13 @@ impl<'a> VirtualEngine<'a> {
         self.outcome.store = self.store.as_ref().map(VirtualStore::outcome);
         self.outcome
             .timeline
-            .note(Moment::new(self.now_s, &stats, 0));
+            .record(Moment::new(self.now_s, &stats, 0));
         self.outcome.stats = stats;
         self.outcome.evicted_nodes = self.states.evicted_nodes;
         std::mem::replace(&mut self.outcome, Outcome::new(0))
     }
 
-    /// Admits the requests that have arrived, up to the admission limits; the others wait outside the engine, in order.
+    /// Admits arrived requests in order, up to the admission limits. Further requests wait outside the engine.
     fn admit(&mut self, requests: &[TraceRequest]) {
         while requests
             .get(self.admission.arrived)
@@ -160,17 +160,17 @@ impl<'a> VirtualEngine<'a> {
             self.outcome.makespan_s = self.now_s;
         }
         while self.admission.next < self.admission.arrived
-            && self.has_room(&requests[self.admission.next])
+            && self.can_admit(&requests[self.admission.next])
         {
             self.submit(&requests[self.admission.next]);
             self.admission.next += 1;
         }
-        let first_unseen = self.admission.next.max(self.admission.seen_outside);
-        self.outcome.waited_outside += self.admission.arrived - first_unseen;
-        self.admission.seen_outside = self.admission.arrived;
+        let first_uncounted = self.admission.next.max(self.admission.counted_outside);
+        self.outcome.waited_outside += self.admission.arrived - first_uncounted;
+        self.admission.counted_outside = self.admission.arrived;
     }
 
-    fn has_room(&self, request: &TraceRequest) -> bool {
+    fn can_admit(&self, request: &TraceRequest) -> bool {
         let config = self.simulation.config;
         let tokens = self.admission.prompt_tokens + request.prompt.len();
         self.admission.requests == 0
@@ -227,7 +227,7 @@ impl<'a> VirtualEngine<'a> {
         });
     }
 
-    fn pump(&mut self) {
+    fn plan_steps(&mut self) {
         loop {
             self.run_store();
             match self.states.advance() {
@@ -236,20 +236,20 @@ impl<'a> VirtualEngine<'a> {
                 None => break,
             }
         }
-        self.record_news();
+        self.record_tokens();
     }
 
-    /// Passes orders to the store and answers to the scheduler. False if there were no answers.
+    /// Passes orders to the store, and its answers to the scheduler. Returns false if there were no answers.
     fn run_store(&mut self) -> bool {
         let Some(store) = &mut self.store else {
             return false;
         };
         let scheduler = &mut self.states.scheduler;
         let orders = scheduler.take_store_orders();
-        store.take(orders, self.now_s, self.prefill_rate.tokens_per_s());
+        store.take_orders(orders, self.now_s, self.prefill_rate.tokens_per_s());
         store.advance(self.now_s);
         let answers = store.take_answers();
-        let has_answered = !answers.is_empty();
+        let has_answers = !answers.is_empty();
         for answer in answers {
             match answer {
                 StoreAnswer::Found { seq, found } => scheduler.prefix_found(seq, found),
@@ -261,7 +261,7 @@ impl<'a> VirtualEngine<'a> {
                 }
             }
         }
-        has_answered
+        has_answers
     }
 
     fn begin_step(&mut self, plan: Box<StepPlan>) {
@@ -310,7 +310,7 @@ impl<'a> VirtualEngine<'a> {
             self.prefill_rate.note(tokens, self.step_s);
         }
         if let (Some(store), Some(copies)) = (&mut self.store, &plan.copies) {
-            store.copied(copies);
+            store.record_copies(copies);
         }
         let mut rows = self.states.scheduler.take_spent().unwrap_or_default();
         rows.extend(plan.rows.iter().map(row_result));
@@ -324,13 +324,12 @@ impl<'a> VirtualEngine<'a> {
             }),
         );
         self.time_step();
-        self.record_news();
+        self.record_tokens();
     }
 
-    /// Records the tokens and ends of the requests.
-    fn record_news(&mut self) {
+    fn record_tokens(&mut self) {
         self.states.scheduler.take_first_admissions();
-        for news in self.states.scheduler.take_news() {
+        for update in self.states.scheduler.take_news() {
             let RequestTokens {
                 intake,
                 tokens,
@@ -339,7 +338,7 @@ impl<'a> VirtualEngine<'a> {
                 num_retractions,
                 end,
                 logprobs: _,
-            } = news;
+            } = update;
             let request = &mut self.outcome.requests[intake.index()];
             (request.cached_tokens, request.retractions) = (cached_tokens, num_retractions);
             request.loaded_tokens = loaded_tokens;
@@ -366,16 +365,16 @@ impl<'a> VirtualEngine<'a> {
         }
     }
 
-    fn note_moment(&mut self) {
+    fn record_moment(&mut self) {
         let outside = self.admission.arrived - self.admission.next;
         let moment = Moment::new(self.now_s, &self.states.scheduler.stats(), outside);
-        self.outcome.timeline.note(moment);
+        self.outcome.timeline.record(moment);
     }
 }
 
 impl Drop for VirtualEngine<'_> {
-    /// Closes the ledger, so that pages in use are not reported as leaks.
     fn drop(&mut self) {
+        // Otherwise the ledger would report pages in use as leaks.
         self.states.ledger.close();
     }
 }

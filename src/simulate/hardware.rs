@@ -75,12 +75,11 @@ pub struct Tflops {
 }
 
 impl Hardware {
-    /// The names that [`Self::load`] knows.
     pub fn names() -> impl Iterator<Item = &'static str> {
         KNOWN.iter().map(|(name, _)| *name)
     }
 
-    /// Loads a known device, or a TOML file. The error lists the known names, or names the file's invalid key and value.
+    /// Loads a known device or a TOML file. The error lists the known names, or names the file's invalid key and value.
     pub fn load(name_or_file: &str) -> Result<Self, SimulateError> {
         if let Some((name, text)) = KNOWN.iter().find(|(name, _)| *name == name_or_file) {
             return Self::parse(Path::new(name), text);
@@ -191,20 +190,21 @@ mod tests {
 
     #[test]
     fn errors_name_the_unknown_device_or_the_invalid_key() {
-        let refuse = |text: &str| {
+        let error_for = |text: &str| {
             Hardware::parse(Path::new("gpu.toml"), text)
                 .expect_err("it is wrong")
                 .to_string()
         };
         let good = KNOWN[0].1;
-        assert!(refuse("name = 1").contains("gpu.toml"));
+        assert!(error_for("name = 1").contains("gpu.toml"));
         let zero = good.replace("bandwidth_gb_s = 3350", "bandwidth_gb_s = 0");
         assert_eq!(
-            refuse(&zero),
+            error_for(&zero),
             "gpu.toml: bandwidth_gb_s is 0, must lie between 0.001 and 1000000000"
         );
         let surplus = format!("cores = 3\n{good}");
-        assert!(refuse(&surplus).contains("cores"), "{}", refuse(&surplus));
+        let error = error_for(&surplus);
+        assert!(error.contains("cores"), "{error}");
         let unknown = Hardware::load("h1000")
             .expect_err("there is none")
             .to_string();

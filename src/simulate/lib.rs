@@ -1,14 +1,13 @@
 //! Simulates the engine on a trace or a synthetic load in virtual time, with a roofline model as executor.
 //!
 //! The scheduler, tree and pools are the engine's own code ([`souffleur_state`]); only the duration of a step is
-//! modelled ([`roofline`]). The crate uses neither actix nor tokio nor a clock, so an hour of load on any hardware
-//! takes seconds to simulate.
+//! modelled ([`roofline`]). The crate uses no actors and no clock, so an hour of load takes seconds to simulate.
 //!
 //! - [`trace`], [`read`], [`synthetic`]: the requests and their arrival times
 //! - [`hardware`], [`shape`], [`roofline`], [`pool`]: the duration of a step, and the capacity for keys and values
 //! - [`disk`], [`store`]: the KV store, with the delays of its disk
 //! - [`engine`]: the scheduler, tree and pools in virtual time
-//! - [`replay`]: inserts the prompts one after another, for hit rates by capacity
+//! - [`replay`]: inserts the prompts one after another, to compute hit rates by cache size
 //! - [`outcome`]: the outcome of every request
 
 mod azure;

@@ -33,7 +33,6 @@ pub(super) fn read_line(
     }
 }
 
-/// True for a line feed, and for a carriage return, which a line feed may follow.
 pub(super) fn ends_line(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }

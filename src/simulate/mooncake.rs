@@ -13,10 +13,10 @@ use super::error::Place;
 use super::lines::read_line;
 use super::trace::{BLOCK_TOKENS, Blocks, Prompt, Segment, Trace, TraceRequest, blocks_for};
 
-/// The longest line: the longest prompt has 32,768 ids.
+/// The longest line. The longest prompt has 32,768 ids.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// The latest timestamp: three centuries, which allows milliseconds since 1970, but not nanoseconds.
+/// The largest timestamp: three centuries. Milliseconds since 1970 are smaller, nanoseconds since 1970 are larger.
 const MAX_TIMESTAMP_MS: f64 = 1e13;
 
 pub(super) fn parse(
@@ -52,7 +52,7 @@ fn request(
     blocks: &mut Blocks,
 ) -> Result<Option<TraceRequest>, SimulateError> {
     let fields: Map<String, Value> =
-        serde_json::from_slice(text).map_err(|error| no_object(place, &error))?;
+        serde_json::from_slice(text).map_err(|error| not_an_object(place, &error))?;
     let timestamp_ms = milliseconds(place, &fields)?;
     let input_length = number(place, &fields, "input_length")?;
     let output_tokens = number(place, &fields, "output_length")?;
@@ -64,8 +64,8 @@ fn request(
     }))
 }
 
-/// The error for a line that is not a JSON object, without the parser's own line number, which is always 1.
-fn no_object(place: Place<'_>, error: &serde_json::Error) -> SimulateError {
+/// The error for a line that is not a JSON object. Drops the parser's line number, which is always 1.
+fn not_an_object(place: Place<'_>, error: &serde_json::Error) -> SimulateError {
     let text = error.to_string();
     let what = text.split(" at line ").next().unwrap_or_default();
     let at = error.column();

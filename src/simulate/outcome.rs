@@ -5,14 +5,14 @@ use serde::Serialize;
 use super::store::StoreOutcome;
 use souffleur_state::scheduler::stats::EngineStats;
 
-/// The largest number of intervals: beyond it, each two adjacent intervals are merged.
+/// The largest number of intervals. Above it, pairs of adjacent intervals are merged.
 const MAX_MOMENTS: usize = 1024;
 /// The length of an interval before the first merge, in seconds.
 const FIRST_INTERVAL_S: f64 = 1e-3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RequestOutcome {
-    /// The time of its arrival, in seconds.
+    /// The arrival time, in seconds.
     pub arrival_s: f64,
     /// The time of the first output token, if there is one.
     pub first_token_s: Option<f64>,
@@ -94,7 +94,7 @@ impl Moment {
 pub struct Timeline {
     moments: Vec<Moment>,
     interval_s: f64,
-    /// The last noted state, which holds until the next one.
+    /// The last recorded state, which lasts until the next one.
     last: Option<Moment>,
 }
 
@@ -110,15 +110,15 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    pub(super) fn note(&mut self, moment: Moment) {
+    pub(super) fn record(&mut self, moment: Moment) {
         while moment.at_s >= self.interval_s * MAX_MOMENTS as f64 {
             self.merge_pairs();
         }
         let interval = (moment.at_s / self.interval_s) as usize;
-        let held = self.last.unwrap_or(moment);
+        let lasting = self.last.unwrap_or(moment);
         for index in self.moments.len()..=interval {
             let at_s = index as f64 * self.interval_s;
-            self.moments.push(Moment { at_s, ..held });
+            self.moments.push(Moment { at_s, ..lasting });
         }
         self.moments[interval] = self.moments[interval].with(moment);
         self.last = Some(moment);
@@ -254,10 +254,10 @@ mod tests {
         let mut timeline = Timeline::default();
         for step in 0..1_000_000 {
             let running = if step == 777_777 { 9 } else { 1 };
-            timeline.note(moment(f64::from(step) * 0.01, running));
+            timeline.record(moment(f64::from(step) * 0.01, running));
         }
-        timeline.note(moment(10_000.0, 3));
-        timeline.note(moment(12_000.0, 0));
+        timeline.record(moment(10_000.0, 3));
+        timeline.record(moment(12_000.0, 0));
         let moments = timeline.moments();
         assert!((MAX_MOMENTS / 2..=MAX_MOMENTS).contains(&moments.len()));
         let interval_s = moments[1].at_s;

@@ -48,29 +48,29 @@ pub fn model_info(
         .context_length
         .unwrap_or_else(|| model.context_tokens());
     let windowed = match config.device {
-        // As in the engine.
+        // As in the engine, which has no window pages on a GPU.
         Device::Cuda(_) => None,
         Device::Auto | Device::Cpu => windowed(config, model, &layout, context_length),
     };
     let layout = windowed.unwrap_or(layout);
     let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
-    let given = kv_tokens
+    let fixed_tokens = kv_tokens
         .or(config.max_total_tokens)
         .map(|tokens| tokens as u64);
     let mut wish = memory_wish(config, hardware, &layout, context_length);
-    wish.max_total_tokens = given;
+    wish.max_total_tokens = fixed_tokens;
     let mut budget = MemoryBudget {
         place: Place::Host,
         free_before_bytes: hardware.memory_bytes() * u64::from(devices),
         weights_bytes: weights_bytes(model, storage),
         reserve_bytes: reserve_bytes(model, step_tokens, LOGIT_ROWS as u64) * u64::from(devices),
         page_table_bytes: 0,
-        // The store's buffers may be in other memory.
+        // The plan leaves out the KV store's buffers, which may be in host memory.
         store_bytes: 0,
         max_rows: u32::MAX,
     };
-    if given.is_some() {
-        // A given capacity is simulated even if the device has less memory.
+    if fixed_tokens.is_some() {
+        // A configured capacity is simulated even if the device has less memory.
         wish.mem_fraction_static = None;
         budget.free_before_bytes = u64::MAX / 2;
     }
@@ -96,7 +96,7 @@ pub fn model_info(
     })
 }
 
-/// The configuration's requirements on the pool, without a given capacity.
+/// The configuration's requirements on the pool, without a fixed capacity.
 fn memory_wish(
     config: &EngineConfig,
     hardware: &Hardware,

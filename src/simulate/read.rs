@@ -68,7 +68,7 @@ pub fn parse(
     if trace.requests.is_empty() {
         return Err(SimulateError::file(file, "has no requests"));
     }
-    trace.settle();
+    trace.normalize();
     Ok(trace)
 }
 

@@ -1,14 +1,15 @@
 //! The roofline model of the duration of a step: the longer of the times for its bytes and for its FLOPs.
 //!
-//! The maximum is taken separately for products with weights and for attention, and an overhead is added.
+//! The model takes this maximum separately for products with weights and for attention, and adds an overhead.
 //! - weights: each matrix is read once per step (the output head only if a row samples); two operations per weight
 //!   and token. Embedding lookups cost nothing. A token computes only with its chosen experts, and a step reads the
 //!   expected number of distinct experts if all were equally likely.
-//! - attention: a row's keys and values are read once, and new ones written; two operations per element of a key or
-//!   value and query. A layer with a recurrent state reads and writes it once per row, and once more for each copy:
-//!   when a row starts from the cache, and when a step saves a copy. Its operations are added to attention's.
-//! - double sparsity: a query with a long context reads all labels, and the keys and values of the tokens that its
-//!   heads choose, different ones for each head.
+//! - attention: a row's keys and values are read once, and the new ones are written once. A query takes two operations
+//!   per element of each key and value. A recurrent state is read and written once per row, and once more for each
+//!   copy: at the start of a row with a cached prefix, and when a step saves a state. The state's operations count as
+//!   attention.
+//! - double sparsity: a query with a long context reads all labels, and the keys and values of the chosen tokens. Each
+//!   head chooses other tokens.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces per layer.
 
 mod attention;
@@ -44,10 +45,10 @@ pub struct Roofline {
     layers: Vec<Layers>,
     /// Bytes of the recurrent states of one sequence, in all layers.
     state_bytes: f64,
-    /// Operations of one token with the states, in all layers.
+    /// Operations per token on the recurrent states of all layers.
     state_ops: f64,
     /// The time of the all-reduces of one token, in seconds.
-    exchange_s: f64,
+    all_reduce_s: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -63,7 +64,7 @@ pub struct StepCost {
 
 impl Roofline {
     /// The roofline of a model on `devices` equal devices. A model that does not support double sparsity is treated as
-    /// dense: [`Storage::layout`] refuses it.
+    /// dense; [`Storage::layout`] refuses the model.
     pub fn new(hardware: &Hardware, model: &ModelConfig, storage: Storage, devices: u32) -> Self {
         let n = f64::from(devices);
         let peak = match storage.quantization {
@@ -113,7 +114,7 @@ impl Roofline {
             layers: Layers::of(model, &layout, storage.sparsity),
             state_bytes: layout.state_bytes() as f64,
             state_ops: state_ops(model),
-            exchange_s: exchange_s(hardware, model, storage, n),
+            all_reduce_s: all_reduce_s(hardware, model, storage, n),
         }
     }
 
@@ -125,7 +126,7 @@ impl Roofline {
         let mut sampled = 0_u64;
         for start in &plan.starts {
             let is_copied = start.state.is_some_and(|state| state.from.is_some());
-            // A copy reads and writes the state; otherwise it is cleared, which only writes.
+            // A copied state is read and written; a cleared state is only written.
             cost.kv_bytes += self.state_bytes * if is_copied { 2.0 } else { 1.0 };
         }
         for row in &plan.rows {
@@ -164,11 +165,10 @@ impl Roofline {
         self.overhead_s
             + roof(cost.linear_flops, cost.weight_bytes)
             + roof(cost.attention_flops, cost.kv_bytes)
-            + cost.tokens as f64 * self.exchange_s
+            + cost.tokens as f64 * self.all_reduce_s
     }
 }
 
-/// Operations of one token with the recurrent states of all layers.
 fn state_ops(model: &ModelConfig) -> f64 {
     let Some(recurrent) = &model.recurrent else {
         return 0.0;
@@ -178,7 +178,7 @@ fn state_ops(model: &ModelConfig) -> f64 {
 }
 
 /// The time per token of two ring all-reduces per layer, each of which moves `2 (n - 1) / n` of a hidden state.
-fn exchange_s(hardware: &Hardware, model: &ModelConfig, storage: Storage, devices: f64) -> f64 {
+fn all_reduce_s(hardware: &Hardware, model: &ModelConfig, storage: Storage, devices: f64) -> f64 {
     let Some(link_gb_s) = hardware.link_gb_s.filter(|_| devices > 1.0) else {
         return 0.0;
     };

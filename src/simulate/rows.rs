@@ -15,7 +15,7 @@ pub(super) fn prefilled_alone(plan: &StepPlan) -> Option<usize> {
     tokens.sum()
 }
 
-/// The result of a row that continues, with a token if the row samples.
+/// The result of a row whose request continues, with a token if the row samples.
 pub(super) fn row_result(row: &StepRow) -> RowResult {
     RowResult {
         seq: row.seq,
@@ -30,7 +30,7 @@ pub(super) fn row_result(row: &StepRow) -> RowResult {
     }
 }
 
-/// A token that occurs in no prompt and in no other output: in a trace, later prompts already contain earlier outputs.
+/// A token that occurs in no prompt and in no other output. The later prompts of a trace already contain outputs.
 fn output_token(seq: SeqId) -> u32 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     PROMPT_VOCAB | (seq.get().wrapping_mul(ODD) >> 33) as u32

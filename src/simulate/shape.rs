@@ -1,4 +1,4 @@
-//! Loads the architecture of a model from a file, or from the compiled-in ones, without weights.
+//! Loads the architecture of a model, without weights: a built-in one by name, or from a file.
 
 use std::path::Path;
 
@@ -26,7 +26,6 @@ const KNOWN: [(&str, &str); 4] = [
     ),
 ];
 
-/// The names that [`load`] knows.
 pub fn names() -> impl Iterator<Item = &'static str> {
     KNOWN.iter().map(|(name, _)| *name)
 }

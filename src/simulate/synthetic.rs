@@ -13,13 +13,13 @@ use super::trace::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct SyntheticLoad {
     pub requests: usize,
+    /// Requests per second.
     pub rate: f64,
     /// The distribution of arrival times.
     pub arrivals: Arrivals,
     /// The number of prompt tokens, in addition to a shared prefix.
     pub input_tokens: Lengths,
     pub output_tokens: Lengths,
-    /// The number of shared prefixes.
     pub shared_prefixes: u32,
     /// The length of each shared prefix, in tokens.
     pub shared_prefix_tokens: u32,
@@ -275,7 +275,7 @@ mod tests {
             "lognormal:300,1.2",
         ] {
             assert_eq!(
-                text.parse::<Lengths>().expect("it is one").to_string(),
+                text.parse::<Lengths>().expect("valid lengths").to_string(),
                 text
             );
         }

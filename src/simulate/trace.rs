@@ -12,12 +12,12 @@ use super::SimulateError;
 pub const BLOCK_TOKENS: usize = 512;
 pub const MAX_TOKENS: u32 = 1 << 24;
 pub const MAX_REQUESTS: usize = 4_000_000;
-/// Token ids of prompts are below this, those of outputs are not.
+/// Prompts use token ids below this number, outputs use the others.
 pub const PROMPT_VOCAB: u32 = 1 << 31;
-/// The difference of adjacent tokens; odd, so that all tokens of a block differ.
+/// The difference between adjacent tokens. It is odd, so that all tokens of a block differ.
 const STRIDE: u32 = 0x3243_f6a9;
 
-/// A run of tokens: consecutive blocks from `first_block` on, of which the last may be partial.
+/// The tokens of consecutive blocks from `first_block` on. The last block may be partial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub first_block: u32,
@@ -121,7 +121,7 @@ impl Trace {
     }
 
     /// Sorts the requests by arrival, and shifts the first arrival to 0.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn normalize(&mut self) {
         self.requests
             .sort_by(|a, b| a.arrival_s.total_cmp(&b.arrival_s));
         let start_s = self.requests.first().map_or(0.0, |first| first.arrival_s);
@@ -186,7 +186,7 @@ impl Blocks {
         Some(block)
     }
 
-    /// The first of `blocks` new block numbers; `None` if there are too many blocks.
+    /// Reserves `blocks` new block numbers. Returns the first one, or `None` if there are too many blocks.
     pub(super) fn fresh(&mut self, blocks: u32) -> Option<u32> {
         let first = self.count;
         self.count = first

@@ -42,24 +42,24 @@ fn count() {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the contract, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the contract, which is the same.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the contract, which is the same.
         unsafe { System.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the contract, which is the same.
         unsafe { System.dealloc(block, layout) }
     }
 }
@@ -68,10 +68,10 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const PROMPT_TOKENS: u32 = 10;
-/// With this many rows the bundled model's kernels run on several threads, the fixtures' small ones on the calling one.
+/// With this many rows, the bundled model's kernels run on several threads, and the small fixtures' on the calling one.
 const SHARED_ROWS: usize = 24;
 const PAGES_PER_ROW: u32 = 200;
-/// First steps, in which scratch buffers grow.
+/// The first steps, in which scratch buffers grow.
 const WARM_STEPS: u32 = 20;
 const STEPS: u32 = 100;
 
@@ -157,7 +157,7 @@ fn opening(n_rows: usize) -> StepPlan {
     plan
 }
 
-/// Turns a plan into that of the next decode step, with a new page for every row.
+/// Turns a plan into the plan of the next decode step, with a new page for every row.
 fn next(plan: &mut StepPlan, step: u32) {
     let position = PROMPT_TOKENS + step;
     plan.starts.clear();
@@ -203,7 +203,7 @@ fn on_cpu(
     CpuExecutor::load(&model_dir(model), &options, &mut |_, _| {}).unwrap()
 }
 
-/// The CUDA executor over the emulated driver, whose own allocations in a separate library are not counted.
+/// The CUDA executor on the emulated driver. The driver is a separate library, whose allocations are not counted.
 fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
     let options = CudaOptions {
         element: ElementType::F32,
@@ -221,7 +221,7 @@ fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
     };
     souffleur_cusim::load();
     let device = Device::open(0).unwrap();
-    // SAFETY: to the emulated driver this text is an image that has every kernel.
+    // SAFETY: the emulated driver accepts this text as an image with every kernel.
     let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
     let dir = model_dir(model);
     CudaExecutor::load_with(device, &modules, &dir, &options, &mut |_, _| {}).unwrap()
@@ -245,7 +245,7 @@ fn add_windows(plan: &mut StepPlan) {
     }
 }
 
-/// Allocations in decode steps of all rows together, once buffers have grown.
+/// Counts the allocations in batched decode steps after the warm-up.
 fn allocations(mut executor: impl Executor, n_rows: usize, keeps: Keeps) -> usize {
     let mut plan = opening(n_rows);
     if keeps == Keeps::Windows {
@@ -344,7 +344,7 @@ fn warm_decode_steps_allocate_nothing() {
     }
 }
 
-/// Behaves like the harness: lists the test on request, and runs it unless the arguments name another one.
+/// Behaves like the test harness: lists the test on request, and runs the test unless the arguments name another one.
 #[allow(clippy::print_stdout)]
 fn main() {
     const NAME: &str = "warm_decode_steps_allocate_nothing";

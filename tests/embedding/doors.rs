@@ -1,4 +1,4 @@
-//! Hosts that send messages to an engine's actors themselves, through `Doors`.
+//! Tests of hosts that send messages to an engine's actors through `Doors`.
 
 use actix::MailboxError;
 use souffleur::actors::messages::{Asked, Doors, Generate, GetStats, TokenEvent};
@@ -12,7 +12,6 @@ use tokio::sync::mpsc;
 use super::doubles::{Mishap, Probe, mishap_parts};
 use super::world::{Build, World, collect, request, within};
 
-/// A request without a permit, and its events.
 fn unpermitted(request: GenerateRequest) -> (Asked, mpsc::Receiver<Event>) {
     let (sink, events) = EventSink::channel(request.rid.clone(), 8, None);
     let cancel = CancelFlag::default();

@@ -1,4 +1,4 @@
-//! Test doubles: executors and actors that misbehave on purpose. Also the bundled model.
+//! Test doubles: executors that fail on purpose, and actors that record messages. Also starts the bundled model.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::world::Build;
 
-/// A fault of an executor at one step, at most once in a test.
+/// A fault that an executor has at one step, once in a test.
 #[derive(Clone)]
 pub enum Mishap {
     Panic,
@@ -62,8 +62,8 @@ impl Executor for FaultyExecutor {
     }
 }
 
-/// Parts whose executors send a message when they are dropped, as their thread ends.
-pub fn telling_parts(build: &Build) -> (EngineParts, std::sync::mpsc::Receiver<()>) {
+/// Parts whose executors send a message when they are dropped, at the end of their thread.
+pub fn notifying_parts(build: &Build) -> (EngineParts, std::sync::mpsc::Receiver<()>) {
     let (notify, dropped) = std::sync::mpsc::channel();
     let mut parts = build.parts();
     let make = parts.executor.clone();

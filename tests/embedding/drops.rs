@@ -1,4 +1,4 @@
-//! Clients that disconnect from an embedded engine.
+//! Tests of clients that disconnect from an embedded engine.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ async fn dropped_generations_free_their_memory() {
     let world = large().start();
     let mut begun = world.generate(endless(1));
     within(begun.next()).await.expect("an event");
-    // One in flight, and many that no step has included yet.
+    // One request is running, and many have not been in a step yet.
     drop(begun);
     for seed in 2..40 {
         drop(world.generate(endless(seed)));

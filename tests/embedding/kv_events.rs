@@ -1,4 +1,4 @@
-//! The KV events of a whole engine: through a death and a rebuild, and in engines that cannot publish them.
+//! Tests of the KV events of a whole engine: after a rebuild, with a port in use, and switched off.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::doubles::{Mishap, mishap_parts};
 use super::world::{Build, World, assert_finished, collect, request, within};
 use super::zmq_peer::Peer;
 
-/// A step after the first request, and before the end of the second one.
+/// The executor dies at this step: after the first request, and before the end of the second one.
 const MISHAP_STEP: u64 = 30;
 const BLOCK: usize = 16;
 
@@ -47,12 +47,12 @@ fn events(engine: &EngineHandle) -> Vec<Value> {
 fn since_clear(engine: &EngineHandle, n: usize) -> Option<Vec<Value>> {
     let events = events(engine);
     let is_clear = |event: &Value| event["type"] == "AllBlocksCleared";
-    let places = (0..events.len()).filter(|at| is_clear(&events[*at]));
-    let at = places.skip(n - 1).last()?;
+    let clears = (0..events.len()).filter(|at| is_clear(&events[*at]));
+    let at = clears.skip(n - 1).last()?;
     Some(events[at + 1..].to_vec())
 }
 
-/// The ids of the prompt's blocks, once they are stored after the `n`th clear with no other block before them.
+/// Waits until the prompt's blocks are the first to be stored after the `n`th clear event. Returns their ids.
 async fn stored(engine: &EngineHandle, n: usize, prompt: &[u32]) -> Vec<Value> {
     let whole = prompt.len() / BLOCK * BLOCK;
     within(async {

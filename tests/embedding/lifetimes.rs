@@ -1,4 +1,4 @@
-//! Where an engine may be started, and when it ends.
+//! Tests of where an engine may be started, and of when its threads end.
 
 use std::fs;
 use std::io::Write;
@@ -15,10 +15,10 @@ use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, Generation};
 use souffleur::request::Event;
 
-use super::doubles::telling_parts;
+use super::doubles::notifying_parts;
 use super::world::{Build, World, assert_finished, collect, request, within};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn stopping_one_engine_leaves_the_other_serving() {
@@ -26,8 +26,8 @@ async fn stopping_one_engine_leaves_the_other_serving() {
     let prompt: Vec<u32> = (1..30).collect();
     let mut long = request(&prompt, 500, 3);
     long.sampling.ignore_eos = true;
-    let mut under_way = other.generate(long);
-    let first = within(under_way.next()).await.expect("an event");
+    let mut running = other.generate(long);
+    let first = within(running.next()).await.expect("an event");
     assert!(matches!(first, Event::Delta(_)));
     assert_finished(
         &collect(one.generate(request(&prompt, 20, 7))).await,
@@ -36,7 +36,7 @@ async fn stopping_one_engine_leaves_the_other_serving() {
         7,
     );
     one.stop().await;
-    assert!(matches!(collect(under_way).await.end, Event::Finished(_)));
+    assert!(matches!(collect(running).await.end, Event::Finished(_)));
     assert_finished(
         &collect(other.generate(request(&prompt, 20, 7))).await,
         &prompt,
@@ -89,8 +89,8 @@ async fn serves_and_stops(world: World) {
     assert!(!engine.is_alive());
 }
 
-/// A file of the model is a pipe that is filled once a task of the same Arbiter has run: an engine that reads on the
-/// Arbiter would deadlock.
+/// One file of the model is a pipe, which is filled after a task has run on the same Arbiter. Reading files on the
+/// Arbiter would block that task.
 #[actix::test]
 async fn files_are_not_read_on_the_hosts_arbiter() {
     let folder = tempfile::TempDir::new().expect("a folder can be made");
@@ -106,10 +106,10 @@ async fn files_are_not_read_on_the_hosts_arbiter() {
     fs::copy(source.join("generation_config.json"), &whole).expect("the fixture is complete");
     let made = Command::new("mkfifo").arg(&pipe).status();
     assert!(made.expect("mkfifo runs").success());
-    let (tell, arbiter_ran) = std::sync::mpsc::channel();
+    let (notify, arbiter_ran) = std::sync::mpsc::channel();
     let writer = std::thread::spawn(move || {
         // The pipe is filled even if the Arbiter is blocked, so that the test ends.
-        let is_in_time = arbiter_ran.recv_timeout(PATIENCE).is_ok();
+        let is_in_time = arbiter_ran.recv_timeout(TIMEOUT).is_ok();
         let content = fs::read(&whole).expect("the copy exists");
         let mut reader = fs::OpenOptions::new()
             .write(true)
@@ -120,7 +120,7 @@ async fn files_are_not_read_on_the_hosts_arbiter() {
         reader.write_all(&content).expect("a reader");
         is_in_time
     });
-    actix_rt::spawn(async move { tell.send(()) });
+    actix_rt::spawn(async move { notify.send(()) });
     let config = EngineConfig {
         model_path: folder.path().to_owned(),
         max_total_tokens: Some(4096),
@@ -150,7 +150,7 @@ async fn a_stopped_arbiter_starts_no_engine() {
 
 #[actix::test]
 async fn requests_end_with_the_hosts_arbiter() {
-    let (parts, dropped) = telling_parts(&Build {
+    let (parts, dropped) = notifying_parts(&Build {
         context: 100_000,
         n_pages: 100_000,
         ..Build::default()
@@ -163,7 +163,7 @@ async fn requests_end_with_the_hosts_arbiter() {
     arbiter.stop();
     assert_engine_down(collect(generation).await.end);
     dropped
-        .recv_timeout(PATIENCE)
+        .recv_timeout(TIMEOUT)
         .expect("the executor's thread ends");
     assert!(!engine.is_alive(), "the actors have stopped");
     within(engine.shutdown(Duration::from_secs(1))).await;
@@ -204,7 +204,7 @@ async fn requests_end_with_the_hosts_system() {
 fn an_engine_needs_no_runtime_in_its_host() {
     let build = Build::default();
     let prompt: Vec<u32> = (1..30).collect();
-    let (parts, dropped) = telling_parts(&build);
+    let (parts, dropped) = notifying_parts(&build);
     let engine = Engine::start_with(build.config.clone(), parts).expect("the engine starts");
     let world = World { engine };
     let mut generation = world.generate(request(&prompt, 20, 7));
@@ -216,7 +216,7 @@ fn an_engine_needs_no_runtime_in_its_host() {
     drop(generation);
     drop(world);
     dropped
-        .recv_timeout(PATIENCE)
+        .recv_timeout(TIMEOUT)
         .expect("the executor's thread ends");
 }
 
@@ -252,7 +252,7 @@ async fn actix_rt_join<T: Send + 'static>(thread: std::thread::JoinHandle<T>) ->
 #[test]
 fn dropping_the_last_handle_ends_the_threads() {
     let build = Build::default();
-    let (parts, dropped) = telling_parts(&build);
+    let (parts, dropped) = notifying_parts(&build);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let last = engine.clone();
     drop(engine);
@@ -262,7 +262,7 @@ fn dropping_the_last_handle_ends_the_threads() {
     );
     drop(last);
     dropped
-        .recv_timeout(PATIENCE)
+        .recv_timeout(TIMEOUT)
         .expect("the executor's thread ends");
 }
 

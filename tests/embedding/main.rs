@@ -1,4 +1,4 @@
-//! Engines embedded in other programs: the guarantees for hosts.
+//! Tests of engines embedded in other programs: the guarantees for hosts.
 
 mod doors;
 mod doubles;

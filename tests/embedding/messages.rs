@@ -1,4 +1,4 @@
-//! Actors that a host connects itself, without an engine.
+//! Tests of actors that a host connects by itself, without an engine.
 
 use std::sync::Arc;
 

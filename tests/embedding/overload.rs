@@ -1,4 +1,4 @@
-//! More requests than the engine admits at once.
+//! Tests of more requests than the engine admits at once.
 
 use souffleur::error::RequestError;
 use souffleur::request::Event;
@@ -36,7 +36,7 @@ async fn a_request_above_the_limit_is_refused_at_admission() {
 }
 
 #[tokio::test]
-async fn requests_that_belong_together_are_refused_together() {
+async fn requests_of_one_call_are_refused_together() {
     let mut build = Build::default();
     build.config.max_queued_requests = 2;
     let world = build.start();
@@ -46,7 +46,7 @@ async fn requests_that_belong_together_are_refused_together() {
         queued: 2,
         limit: 2,
     };
-    // Were they admitted one by one, each would end before the next arrives.
+    // If requests were admitted one by one, each would end before the next one, and none would be refused.
     for _ in 0..20 {
         let refused = world.engine.generate_all(requests(3)).err();
         assert_eq!(refused.as_ref(), Some(&overloaded));

@@ -1,4 +1,4 @@
-//! Swapping policies while requests run.
+//! Tests of changing policies while requests run.
 
 use souffleur::actors::messages::{PoliciesSet, SetPolicy, TokenEvent};
 use souffleur::error::RequestError;
@@ -46,7 +46,7 @@ async fn a_swap_reorders_waiting_requests_and_loses_none() {
         let sent = world.engine.generate_to(request, recipient.clone());
         sent.expect("it is admitted");
     }
-    // The first holds the only row at the gate.
+    // The first request has the only row, and its step waits at the gate.
     within(async {
         let mut waiting = 0;
         while waiting < 4 {
@@ -124,7 +124,7 @@ async fn every_policy_serves_all_requests_during_swaps() {
 }
 
 #[tokio::test]
-async fn the_refusal_of_an_unknown_name_lists_the_known_ones_and_changes_nothing() {
+async fn an_unknown_policy_is_refused_with_a_list_of_policies_and_changes_nothing() {
     let world = Build::default().start();
     let unknown = set(&world, by("sjf")).await.expect_err("there is no sjf");
     let known = schedule_policy_names().collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! Lookups in the prefix cache (`peek`) and pinned prefixes, through the engine's doors.
+//! Tests of lookups in the prefix cache (`peek`) and pinned prefixes, through the engine's doors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +80,7 @@ async fn a_peek_changes_nothing() {
     let elsewhere = world.engine.peek_prefix(other, prompt(1).into()).await;
     assert_eq!(elsewhere, Ok(0));
     assert_eq!(world.engine.stats().await.expect("stats"), before);
-    // Had the peeks touched the first prompt, the second would now be the least recently used.
+    // If the peeks had touched the first prompt, the second would now be the least recently used.
     run(&world, &prompt(3)).await;
     assert!(peek(&world, &prompt(1)).await < 100);
     assert_eq!(peek(&world, &prompt(2)).await, 100);
@@ -93,7 +93,7 @@ async fn a_pinned_prefix_outlives_younger_ones() {
     run(&world, &prompt(1)).await;
     let pinned = pin(&world, &prompt(1), 3600)
         .await
-        .expect("there is room for a pin");
+        .expect("the limit of pins is not reached");
     assert_eq!(pinned.tokens, 100);
     for number in 2..8 {
         run(&world, &prompt(number)).await;
@@ -116,7 +116,7 @@ async fn a_pin_ends_when_its_time_has_passed() {
     run(&world, &prompt(1)).await;
     let pinned = pin(&world, &prompt(1), 0)
         .await
-        .expect("there is room for a pin");
+        .expect("the limit of pins is not reached");
     within(async {
         while world.engine.stats().await.expect("stats").protected_tokens > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -129,14 +129,14 @@ async fn a_pin_ends_when_its_time_has_passed() {
 }
 
 #[tokio::test]
-async fn a_pin_too_many_is_refused() {
+async fn a_pin_above_the_limit_is_refused() {
     let mut build = small();
     build.config.max_pins = 1;
     let world = build.start();
     run(&world, &prompt(1)).await;
     let first = pin(&world, &prompt(1), 3600)
         .await
-        .expect("there is room for a pin");
+        .expect("the limit of pins is not reached");
     let overloaded = RequestError::Overloaded {
         what: "pins",
         queued: 1,
@@ -153,7 +153,7 @@ async fn a_prefix_that_is_not_cached_pins_nothing() {
     let world = small().start();
     let pinned = pin(&world, &prompt(1), 3600)
         .await
-        .expect("there is room for a pin");
+        .expect("the limit of pins is not reached");
     assert_eq!(pinned.tokens, 0);
     run(&world, &prompt(1)).await;
     assert!(unpin(&world, pinned.pin).await);
@@ -167,7 +167,7 @@ async fn an_idle_engine_revokes_pins_before_it_refuses_a_request() {
     run(&world, &prompt(1)).await;
     let pinned = pin(&world, &prompt(1), 3600)
         .await
-        .expect("there is room for a pin");
+        .expect("the limit of pins is not reached");
     let large: Vec<u32> = (0..240).map(|place| 1 + (place * 11) % 499).collect();
     run(&world, &large).await;
     assert_eq!(world.assert_whole().await.pins, 0);

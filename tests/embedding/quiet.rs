@@ -1,4 +1,4 @@
-//! The library leaves the process as it finds it: no signal handlers, panic hook, recorder or subscriber.
+//! Tests that the library changes no process-wide state: signal handlers, panic hook, recorder or subscriber.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ const CHILD: &str = "SOUFFLEUR_TEST_QUIET_CHILD";
 fn an_engine_leaves_its_process_as_it_finds_it() {
     let this = std::env::current_exe().expect("a test has a path");
     let output = Command::new(this)
-        .args(["--exact", "quiet::child_of_the_test_above", "--nocapture"])
+        .args(["--exact", "quiet::child_process_of_the_test", "--nocapture"])
         .env(CHILD, "1")
         .output()
         .expect("the child starts");
@@ -27,7 +27,7 @@ fn an_engine_leaves_its_process_as_it_finds_it() {
 }
 
 #[test]
-fn child_of_the_test_above() {
+fn child_process_of_the_test() {
     if std::env::var_os(CHILD).is_none() {
         eprintln!("skipped: this test runs only as a child process");
         return;

@@ -1,4 +1,4 @@
-//! A rebuild keeps the model and the host's settings; the death of the KV store needs no rebuild.
+//! Tests that a rebuild keeps the model and the host's settings, and that the KV store's death needs no rebuild.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,12 +52,12 @@ async fn a_pause_and_policies_survive_a_rebuild() {
         radix_eviction_policy: Some("lfu".to_owned()),
     };
     world.engine.set_policy(policies).await.expect("lfu exists");
-    let inside = world.generate(request(&[1, 2], 50, 7));
-    // The executor has the second step, at which it dies, while its first waits at the gate.
+    let running = world.generate(request(&[1, 2], 50, 7));
+    // The executor dies at its second step, which is queued while the first step waits at the gate.
     world.until(|stats| stats.steps >= 2).await;
     world.engine.set_paused(true).await.expect("it runs");
     drop(open);
-    let outcome = collect(inside).await;
+    let outcome = collect(running).await;
     assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
     until_ready(&world).await;
     let stats = world.engine.stats().await.expect("it runs");
@@ -71,7 +71,7 @@ async fn a_pause_and_policies_survive_a_rebuild() {
     world.stop().await;
 }
 
-/// A model in a separate folder, whose files can be replaced.
+/// A copy of a model. The tests replace its files.
 fn model(folder: &Path) -> PathBuf {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     for entry in fs::read_dir(fixture).expect("a fixture") {
@@ -92,8 +92,8 @@ fn config(folder: &TempDir) -> EngineConfig {
     }
 }
 
-/// An engine on that model which dies at its second step, and the number of loads of its model.
-fn mortal(config: EngineConfig) -> (World, Arc<AtomicUsize>) {
+/// An engine whose executor panics at its second step, and the number of times that its model was loaded.
+fn dying_engine(config: EngineConfig) -> (World, Arc<AtomicUsize>) {
     let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("supported");
     let (make, loads) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
     let counted = loads.clone();
@@ -111,18 +111,18 @@ async fn an_engine_is_rebuilt_with_the_same_model_or_not_at_all() {
     let folder = TempDir::new().expect("a temporary folder");
     let file = model(folder.path());
     let weights = fs::read(&file).expect("the file exists");
-    let (world, loads) = mortal(config(&folder));
+    let (world, loads) = dying_engine(config(&folder));
     die(&world).await;
     until_ready(&world).await;
     assert_eq!(loads.load(Ordering::SeqCst), 2, "the model is loaded again");
     world.stop().await;
 
-    // One bit of one weight, in the same file.
-    let (world, loads) = mortal(config(&folder));
-    let mut others = weights.clone();
-    let last = others.len() - 2;
-    others[last] ^= 1;
-    fs::write(&file, &others).expect("the file can be written");
+    // Changes one bit of one weight in the file.
+    let (world, loads) = dying_engine(config(&folder));
+    let mut changed = weights.clone();
+    let last = changed.len() - 2;
+    changed[last] ^= 1;
+    fs::write(&file, &changed).expect("the file can be written");
     die(&world).await;
     let reason = within(world.engine.failed()).await;
     assert!(
@@ -142,7 +142,7 @@ async fn an_engine_is_rebuilt_with_the_same_model_or_not_at_all() {
 async fn a_missing_model_fails_after_all_attempts() {
     let folder = TempDir::new().expect("a temporary folder");
     let file = model(folder.path());
-    let (world, loads) = mortal(config(&folder));
+    let (world, loads) = dying_engine(config(&folder));
     let aside = folder.path().join("aside");
     fs::rename(&file, &aside).expect("same folder");
     die(&world).await;

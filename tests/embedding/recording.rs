@@ -1,4 +1,4 @@
-//! Message logs of whole engines: replaying a log that was recorded under load gives the same plans, without actors.
+//! Tests that the message log of a whole engine under load is replayed to the same plans, without actors.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn recording(dir: &Path) -> EngineConfig {
     EngineConfig {
         record: Some(log_in(dir)),
         chunked_prefill_size: 48,
-        // Prompts are admitted at once, however slow the machine is.
+        // Without a limit of step time, admission does not depend on the machine's speed.
         max_prefill_step_ms: 0,
         schedule_conservativeness: 0.05,
         ..EngineConfig::default()
@@ -58,7 +58,7 @@ fn assert_same(replayed: &Replayed) {
     assert_eq!((replayed.ending, replayed.has_gap), (LogEnd::Closed, false));
 }
 
-/// A prompt that shares its first 40 tokens with every fourth other.
+/// A prompt that shares its first 40 tokens with every fourth prompt.
 fn prompt(number: u32) -> Vec<u32> {
     let shared = (0..40).map(|place| 1 + (number % 4 * 31 + place * 7) % 499);
     let own = (0..10 + number * 13 % 50).map(|place| 1 + (number * 17 + place) % 499);
@@ -156,7 +156,7 @@ async fn flushes_between_requests_are_replayed() {
             std::time::Duration::from_secs(1000),
         ));
         let pinned = pin.await.expect("the prefix is pinned");
-        // Two at once: the second finds an empty cache, or runs together with the first.
+        // Two flushes at once: the second finds an empty cache, or is merged with the first.
         let (first, second) = tokio::join!(
             within(world.engine.flush_cache()),
             within(world.engine.flush_cache())
@@ -185,7 +185,7 @@ async fn flushes_between_requests_are_replayed() {
     }
 }
 
-/// Long requests that arrive one by one, each admitted early in the others' outputs: together they outgrow the pool.
+/// Sends long requests one by one. Each is admitted while the others have short outputs; later all outgrow the pool.
 async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Generation> {
     let is_long = |prompt: &[u32], seed| {
         let (_, reason) = expected(prompt, LONG, seed);
@@ -197,7 +197,7 @@ async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Gene
         let seed = seed.expect("some output is long");
         let mut generation = world.generate(request(&prompt, LONG, seed));
         within(async {
-            // Steps that are granted before the request arrives would go to the others.
+            // Waits for the request: other requests would use steps that are granted before.
             while requests_inside(world).await <= inside.len() {
                 tokio::task::yield_now().await;
             }
@@ -298,7 +298,7 @@ async fn a_model_with_stop_strings_is_replayed_to_the_same_plans() {
 }
 
 #[tokio::test]
-async fn every_life_of_a_rebuilt_engine_is_replayed() {
+async fn all_generations_of_a_rebuilt_engine_are_replayed() {
     let dir = tempfile::tempdir().expect("a folder can be made");
     let build = Build {
         config: recording(dir.path()),
@@ -338,11 +338,11 @@ async fn a_log_is_private_and_overwrites_no_other_file() {
     assert_eq!(mode.mode() & 0o777, 0o600);
     let old = std::fs::read_to_string(dir.path().join("control.log.old"));
     assert_eq!(old.expect("the older file was kept"), "an older one");
-    let in_the_way = EngineConfig {
+    let folder_as_log = EngineConfig {
         record: Some(dir.path().to_owned()),
         ..EngineConfig::default()
     };
-    let started = Engine::start_with(in_the_way, build.parts());
+    let started = Engine::start_with(folder_as_log, build.parts());
     let error = started.err().expect("a folder cannot be a log").to_string();
     assert!(
         error.contains("record") && error.contains("regular file"),

@@ -1,4 +1,4 @@
-//! `EngineHandle::shutdown`: running requests, the deadline, and requests that come later.
+//! Tests of `EngineHandle::shutdown`: running requests, the deadline, and later requests.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use souffleur::error::RequestError;
 use souffleur::request::{Event, GenerateRequest};
 
-use super::doubles::telling_parts;
+use super::doubles::notifying_parts;
 use super::world::{Build, SHUTDOWN_DEADLINE, World, assert_finished, collect, request, within};
 
 fn large() -> World {
@@ -89,7 +89,7 @@ async fn two_shutdowns_at_once_are_one() {
 #[tokio::test]
 async fn a_shutdown_ends_the_executors_thread_before_it_returns() {
     let build = Build::default();
-    let (parts, dropped) = telling_parts(&build);
+    let (parts, dropped) = notifying_parts(&build);
     let engine = souffleur::engine::Engine::start_with(build.config, parts);
     let world = World {
         engine: engine.expect("the engine starts"),

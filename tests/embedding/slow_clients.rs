@@ -1,4 +1,4 @@
-//! Clients that do not read their events.
+//! Tests of clients that do not read their events.
 
 use souffleur::config::EngineConfig;
 use souffleur::engine::Generation;
@@ -30,7 +30,7 @@ async fn a_client_that_never_reads_fails_alone() {
     let world = World {
         engine: start_bundled(EngineConfig {
             client_channel_events: 1,
-            // Larger than the answers that are read, smaller than the one that is not.
+            // Larger than the answers that are read, and smaller than the unread answer.
             client_backlog_bytes: 512,
             ..EngineConfig::default()
         }),

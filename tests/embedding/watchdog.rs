@@ -1,4 +1,4 @@
-//! Deaths of actors and threads: every request inside gets one failure, and the engine restarts.
+//! Tests of deaths of actors and threads: every request in flight gets one failure, and the engine restarts.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,7 +13,7 @@ use souffleur::request::Event;
 use super::doubles::{Mishap, mishap_parts};
 use super::world::{Build, World, assert_finished, collect, request, within};
 
-/// A step that is late enough for all requests to be inside.
+/// At this step, all requests of a test have been admitted.
 const MISHAP_STEP: u64 = 30;
 
 pub(super) fn recorder() -> &'static PrometheusHandle {
@@ -32,7 +32,7 @@ pub(super) fn deaths_of(actor: &str) -> u64 {
     value.map_or(0, |value| value.parse().expect("a counter is a number"))
 }
 
-/// Triggers the fault with eight requests inside, then checks that the engine is whole again.
+/// Triggers the fault while eight requests run, then checks that the engine works again.
 async fn dies_and_recovers(world: World, open: crossbeam_channel::Sender<()>) {
     let prompts: Vec<Vec<u32>> = (0..8)
         .map(|i| (1..40).map(|t| t * 5 + i).collect())
@@ -150,14 +150,15 @@ async fn an_engine_is_shut_down_while_it_is_rebuilt() {
     let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
     assert!(matches!(outcome.end, Event::Failed(_)));
     let engine = world.engine.clone();
-    // The model is still being loaded when the stop comes; the loaded engine is stopped too.
+    // The stop arrives while the model is being loaded. The rebuilt engine is stopped too.
     tokio::join!(world.stop(), engine.shutdown(Duration::ZERO), async {
         drop(open)
     });
     assert!(!engine.is_alive());
 }
 
-/// Parts whose executor panics at its second step, and whose next `failures` builds fail; and the count of builds.
+/// Parts whose executor panics at its second step. The next `failures` attempts to build an executor fail. Also returns
+/// the number of builds.
 fn hard_to_rebuild(build: &Build, failures: usize) -> (EngineParts, Arc<AtomicUsize>) {
     let mut parts = mishap_parts(build, 2, Mishap::Panic);
     let (make, builds) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));

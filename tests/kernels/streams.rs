@@ -174,7 +174,7 @@ fn a_write_past_an_allocation_is_attributed_to_its_kernel() {
     assert!(error.to_string().contains("ILLEGAL_ADDRESS"), "{error}");
     let failure = emulated.failure().unwrap();
     assert!(
-        failure.contains("rms_norm_f32") && failure.contains("behind"),
+        failure.contains("rms_norm_f32") && failure.contains("past the end"),
         "{failure}"
     );
 }

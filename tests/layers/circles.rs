@@ -1,14 +1,14 @@
-//! Tests that at most a few files of a crate import each other in a cycle.
+//! Tests that cycles of imports within a crate have at most a few files.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::imports_of_files::{Graph, Sources};
 use super::{packages, root};
 
-/// The most files that may import each other, directly or through others.
-const MOST: usize = 5;
+/// The largest number of files in a cycle of imports.
+const MAX_FILES: usize = 5;
 
-/// The files that `from` reaches through imports, each with the number of imports on the way.
+/// The files that `from` imports, directly or indirectly, each with the length of the shortest path of imports.
 fn reached(graph: &Graph, from: &str) -> BTreeMap<String, usize> {
     let mut reached = BTreeMap::new();
     let mut next = VecDeque::from([(from.to_owned(), 0)]);
@@ -44,7 +44,7 @@ fn few_files_import_each_other() {
     for src in packages().into_values().chain([root().join("src")]) {
         let graph = Sources::read(&src).graph();
         n_files += graph.len();
-        let found = cycles(&graph, MOST);
+        let found = cycles(&graph, MAX_FILES);
         assert!(found.is_empty(), "files that import each other: {found:#?}");
     }
     assert!(n_files > 300, "only {n_files} files have imports");
@@ -56,12 +56,12 @@ fn an_added_import_closes_a_cycle() {
     let graph = sources.graph();
     let far = |file: &String| {
         let mut reached = reached(&graph, file).into_iter();
-        let far = reached.find(|(_, distance)| *distance > MOST);
+        let far = reached.find(|(_, distance)| *distance > MAX_FILES);
         far.map(|(to, _)| (to, file.clone()))
     };
     let (from, to) = graph.keys().find_map(far).expect("imports are deep");
     sources.plant(&from, &to);
-    let found = cycles(&sources.graph(), MOST);
+    let found = cycles(&sources.graph(), MAX_FILES);
     let holds = |cycle: &BTreeSet<String>| cycle.contains(&from) && cycle.contains(&to);
     assert!(found.iter().any(holds), "{from} imports {to}: {found:?}");
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::{read, root};
 
-/// The most lines of a function, from `fn` to its closing brace.
-const MOST: usize = 70;
+/// The largest number of lines from `fn` to the closing brace.
+const MAX_LINES: usize = 70;
 
 /// A function with a body.
 #[derive(Debug, PartialEq)]
@@ -21,7 +21,7 @@ fn is_name(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The end of the string literal with its `"` at `start`, and with `n_hashes` `#` if it is raw.
+/// The end of the string literal whose opening `"` is at `start`; `n_hashes` is the number of `#` of a raw string.
 fn end_of_string(source: &[char], start: usize, n_hashes: Option<usize>) -> usize {
     let mut at = start + 1;
     while at < source.len() {
@@ -67,7 +67,7 @@ fn end_of_comment(source: &[char], start: usize) -> usize {
     source.len()
 }
 
-/// The end of the raw string literal that begins at `start` as `r"` or `r#"`, if one does.
+/// The end of the raw string literal that begins at `start` with `r"` or `r#"`; `None` if there is none.
 fn end_of_raw_string(source: &[char], start: usize) -> Option<usize> {
     let is_prefix = |c: &char| !is_name(*c) || ['b', 'c'].contains(c);
     if source[start] != 'r' || !source[..start].last().is_none_or(is_prefix) {
@@ -79,7 +79,7 @@ fn end_of_raw_string(source: &[char], start: usize) -> Option<usize> {
     (source.get(quote) == Some(&'"')).then(|| end_of_string(source, quote, Some(n)))
 }
 
-/// The end of the comment, string or character that begins at `start`, if one does. A lifetime is not a character.
+/// The end of the comment, string or character literal that begins at `start`; `None` for other code and lifetimes.
 fn end_of_token(source: &[char], start: usize) -> Option<usize> {
     match source[start..] {
         ['/', '/', ..] => Some(end_of_line(source, start)),
@@ -94,7 +94,7 @@ fn end_of_token(source: &[char], start: usize) -> Option<usize> {
     }
 }
 
-/// A file's code with spaces in place of comments, strings and characters: lines keep their numbers.
+/// Replaces comments, strings and characters by spaces. Lines keep their numbers.
 fn code(source: &str) -> Vec<char> {
     let source: Vec<char> = source.chars().collect();
     let mut code = source.clone();
@@ -113,7 +113,7 @@ fn code(source: &str) -> Vec<char> {
     code
 }
 
-/// The name of the function that begins at `at`; none for a type such as `fn(u32)`.
+/// The name of the function that begins at `at`; `None` for a type such as `fn(u32)`.
 fn name_at(code: &[char], at: usize) -> Option<String> {
     let begins = code[..at].last().is_none_or(|c| !is_name(*c));
     let ['f', 'n', blank, ..] = code[at..] else {
@@ -127,7 +127,7 @@ fn name_at(code: &[char], at: usize) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// The end of the body of the function that begins at `start`; none if it has no body.
+/// The end of the body of the function that begins at `start`; `None` if the function has no body.
 fn end_of_body(code: &[char], start: usize) -> Option<usize> {
     let mut depth = 0;
     let mut in_body = false;
@@ -191,7 +191,7 @@ fn functions_fit_on_a_screen() {
         let path = path.to_string_lossy();
         let functions = functions(&read(file));
         n_functions += functions.len();
-        for function in functions.iter().filter(|found| found.n_lines > MOST) {
+        for function in functions.iter().filter(|found| found.n_lines > MAX_LINES) {
             let Function {
                 name,
                 line,
@@ -204,7 +204,10 @@ fn functions_fit_on_a_screen() {
         n_functions > 5000,
         "only {n_functions} functions were found"
     );
-    assert!(wrong.is_empty(), "longer than {MOST} lines: {wrong:#?}");
+    assert!(
+        wrong.is_empty(),
+        "longer than {MAX_LINES} lines: {wrong:#?}"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Parses which files of a crate import each other, from the source as text.
 //!
-//! A path is resolved to the file that defines its item: a `use` in another file on the way is followed. A module's use
-//! of its own children is not an import. Tests are left out.
+//! A path is resolved to the file that defines its item, through the `use` lines of other files. A module's use of its
+//! children is not an import. Tests are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -178,7 +178,7 @@ impl Reader {
         }
     }
 
-    /// Skips an item, to its semicolon or the end of its block.
+    /// Skips an item, up to the semicolon or the end of the block.
     fn skip_item(&mut self) {
         let mut depth = 0_usize;
         while self.at < self.tokens.len() {
@@ -255,7 +255,7 @@ impl Reader {
     }
 }
 
-/// Whether a path leaves its module and that module's children.
+/// Whether a path points outside its module and the module's children.
 fn leaves(path: &[String]) -> bool {
     let first = path.first().map(String::as_str);
     matches!(first, Some("crate" | "super"))
@@ -294,7 +294,7 @@ fn tokens(text: &str) -> Vec<String> {
     found
 }
 
-/// The length of the string or character literal that the rest begins with, if any.
+/// The length of the string or character literal at the start of `rest`; `None` if there is none.
 fn literal(rest: &str) -> Option<usize> {
     let raw = rest.strip_prefix('b').unwrap_or(rest);
     if let Some(hashes) = raw.strip_prefix('r') {

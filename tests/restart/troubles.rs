@@ -126,7 +126,7 @@ fn flags_that_are_invalid_for_a_store_are_refused() {
         ),
         (
             &["--disable-radix-cache"],
-            &["kv-disk-path", "disable_radix_cache", "leave one"],
+            &["kv-disk-path", "disable_radix_cache", "unset one"],
         ),
         (&["--kv-disk-bytes", "1000"], &["kv-disk-bytes", "1000"]),
         (

@@ -69,7 +69,7 @@ def quantised(rng, kind, ggml):
     if ggml is not None:
         made = ggml.quantise(values, kind)
         if kind in QUANTISED_BY_GGUF and not np.array_equal(made, gguf.quantize(values, kind)):
-            print(f"blocks: {kind.name}: gguf quantises otherwise than ggml, whose blocks are taken", flush=True)
+            print(f"blocks: {kind.name}: gguf and ggml quantise differently: using ggml's blocks", flush=True)
         return made
     if kind in QUANTISED_BY_GGUF:
         return gguf.quantize(values, kind)
@@ -104,7 +104,7 @@ def write(folder, kind, ggml):
         differ = np.flatnonzero(values.view(np.uint32) != theirs.view(np.uint32))
         if differ.size:
             at = differ[0]
-            raise SystemExit(f"blocks: {kind.name}: value {at} is {values[at]!r} by gguf and {theirs[at]!r} by ggml; {differ.size} differ")
+            raise SystemExit(f"blocks: {kind.name}: value {at} is {values[at]!r} in gguf and {theirs[at]!r} in ggml; {differ.size} values differ")
     path = folder / f"{kind.name.lower()}.bin"
     path.write_bytes(blocks.tobytes() + values.astype("<f4").tobytes())
     print(f"{path.name}: {blocks.size} bytes of blocks, {values.size} values", flush=True)

@@ -210,7 +210,7 @@ def check_reader(binary, model, work):
         folder.mkdir()
         model.write(folder / "m.gguf", **variant)
         # The only model of its folder, whole or split.
-        assert logits(binary, folder, work) == expected, f"{folder.name}: other logits"
+        assert logits(binary, folder, work) == expected, f"{folder.name}: the logits differ"
     print(f"{model.folder.name}: GGUFWriter's files give the logits of the safetensors")
 
 

@@ -31,7 +31,9 @@ const REFUSED: [(&str, &str); 4] = [
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let folder = arguments.next().ok_or("name the folder of the files")?;
+    let folder = arguments
+        .next()
+        .ok_or("the first argument must be the folder of the vocabulary files")?;
     let names: Vec<String> = arguments.collect();
     let (mut wrong, mut found) = (0, Vec::new());
     let mut files: Vec<PathBuf> = fs::read_dir(&folder)?
@@ -48,11 +50,11 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
             continue;
         };
         match compare(&file) {
-            Ok(told) => {
-                wrong += told.wrong;
+            Ok(report) => {
+                wrong += report.wrong;
                 println!(
                     "{name}: {} texts, {} wrong, {} composed first; built in {} ms; ends {:?}",
-                    told.texts, told.wrong, told.composed, told.took_ms, told.ends
+                    report.texts, report.wrong, report.composed, report.took_ms, report.ends
                 );
             }
             Err(error) => {
@@ -69,10 +71,10 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         found.push(name);
     }
     if found.is_empty() {
-        return Err(format!("{folder} holds no ggml-vocab-NAME.gguf").into());
+        return Err(format!("{folder} has no ggml-vocab-NAME.gguf").into());
     }
     if let Some(name) = names.iter().find(|name| !found.contains(name)) {
-        return Err(format!("{folder} holds no ggml-vocab-{name}.gguf").into());
+        return Err(format!("{folder} has no ggml-vocab-{name}.gguf").into());
     }
     Ok(ExitCode::from(u8::from(wrong > 0)))
 }
@@ -83,7 +85,7 @@ fn is_known_refusal(name: &str, error: &str) -> bool {
 }
 
 #[derive(Default)]
-struct Told {
+struct Report {
     texts: usize,
     wrong: usize,
     /// Texts whose ids differ because they are composed first.
@@ -92,23 +94,23 @@ struct Told {
     ends: Vec<Option<String>>,
 }
 
-fn compare(file: &Path) -> Result<Told, Box<dyn Error>> {
+fn compare(file: &Path) -> Result<Report, Box<dyn Error>> {
     let gguf = Gguf::open(file)?;
     let fields = gguf::vocabulary(&gguf)?.ok_or("has no vocabulary")?;
     let (ends, composes) = (fields.end_token_ids(), composes(fields.pre.as_deref()));
     let began = Instant::now();
     let model = TextModel::from_vocabulary(file, fields)?;
-    let mut told = Told {
+    let mut report = Report {
         took_ms: began.elapsed().as_millis(),
         ends: ends.iter().map(|&id| model.token(id)).collect(),
-        ..Told::default()
+        ..Report::default()
     };
     let sidecar = |suffix: &str| PathBuf::from(format!("{}{suffix}", file.display()));
     let (Ok(texts), Ok(ids)) = (
         fs::read_to_string(sidecar(".inp")),
         fs::read_to_string(sidecar(".out")),
     ) else {
-        return Ok(told);
+        return Ok(report);
     };
     for (text, ids) in texts.split(SEPARATOR).zip(ids.lines()) {
         let expected: Vec<u32> = ids
@@ -116,18 +118,18 @@ fn compare(file: &Path) -> Result<Told, Box<dyn Error>> {
             .map(str::parse)
             .collect::<Result<_, _>>()?;
         let found = model.encode_chat(text)?;
-        told.texts += 1;
+        report.texts += 1;
         if found == expected {
             continue;
         }
         if composes && !is_composed(text) {
-            told.composed += 1
+            report.composed += 1
         } else {
-            told.wrong += 1
+            report.wrong += 1
         }
         println!("{text:?}\n  expected {expected:?}\n  found    {found:?}");
     }
-    Ok(told)
+    Ok(report)
 }
 
 /// Whether models with these splits compose their texts.

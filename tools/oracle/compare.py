@@ -123,7 +123,7 @@ def check_int8_kv(bf16, int8):
     errors = [rows.double().log_softmax(dim=-1).gather(-1, best) for rows in (bf16, int8)]
     error = (errors[1] - errors[0]).abs()
     same = (int8.argmax(dim=-1) == best.squeeze(-1)).float().mean().item()
-    report = f"log probabilities off by {error.mean().item():.4f} in the mean, at most {error.max().item():.3f}, "
+    report = f"log probabilities off by {error.mean().item():.4f} on average, at most {error.max().item():.3f}, "
     report += f"the same token preferred at {same:.1%} of the positions"
     return report, error.mean().item() <= INT8_KV_MEAN
 

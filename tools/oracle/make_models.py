@@ -1241,7 +1241,7 @@ def main():
     args = parser.parse_args()
     unknown = set(args.names) - set(MODELS)
     if unknown:
-        parser.error(f"unknown models {sorted(unknown)}, there are {sorted(MODELS)}")
+        parser.error(f"unknown models {sorted(unknown)}, choose from {sorted(MODELS)}")
     for name in args.names or MODELS:
         make(name, args.out / name)
 

@@ -58,9 +58,9 @@ def check_tokens(server, vocabulary, report):
                 print(f"     token {at}: {ours[near]} {vocabulary.pieces(ours[near])}, llama.cpp has {others[near]} {vocabulary.pieces(others[near])}")
         lost += vocabulary.comes_back(part) and server.detokenize(ours) != part
     report.say(differ == 0, f"tokens: {n_bytes} bytes in {len(parts)} parts, {n_tokens} tokens; {differ} parts have other ids than llama.cpp's")
-    report.say(lost == 0, f"tokens: {lost} of {len(parts)} parts do not come back as they were")
+    report.say(lost == 0, f"tokens: {lost} of {len(parts)} parts do not decode to the original text")
     begun = [server.tokenize(PROMPTS[0], True), vocabulary.tokenize(PROMPTS[0], True)]
-    report.say(begun[0] == begun[1], f"tokens: a prompt with its beginning is {begun[0]}, llama.cpp has {begun[1]}")
+    report.say(begun[0] == begun[1], f"tokens: the ids of a prompt with special tokens are {begun[0]}, llama.cpp has {begun[1]}")
 
 
 def perplexity(log_probabilities):

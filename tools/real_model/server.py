@@ -59,7 +59,7 @@ class Server:
         body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
         found = self.post("/generate", body)["meta_info"]["input_token_logprobs"]
         if [entry[1] for entry in found] != ids:
-            raise SystemExit("the server tells log probabilities of other tokens than it was asked about")
+            raise SystemExit("the server returned log probabilities of other tokens than the requested ones")
         return [entry[0] for entry in found[1:]]
 
     def greedy(self, ids, count):

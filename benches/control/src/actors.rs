@@ -17,13 +17,13 @@ use souffleur::state::control::ControlStates;
 use crate::engine::{Shape, answer, request};
 use crate::prompts::prompt;
 
-/// Decodes `batch` requests and returns the time of a step in microseconds, one value for `steps_a_value` steps: all
-/// work of the Arbiter between two answers of the executor, without the answers themselves.
-pub fn decode_us(batch: u32, steps_a_value: usize, n_values: usize) -> Vec<f64> {
+/// Decodes `batch` requests. Returns `n_values` times of a step in microseconds, each the mean of `steps_per_value`
+/// steps. A time includes all work of the Arbiter between two answers of the executor, except the executor's.
+pub fn decode_us(batch: u32, steps_per_value: usize, n_values: usize) -> Vec<f64> {
     let (values, measured) = channel();
     let system = System::new();
     system.block_on(async {
-        let n_steps = (n_values + 2) * steps_a_value;
+        let n_steps = (n_values + 2) * steps_per_value;
         let shape = Shape {
             page_size: 1,
             n_pages: batch * (320 + 4 * n_steps as u32 + 1_024) + 4_096,
@@ -32,7 +32,7 @@ pub fn decode_us(batch: u32, steps_a_value: usize, n_values: usize) -> Vec<f64> 
         let scheduler = start(shape, |done| NullExecutor {
             done,
             batch: batch as usize,
-            steps_a_value,
+            steps_per_value,
             values,
             n_steps: 0,
             answering: Duration::ZERO,
@@ -90,7 +90,7 @@ fn start(
 struct NullExecutor {
     done: Mailbox<StepDone>,
     batch: usize,
-    steps_a_value: usize,
+    steps_per_value: usize,
     values: Sender<f64>,
     /// Steps of the whole batch since the last value.
     n_steps: usize,
@@ -103,11 +103,11 @@ struct NullExecutor {
 impl NullExecutor {
     fn measure(&mut self, entered: Instant) {
         self.n_steps += 1;
-        if self.n_steps < self.steps_a_value {
+        if self.n_steps < self.steps_per_value {
             return;
         }
         let spent = entered - self.started - self.answering;
-        // The receiver is gone once it has enough values.
+        // Sending fails once the receiver has enough values.
         let _ = self
             .values
             .send(spent.as_secs_f64() * 1e6 / self.n_steps as f64);

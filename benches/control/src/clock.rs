@@ -1,4 +1,4 @@
-//! Times one operation: the process's CPU time per operation, as the median over many batches.
+//! Measures the process's CPU time per operation, as the median over many batches.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -9,7 +9,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Takes one value a batch.
+    /// Takes one value per batch.
     pub fn new(mut batches_us: Vec<f64>) -> Self {
         batches_us.sort_by(f64::total_cmp);
         Self {

@@ -1,6 +1,6 @@
 //! Measures the bytes per cached token after a long random run, in a separate process.
 //!
-//! The resident memory of the process, less its size before the tree grew: the allocator's headers and holes count.
+//! The result is the growth of the process's resident memory, including the allocator's headers and fragmentation.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -11,13 +11,12 @@ use serde::{Deserialize, Serialize};
 use crate::prompts::prompt;
 use crate::subjects::{Ours, Subject};
 
-/// Tokens that the tree may hold.
+/// The capacity of the tree in tokens.
 const CAPACITY: usize = 4_000_000;
 /// Tokens that go through the tree.
 const TOKENS: usize = 10 * CAPACITY;
-const LONGEST: usize = 32_768;
+const MAX_CONVERSATION_TOKENS: usize = 32_768;
 
-/// The names of the runs.
 pub const RUNS: [&str; 2] = ["conversations", "prompts of 256 shared and 64 new tokens"];
 
 /// The size of the tree at the end of a run.
@@ -60,7 +59,7 @@ pub fn all() -> anyhow::Result<Vec<Memory>> {
 
 /// Does one run in this process.
 pub fn run(name: &str) -> anyhow::Result<Memory> {
-    let mut ours = Ours::new(CAPACITY + 2 * LONGEST);
+    let mut ours = Ours::new(CAPACITY + 2 * MAX_CONVERSATION_TOKENS);
     let before = resident_bytes()?;
     match name {
         "conversations" => conversations(&mut ours),
@@ -94,7 +93,7 @@ fn conversations(ours: &mut Ours) {
         key.extend((0..n_new).map(|_| random.u32(..150_000)));
         add(ours, &Arc::from(&key[..]));
         n_tokens += n_new;
-        key.truncate(LONGEST);
+        key.truncate(MAX_CONVERSATION_TOKENS);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Prints one table: our measurements, those of the peers, and which of ours are slower.
+//! Prints one table: this engine's times, the peers' times, and the names of faster peers.
 
 use std::fmt::Write;
 
@@ -50,7 +50,7 @@ impl Operation {
         }
     }
 
-    /// The time that this engine is meant to reach, in microseconds.
+    /// The goal for this engine's time, in microseconds.
     fn wish_us(self, size: &str) -> Option<f64> {
         match (self, size) {
             (Self::Match, "1k tokens") => Some(0.3),
@@ -75,9 +75,9 @@ pub struct Row {
     souffleur_least_us: Option<f64>,
     kv_index_us: Option<f64>,
     kv_index_least_us: Option<f64>,
-    /// The peers' times in another run, from `peers.json`.
+    /// The peers' times in an earlier run, from `peers.json`.
     then: Option<Figures>,
-    /// Text Generation Inference's figure times kv-index's ratio, today over then.
+    /// Text Generation Inference's earlier time, scaled by kv-index's time now over its earlier time.
     tgi_scaled_us: Option<f64>,
     wish_us: Option<f64>,
     /// The faster peers, and `wish` if the goal was not reached.
@@ -103,7 +103,7 @@ struct Peers {
 const PEERS: &str = include_str!("peers.json");
 
 impl Row {
-    /// Medians and least values of this engine's tree and of kv-index.
+    /// Makes a row from the times of this engine's tree and of kv-index, and prints the row to stderr.
     pub fn new(operation: Operation, size: &str, times: [Option<Times>; 2]) -> Self {
         let [ours, peer] = times;
         let row = Self {
@@ -167,7 +167,6 @@ impl Row {
     }
 }
 
-/// The report of one run.
 #[derive(Serialize)]
 pub struct Report {
     origin_of_then: serde_json::Value,

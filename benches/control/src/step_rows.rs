@@ -7,18 +7,17 @@ use crate::prompts::{SHARED_TOKENS, prompt};
 use crate::report::{Operation, Row};
 use souffleur::state::scheduler::submission::Submission;
 
-/// Steps per measured value, which is their mean.
+/// A measured value is the mean of this many steps.
 const STEPS: usize = 20;
 const BATCHES: usize = 51;
 const ADMISSIONS: usize = 201;
-/// Leaves of the tree during the admissions.
+/// Leaves of the tree while admissions are timed.
 const LEAVES: u64 = 100_000;
-/// Steps that each request takes, in a batch whose requests are replaced as they end.
+/// Steps of each request in [`churn`], where a new request replaces each ended one.
 const LIFE_STEPS: u32 = 64;
 
 const BATCH_SIZES: [u32; 4] = [1, 64, 256, 1024];
 
-/// Every row of this file.
 pub fn all() -> Vec<Row> {
     let mut rows = vec![admission(0), admission(255)];
     for (page_size, operation) in [(1, Operation::Step), (16, Operation::StepPaged)] {
@@ -138,7 +137,7 @@ fn decode(operation: Operation, batch: u32, page_size: u32) -> Row {
     row(operation, &batch_size(batch), times)
 }
 
-/// Every request generates 64 tokens, and a new one comes when one ends: prefills, checkpoints, ends, evictions.
+/// Times steps while requests of 64 tokens end and new ones replace them: prefills, checkpoints, ends, evictions.
 fn churn(batch: u32) -> Row {
     let mut engine = decoding(batch, 1, LIFE_STEPS);
     let mut number = u64::from(batch);

@@ -1,4 +1,4 @@
-//! The interface through which the benchmark drives either radix tree, ours or kv-index.
+//! The interface of the benchmark to either radix tree: this engine's or kv-index.
 
 use std::sync::Arc;
 

@@ -1,8 +1,7 @@
-//! Benchmarks of the two radix trees.
+//! Benchmarks of the two radix trees: this engine's and kv-index.
 
 use std::hint::black_box;
 use std::sync::Arc;
-
 
 use crate::clock::{Times, time_us};
 use crate::prompts::{NEW_TOKENS, SHARED_TOKENS, prompt, tokens_of};
@@ -10,9 +9,9 @@ use crate::report::{Operation, Row};
 use crate::subjects::{KvIndex, Ours, Subject};
 
 const ROUNDS: usize = 21;
-/// Most operations of a batch on small trees.
+/// The largest number of operations in a batch on small trees.
 const KEYS: usize = 16;
-/// Most tokens in the keys of a batch, which have to fit in the CPU caches.
+/// The largest number of tokens in the keys of a batch. The keys must fit into the CPU caches.
 const TOKENS_OF_KEYS: usize = 131_072;
 /// Operations of a batch on large trees.
 const BATCH: usize = 256;
@@ -22,7 +21,7 @@ const SPLIT_ROUNDS: usize = 3;
 const MATCHES: usize = 256;
 /// Leaves of a large tree that are matched repeatedly.
 const IN_USE: u64 = 512;
-/// Nodes of the deep path.
+/// The number of nodes of the path in the row "match over 32 nodes".
 const DEPTH: usize = 32;
 
 /// Alternates between the trees, so that other load on the machine affects both alike.
@@ -132,8 +131,8 @@ fn lock_round(mut ours: Ours, n_tokens: usize) -> Box<dyn FnMut() -> f64> {
     })
 }
 
-/// Blocks at the top of the heap: memory freed below them stays with the process, as in a process that has run for
-/// long, and no page faults are timed.
+/// Blocks at the top of the heap. They keep the allocator from returning the memory below them to the system, so that
+/// no page faults are timed.
 #[derive(Default)]
 struct HeapTop(Vec<Vec<u8>>);
 
@@ -149,7 +148,7 @@ impl HeapTop {
     }
 }
 
-/// Runs `operation` once for each key and returns the time of one.
+/// Inserts each key, and returns the time of one insert in microseconds.
 fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Arc<[u32]>]) -> f64 {
     let given: Vec<S::Given> = keys.iter().map(|key| tree.given(key.len())).collect();
     let mut left = Vec::with_capacity(keys.len());
@@ -169,7 +168,7 @@ fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Arc<[u32]>]) -> f64 {
 }
 
 fn timed_evictions<S: Subject>(tree: &mut S, n: usize, n_tokens: usize) -> f64 {
-    // Write the buffer of results once before: its page faults are not timed.
+    // Writes the buffer of results beforehand, so that its page faults are not timed.
     let mut evicted: Vec<Option<S::Evicted>> = (0..n).map(|_| None).collect();
     let us = time_us(n, || {
         for place in &mut evicted {
@@ -254,8 +253,8 @@ pub fn by_leaves(n_leaves: u64) -> Vec<Row> {
     };
     let row = |operation, times: [Option<Times>; 2]| Row::new(operation, &size, times);
     let tokens = n_leaves as usize * NEW_TOKENS;
-    let mut ours = Grove::new(Ours::new(tokens * 5 / 4 + 4_000_000), n_leaves);
-    let mut peer = Grove::new(KvIndex::new(), n_leaves);
+    let mut ours = LargeTree::new(Ours::new(tokens * 5 / 4 + 4_000_000), n_leaves);
+    let mut peer = LargeTree::new(KvIndex::new(), n_leaves);
     // Each eviction of the peer walks its whole tree.
     let slow_rounds = [7, 3, 2][(n_leaves.ilog10() as usize).saturating_sub(4).min(2)];
     let mut rows = Vec::new();
@@ -288,21 +287,21 @@ pub fn by_leaves(n_leaves: u64) -> Vec<Row> {
     rows
 }
 
-/// A large tree of either implementation.
-struct Grove<S> {
+/// A tree with many leaves, of either implementation.
+struct LargeTree<S> {
     tree: S,
     /// Prompts `oldest..next` have been inserted; all are in the tree until the first eviction.
     oldest: u64,
     next: u64,
     random: fastrand::Rng,
-    /// Matched repeatedly, like prompts in use.
+    /// Prompts that are matched repeatedly.
     in_use: Vec<Arc<[u32]>>,
 }
 
-impl<S: Subject> Grove<S> {
+impl<S: Subject> LargeTree<S> {
     fn new(mut tree: S, n_leaves: u64) -> Self {
         (0..n_leaves).for_each(|number| tree.add(&prompt(number)));
-        let grove = Self {
+        let large = Self {
             tree,
             oldest: 0,
             next: n_leaves,
@@ -312,8 +311,8 @@ impl<S: Subject> Grove<S> {
                 .collect(),
         };
         let expected = SHARED_TOKENS + n_leaves as usize * NEW_TOKENS;
-        assert_eq!(grove.tree.cached_tokens(), expected);
-        grove
+        assert_eq!(large.tree.cached_tokens(), expected);
+        large
     }
 
     fn some_prompts(&mut self) -> Vec<Arc<[u32]>> {
@@ -330,7 +329,7 @@ impl<S: Subject> Grove<S> {
     }
 
     fn matches(&mut self) -> f64 {
-        // Warm the CPU caches, which the other tree used last.
+        // Warms the CPU caches, since the other tree was used last.
         Self::timed_matches(&mut self.tree, &self.in_use);
         Self::timed_matches(&mut self.tree, &self.in_use)
     }
@@ -426,7 +425,7 @@ impl<S: Subject> Grove<S> {
     }
 }
 
-impl Grove<Ours> {
+impl LargeTree<Ours> {
     fn locks(&mut self) -> f64 {
         let Ours {
             tree, namespace, ..

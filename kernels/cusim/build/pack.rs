@@ -1,4 +1,4 @@
-//! Reads the machine code for A100, the emulated device, from `kernels.pack`; `kernels/pack.py` describes the format.
+//! Reads the kernels' static shared memory on A100, the emulated device, from `kernels.pack` (see `kernels/pack.py`).
 
 use std::fs;
 use std::io::Read;

@@ -1,4 +1,4 @@
-// Settings and queries of tests; not part of the driver API.
+// Settings and queries for tests, which the driver API does not have.
 #include "driver.h"
 
 using namespace fake;
@@ -8,7 +8,7 @@ struct CusimCounts {
       n_modules;
 };
 
-// Adds devices up to `n_devices`; takes none away, since contexts may live on them.
+// Adds devices until there are `n_devices`. Removes none, since they may have contexts.
 CUSIM_API int cusim_add_devices(int n_devices) {
   Guard guard;
   while (static_cast<int>(devices().size()) < n_devices)
@@ -24,7 +24,7 @@ CUSIM_API Result cusim_set_total_memory(int ordinal, size_t bytes) {
   return kSuccess;
 }
 
-// Whether copies run as soon as they may, or as late.
+// Makes copies run as early as the order of streams and events allows, or as late (the default).
 CUSIM_API Result cusim_hurry_copies(int ordinal, int hurries) {
   Guard guard;
   Device* device = find(ordinal);
@@ -33,7 +33,7 @@ CUSIM_API Result cusim_hurry_copies(int ordinal, int hurries) {
   return kSuccess;
 }
 
-// The compute capability, ten times the major number and the minor one, which kernels say that they were compiled for.
+// Sets the compute capability, 10 * major + minor. Kernels report it as their target.
 CUSIM_API Result cusim_set_capability(int ordinal, int capability) {
   Guard guard;
   Device* device = find(ordinal);
@@ -42,9 +42,9 @@ CUSIM_API Result cusim_set_capability(int ordinal, int capability) {
   return kSuccess;
 }
 
-// Plans a fault: the `nth` from now on, 0 for none. `kind`: 0 an allocation, 1 a launch (refused at once), 2 a kernel
-// (fails while it runs, and its device with it), 3 a stream's wait for an event, 4 the host's (both order nothing),
-// 5 an attribute of a kernel (sets nothing), 6 a copy between the host and the device (refused at once).
+// Plans a fault in the `nth` operation of a kind from now on; 0 plans none. `kind`: 0 an allocation, 1 a launch
+// (refused at once), 2 a kernel (fails while it runs, and its device fails too), 3 a stream's wait for an event, 4 the
+// host's wait for an event (both are skipped), 5 an attribute of a kernel (ignored), 6 a copy (refused at once).
 CUSIM_API Result cusim_plan_fault(int ordinal, int kind, uint64_t nth, Result error) {
   Guard guard;
   Device* device = find(ordinal);

@@ -24,7 +24,7 @@ Fault fault_from(const char* variable, Result otherwise) {
   return {nth, *rest == ':' ? static_cast<Result>(strtol(rest + 1, nullptr, 10)) : otherwise};
 }
 
-// Not thread_local: the emulator poisons those.
+// A pthread key, since the emulator poisons thread_local variables.
 pthread_key_t current_key() {
   static const pthread_key_t key = [] {
     pthread_key_t made;
@@ -247,7 +247,7 @@ CUSIM_API Result cuCtxGetDevice(int* ordinal) {
 CUSIM_API Result cuCtxSynchronize() {
   Guard guard;
   if (!current_device()) return kInvalidContext;
-  if (const Result refused = forbid_beside_captures(*current_device())) return refused;
+  if (const Result refused = forbid_during_captures(*current_device())) return refused;
   return run_all(*current_device());
 }
 

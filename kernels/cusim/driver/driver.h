@@ -1,11 +1,11 @@
-// A libcuda whose device is the CPU and whose kernels are those compiled with cusim.h: enough of the driver API for an
-// executor over an unmodified cudarc.
+// A libcuda for the CPU, which runs the kernels compiled with cusim.h. It has the part of the driver API that the CUDA
+// executor uses through an unmodified cudarc.
 //
 // Streams are as lazy as CUDA allows: work runs when a synchronisation, a dependency or a query needs it, no earlier,
-// so a missing wait or a host buffer that is used too early shows as a wrong result. On request a device runs copies
-// eagerly instead, so that memory written while earlier work still reads it shows too. Memory, errors and planned
-// faults belong to a device, so tests in one process are independent on different ordinals, and kernels of different
-// devices run at the same time.
+// so a missing wait or a host buffer that is used too early causes a wrong result. On request a device runs copies
+// eagerly instead, which exposes memory that is overwritten while earlier work still reads it. Memory, errors and
+// planned faults belong to a device, so tests in one process are independent on different ordinals, and kernels of
+// different devices run at the same time.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -28,7 +28,7 @@ namespace fake {
 using Result = int;
 using Pointer = uint64_t;  // CUdeviceptr
 
-// CUresult; the numbers are the driver's.
+// CUresult, with the driver's numbers.
 enum : Result {
   kSuccess = 0,
   kInvalidValue = 1,
@@ -80,15 +80,15 @@ struct Graph {
   std::vector<Task> tasks;
 };
 
-// A capture in flight, shared by the streams that take part in it. It is replayed as one sequence, so it does not show
-// a dependency that is missing between the streams of one capture.
+// A capture in flight, shared by its streams. A graph is replayed as one sequence, so the emulator misses a missing
+// dependency between the streams of one capture.
 struct Capture {
   Stream* origin;
   int mode;
   std::thread::id thread;
   Graph graph;
   bool is_invalid = false;
-  // Streams that joined, with whether the origin has waited for all of their work.
+  // The streams that joined the capture; true if the origin has waited for all of the stream's work.
   std::map<Stream*, bool> is_rejoined;
 };
 
@@ -96,19 +96,19 @@ struct Stream {
   Device* device;
   int priority = 0;
   std::vector<Operation> queue{};
-  size_t next = 0;  // of the queue; those before have run
+  size_t next = 0;  // the first operation of the queue that has not run
   std::shared_ptr<Capture> capture{};
 };
 
 struct Event {
   Device* device;
   std::shared_ptr<Mark> mark;
-  // Of the capture in which it was recorded last.
+  // The capture in which the event was last recorded.
   std::weak_ptr<Capture> capture;
   Stream* captured_stream = nullptr;
 };
 
-// A planned fault: strikes at the n-th event from now on, counted down; 0 is never.
+// A planned fault, which occurs when the countdown reaches 0. An initial countdown of 0 plans no fault.
 struct Fault {
   uint64_t countdown = 0;
   Result error = kSuccess;
@@ -122,9 +122,9 @@ struct Device {
   size_t total_bytes;
   size_t used_bytes = 0;
   unsigned n_retained = 0;
-  // An error that only the end of the context heals.
+  // An error that only the end of the context clears.
   Result sticky = kSuccess;
-  std::string failure;  // the emulator's description of it
+  std::string failure;  // the emulator's description of the error
   std::map<Pointer, size_t> allocations;
   Stream null_stream{this};
   std::vector<Stream*> streams{&null_stream};  // in the order of their creation
@@ -135,12 +135,11 @@ struct Device {
   Fault sync_fault;        // cuEventSynchronize does not wait
   Fault attribute_fault;   // cuFuncSetAttribute sets nothing
   Fault copy_fault;        // refuses a copy between the host and the device
-  // Copies run as soon as the order of streams and events allows, and not as late.
+  // True if copies run as early as streams and events allow, instead of as late.
   bool hurries_copies = false;
-  // Ten times the major number and the minor one; kernels say that they were compiled for it, and from 90 on they wait for
-  // earlier launches.
+  // 10 * major + minor. Kernels report it as their target. From 90 on, a kernel may wait for earlier launches.
   int capability = 80;
-  // Calls on the device wait for it.
+  // Calls on the device wait until the kernel has ended.
   bool runs_kernel = false;
   uint64_t n_allocations = 0, n_launches = 0, n_early_launches = 0, n_kernels_run = 0, n_graph_launches = 0, n_modules = 0;
 };
@@ -159,13 +158,13 @@ void await_kernel(const Device& device);
 std::string run_unguarded(Device& device, const std::function<std::string()>& kernel);
 
 std::vector<std::unique_ptr<Device>>& devices();
-// A device of which no kernel runs, or null.
+// A device, after its running kernel has ended; null if there is no such device.
 Device* find(int ordinal);
-// Of the context that is current on this thread, or null.
+// The device of this thread's current context, or null.
 Device* current_device();
 // The null handle is the null stream of the current device.
 Stream* stream_of(void* handle);
-// A device's sticky error, or that there is no context.
+// A device's sticky error, or kInvalidContext for null.
 Result state_of(const Device* device);
 
 // Queues the task, or adds it to the stream's capture.
@@ -174,25 +173,25 @@ Result run_all(Stream& stream);
 Result run_all(Device& device);
 void run_until(Mark& mark);
 
-// Refuses, and invalidates the capture, where a call would wait for or touch a capturing stream.
+// Refuses a call that would wait for a capturing stream or use it, and invalidates the capture.
 Result forbid_in_capture(Stream& stream);
-// Likewise for calls that a capture of this thread (or any global one) forbids altogether.
+// Refuses a call that any capture of this thread, or any global capture, forbids.
 Result forbid_while_capturing();
-// Likewise for calls that wait for a whole context: for any mode and thread of its captures.
-Result forbid_beside_captures(const Device& device);
+// Refuses a call that waits for a whole context, if the context has a capture of any mode and thread.
+Result forbid_during_captures(const Device& device);
 std::vector<std::weak_ptr<Capture>>& captures();
 
-// Ends the context: its resources are gone, and its sticky error with them.
+// Ends the context: frees its resources and clears its sticky error.
 void end_context(Device& device);
-// Its memory, and its pinnings of foreign memory.
+// Frees the device's memory, and unpins the memory that its context registered.
 void free_all(Device& device);
 bool is_inside_allocation(const Device& device, Pointer start, size_t bytes);
-// The allocation around which something was written, or an empty string.
+// Describes an out-of-bounds write next to an allocation; an empty string if there is none.
 std::string damaged_guard(const Device& device);
 
 bool is_eager();
 
-// Kernels to bytes of static shared memory on the emulated device, as NVIDIA's compiler laid them out.
+// The bytes of static shared memory of each kernel, from NVIDIA's compiler.
 const std::map<std::string, unsigned, std::less<>>& static_shared_bytes();
 
 }  // namespace fake

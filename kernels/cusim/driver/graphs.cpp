@@ -29,7 +29,7 @@ Result forbid_while_capturing() {
   return result;
 }
 
-Result forbid_beside_captures(const Device& device) {
+Result forbid_during_captures(const Device& device) {
   Result result = kSuccess;
   for (const std::weak_ptr<Capture>& weak : captures()) {
     const std::shared_ptr<Capture> capture = weak.lock();

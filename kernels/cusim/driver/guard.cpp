@@ -1,4 +1,4 @@
-// The lock of the driver, which calls hold and kernels do not.
+// The driver's lock. API calls hold it, running kernels do not.
 #include <atomic>
 #include <condition_variable>
 
@@ -8,7 +8,7 @@ namespace fake {
 
 namespace {
 
-// Counted by hand, so that a thread can give up all of its guards at once.
+// Counts nested guards, so that a thread can release all of them at once.
 struct Lock {
   std::mutex mutex;
   std::condition_variable kernel_ended;
@@ -21,7 +21,7 @@ Lock& lock() {
   return *lock;
 }
 
-// Gives up the guards of this thread while `wait` runs.
+// Releases the guards of this thread while `wait` runs.
 template <class Wait> void without_guards(Wait&& wait) {
   const unsigned depth = lock().depth;
   std::unique_lock<std::mutex> held(lock().mutex, std::adopt_lock);

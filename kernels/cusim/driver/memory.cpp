@@ -1,9 +1,9 @@
 // Device memory, pinned host memory, copies and fills.
 //
-// Device memory is poisoned when it is allocated and when it is freed, and has guards around it: AddressSanitizer sees
-// every access to them; without it, writes to them are found after the kernel that did them. Copies to and from pinned
-// memory read and write it when they run; pageable memory is copied before the call returns. Memory is pinned by the
-// page: none is pinned twice, and the memory of a copy is pinned as a whole or has no pinned page.
+// Device memory is poisoned when it is allocated and when it is freed. Each allocation has guards: AddressSanitizer
+// detects every access to a guard; without it, a check after each kernel detects writes to guards. Copies with pinned
+// memory access it when they run; pageable memory is copied before the call returns. Memory is pinned by the page. No
+// page is pinned twice, and the memory of a copy must be pinned completely or not at all.
 #include "driver.h"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -27,15 +27,15 @@ unsigned char* bytes_at(Pointer pointer) { return reinterpret_cast<unsigned char
 constexpr uintptr_t kPage = 4096;
 
 uintptr_t page_before(uintptr_t address) { return address / kPage * kPage; }
-uintptr_t page_behind(uintptr_t address) { return page_before(address + kPage - 1); }
+uintptr_t page_end(uintptr_t address) { return page_before(address + kPage - 1); }
 
 struct Pinned {
   size_t bytes;
-  // Whose context registered it, or null for memory of the driver's own.
+  // The device whose context registered the memory; null for memory that the driver allocated.
   const Device* registered_by;
 };
 
-// By address. No two have a page in common.
+// The pinned ranges by address. No two share a page.
 std::map<uintptr_t, Pinned>& pinned_ranges() {
   static auto* ranges = new std::map<uintptr_t, Pinned>;
   return *ranges;
@@ -50,13 +50,13 @@ bool is_pinned(const void* start, size_t bytes) {
   return address + bytes <= range->first + range->second.bytes;
 }
 
-// Whether one of its pages has something of a range.
+// Whether one of the memory's pages overlaps a pinned range.
 bool has_pinned_page(const void* start, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(start);
-  auto range = pinned_ranges().lower_bound(page_behind(address + bytes));
+  auto range = pinned_ranges().lower_bound(page_end(address + bytes));
   if (range == pinned_ranges().begin()) return false;
   --range;
-  return page_behind(range->first + range->second.bytes) > page_before(address);
+  return page_end(range->first + range->second.bytes) > page_before(address);
 }
 
 bool is_partly_pinned(const void* start, size_t bytes) {
@@ -174,7 +174,7 @@ template <class T> Result fill(Pointer target, T value, size_t count, void* stre
   });
 }
 
-// A call that returns when all is done.
+// Runs a call, and returns when all of its work is done.
 template <class Call> Result synchronously(Call&& call) {
   Guard guard;
   if (const Result error = state_of(current_device())) return error;
@@ -187,7 +187,7 @@ Result pin(void** pointer, size_t bytes) {
   Guard guard;
   if (const Result error = state_of(current_device())) return error;
   if (const Result refused = forbid_while_capturing()) return refused;
-  *pointer = aligned_alloc(kPage, page_behind(bytes));
+  *pointer = aligned_alloc(kPage, page_end(bytes));
   if (!*pointer) return kOutOfMemory;
   memset(*pointer, cusim::kPoison, bytes);
   pinned_ranges()[reinterpret_cast<uintptr_t>(*pointer)] = {bytes, nullptr};
@@ -207,10 +207,10 @@ std::string damaged_guard(const Device& device) {
 #if !defined(__SANITIZE_ADDRESS__)
   for (const auto& [pointer, bytes] : device.allocations) {
     const bool before = is_guard_whole(bytes_at(pointer) - kGuardBytes, kGuardBytes);
-    const bool behind = is_guard_whole(bytes_at(pointer) + bytes, back_guard_bytes(bytes));
-    if (!before || !behind)
-      return std::string("a write ") + (before ? "behind" : "before") + " an allocation of " + std::to_string(bytes) +
-             " bytes";
+    const bool after = is_guard_whole(bytes_at(pointer) + bytes, back_guard_bytes(bytes));
+    if (!before || !after)
+      return std::string("a write ") + (before ? "past the end" : "before the start") + " of an allocation of " +
+             std::to_string(bytes) + " bytes";
   }
 #endif
   return "";

@@ -1,8 +1,8 @@
 // Modules, functions and launches.
 //
-// Names in a module are checked as in a real one: a function is found in it only if its image, a cubin or PTX, has a
-// kernel of that name. The emulated kernel runs in its place. Shared memory is counted as a device does: static and
-// dynamic bytes together, where the static ones are those of the image.
+// As in a real driver, a module has a function only if its image, a cubin or PTX, has a kernel of that name. The
+// emulated kernel runs instead of the image's. The limit of shared memory applies to the image's static bytes and the
+// launch's dynamic bytes together.
 #include <elf.h>
 
 #include <string_view>
@@ -13,7 +13,7 @@ namespace fake {
 
 namespace {
 
-// Of a block, as a device gives them and at most: of sm_80.
+// Shared memory of a block on sm_80: the default limit, and the largest limit that a kernel may request.
 constexpr unsigned kDefaultSharedBytes = 48 << 10, kMaxSharedBytes = 166912;
 constexpr int kStaticSharedAttribute = 1, kMaxDynamicSharedAttribute = 8;
 
@@ -33,7 +33,7 @@ struct Module {
   std::map<std::string, Function, std::less<>> functions;
 };
 
-// Images of tests that bring no kernels: every kernel of the emulator is in them.
+// The image of tests without kernels. It has every kernel of the emulator.
 constexpr std::string_view kAnyKernel = "cusim";
 
 size_t elf_bytes(const Elf64_Ehdr& header) {
@@ -42,7 +42,7 @@ size_t elf_bytes(const Elf64_Ehdr& header) {
   return std::max(sections, segments);
 }
 
-// A copy of the image, empty if it is none.
+// A copy of the image; empty if `data` is no image.
 std::string image_at(const void* data) {
   const auto* text = static_cast<const char*>(data);
   if (memcmp(text, ELFMAG, SELFMAG) == 0) {
@@ -65,7 +65,7 @@ bool has_kernel(const std::string& image, const std::string& name) {
   return image.find(".entry " + name + "(") != std::string::npos;
 }
 
-// The size of a section of a cubin, 0 if it has none of the name.
+// The size of a section of a cubin; 0 if the cubin has no such section.
 unsigned section_bytes(const std::string& image, const std::string& name) {
   Elf64_Ehdr header;
   memcpy(&header, image.data(), sizeof header);
@@ -171,7 +171,7 @@ Result load(void** module, const void* data) {
   return kSuccess;
 }
 
-// As cuLaunchKernelEx takes it.
+// The layout that cuLaunchKernelEx reads.
 struct LaunchConfig {
   unsigned grid[3], block[3];
   unsigned dynamic_bytes;
@@ -264,7 +264,7 @@ CUSIM_API Result cuLaunchKernelEx(const LaunchConfig* config, void* function, vo
   return launch(*static_cast<Function*>(function), shape, config->stream, arguments);
 }
 
-// By threads and shared memory of sm_80; registers are not known here.
+// The limit by threads and shared memory of sm_80. The emulator does not know registers.
 CUSIM_API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n_blocks, void* function, int block_size,
                                                              size_t dynamic_bytes) {
   const int by_threads = 2048 / std::max(block_size, 1);

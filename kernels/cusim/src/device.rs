@@ -1,4 +1,4 @@
-//! An emulated device as tests control it: settings, planned faults, counts.
+//! Controls an emulated device in tests: settings, planned faults, counts.
 
 use std::ffi::c_int;
 
@@ -140,7 +140,7 @@ impl Device {
         self.expect(unsafe { reset(self.number()) });
     }
 
-    /// The number of the device in its driver.
+    /// The device's number in the driver.
     pub fn ordinal(self) -> usize {
         self.ordinal
     }

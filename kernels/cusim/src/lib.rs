@@ -1,10 +1,10 @@
-//! A CUDA driver whose device is the CPU, for tests.
+//! An emulated CUDA driver that runs kernels on the CPU, for tests.
 //!
 //! The library runs the kernels of `kernels/*.cu`, compiled as C++ (`cusim.h`), through the functions of `libcuda`
 //! (`driver/`). Streams are as lazy as CUDA allows and memory is poisoned, so that a missing wait, a buffer that is
-//! used too early and memory that was never written show as wrong results. Faults can be planned for each device.
+//! used too early and memory that was never written cause wrong results. Faults can be planned for each device.
 //!
-//! It does not depend on the engine, and its results say nothing about speed.
+//! The crate does not depend on the engine. Timings on the emulator say nothing about a GPU.
 
 mod compiler;
 mod device;
@@ -17,7 +17,7 @@ use libloading::Library;
 pub use compiler::compiler;
 pub use device::{Counts, Device, Fault};
 
-/// Path of the shared library. Its folder, which can be used as `LD_LIBRARY_PATH`, also has it as `libcuda.so.1`.
+/// Path of the shared library `libcuda.so`. Its folder also has `libcuda.so.1`, and can be used as `LD_LIBRARY_PATH`.
 pub fn library() -> &'static Path {
     Path::new(env!("CUSIM_LIBRARY"))
 }

@@ -1,6 +1,6 @@
-// Attention kernels against a plain reference in double, over page tables of shuffled pages. All that a query must not
-// read is poison: NaN in the pool, and page ids far outside it in the page table. Every case runs under three schedules
-// of the emulator and must give the same bits.
+// Compares attention kernels with a plain reference in double, with shuffled page tables. All memory that a query must
+// not read is poisoned: NaN in the pool, and page ids far outside the pool in the page table. Every case runs under
+// three schedules of the emulator and must give the same bits.
 #include <algorithm>
 #include <random>
 #include "cusim.h"
@@ -25,7 +25,7 @@ struct Shape {
   float query_scale;  // large: the softmax is sharp
 };
 
-// The query tokens of a row of the page table in a step.
+// The tokens of one sequence in a step: the first position, and the number of tokens.
 struct Row {
   uint32_t first_position, n_tokens;
 };
@@ -49,7 +49,7 @@ template <class E> struct Case {
   }
 };
 
-// Rows of the page table in another order than the segments, tokens with gaps between segments.
+// Shuffles the rows of the page table, and leaves gaps between the tokens of segments.
 template <class E> Case<E> make_case(const Shape& shape, const std::vector<Row>& rows) {
   Case<E> c;
   c.shape = shape;
@@ -106,8 +106,8 @@ template <class E> AttendParams<E> params_of(Case<E>& c) {
           s.head_dim,          s.window,          s.n_splits,     1.44269504f / sqrtf((float)s.head_dim)};
 }
 
-// The row of `out` of one token and head, and the norm of the sum of its terms' magnitudes: the measure of a rounding
-// error that does not vanish where the terms cancel.
+// The output of one token and head. `norm` is the norm of the sums of the terms' magnitudes: errors are relative to
+// `norm`, since the terms may cancel.
 struct Output {
   std::vector<double> out;
   double norm;
@@ -193,7 +193,7 @@ template <class E> const char* name_of() { return sizeof(E) == 4 ? "f32" : "bf16
 bool has_tensor_kernel(const Shape& s, const float*) { return false; }
 bool has_tensor_kernel(const Shape& s, const bf16*) { return s.head_dim % 8 == 0; }
 
-// The size of heads that its tensor-core kernels are made for.
+// The head size of the tensor-core kernel that computes heads of `head_dim`.
 uint32_t padded(uint32_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 
 uint32_t decode_shared(uint32_t d) { return d == 64 ? 49152 : d == 128 ? 65536 : 73728; }
@@ -311,7 +311,7 @@ void prefill_cases() {
     prefill_rows_of<bf16>({head_dim, 1, 1, 1, 0, 1, 1.f}, {{0, 150}, {64, 64}});
     prefill_rows_of<bf16>({head_dim, 7, 1, 32, 50, 1, 6.f}, {{100, 37}, {0, 70}});
     prefill_rows_of<bf16>({head_dim, 2, 2, 64, 1, 1, 1.f}, {{10, 70}});
-    // Blocks of which one query must not see one key, the last or the first.
+    // Blocks in which one query must not attend to one key, the last or the first.
     prefill_rows_of<bf16>({head_dim, 2, 1, 16, 0, 1, 1.f}, {{62, 2}});
     prefill_rows_of<bf16>({head_dim, 2, 1, 16, 100, 1, 1.f}, {{200, 2}});
     for (const uint32_t window : {0u, 70u}) chunks_agree<bf16>({head_dim, 3, 1, 16, window, 1, 1.f});
@@ -329,7 +329,7 @@ void prefill_cases() {
 }  // namespace
 
 int main() {
-  // Who looks for a fault in one of them need not wait for the other.
+  // Tests with planted faults run only the cases that can find the fault.
   const char* only = getenv("ATTENTION_CASES");
   if (!only || strcmp(only, "decode") == 0) decode_cases();
   if (!only || strcmp(only, "prefill") == 0) prefill_cases();

@@ -1,4 +1,4 @@
-// Inputs of a step derived on the device: page-table edits, decodes, prefills, rows that start, counts of tokens.
+// Tests batch.cu, which derives a step's inputs on the device: page tables, decodes, prefills, new rows, token counts.
 #include "cusim.h"
 
 #include <algorithm>
@@ -124,7 +124,7 @@ static void check_prefill(uint32_t n_segments, uint32_t page_size) {
         "tokens before a prefill were written");
 }
 
-// Rows that start, the counts of their tokens, and tokens that the host chose.
+// Checks new rows, the counts of their tokens, and tokens that the host chose.
 static void check_rows(uint32_t vocab) {
   const uint32_t n_rows = 9, n_slots = 4;
   std::vector<RowSampler> samplers(n_rows);

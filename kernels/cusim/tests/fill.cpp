@@ -1,4 +1,4 @@
-// fill.cu against a plain loop: equal bits, for any grid, length and alignment.
+// Compares fill.cu with a plain loop: equal bits, for any grid, length and alignment.
 #include "cusim.h"
 
 #include "element.cuh"

@@ -1,4 +1,4 @@
-// gemm.cu against sums in double: every kernel at odd shapes, all writes, and the choice of kernels by shape.
+// Compares gemm.cu with sums in double: every kernel at odd shapes, all write modes, and the kernel chosen by shape.
 #include "cusim.h"
 
 #include "element.cuh"
@@ -100,7 +100,7 @@ static void check(const Plan& plan, const Operands<E>& o, GemmWrite write, bool 
   const std::string what = plan.kernel + " " + std::to_string(s.m) + " x " + std::to_string(s.n) + " x " +
                            std::to_string(s.k) + ", write " + std::to_string(write) + ", splits " +
                            std::to_string(plan.n_splits);
-  // Sums of k products of deviation one in f32, in any order.
+  // The rounding error of a sum of k products with standard deviation 1 in f32, in any order.
   const double summed = 1e-6 * std::sqrt((double)s.k) + 1e-6;
   if (write == kStore) expect_close(what, out.data(), want, summed, rounding<E>());
   else expect_close(what, out_f32.data(), want, summed, 1e-6);
@@ -138,7 +138,7 @@ static void check_tiles() {
   check_writes<bf16>(tile(64, 128, 2), {35, 129, 136});
   check_writes<bf16>(tile(128, 128, 1), {129, 140, 328});
   check_writes<bf16>(tile(128, 128, 5), {70, 64, 328});
-  // More parts than depths: some find nothing to do.
+  // More splits than steps along k, so that some splits are empty.
   check_writes<bf16>(tile(128, 128, 4), {66, 131, 72});
   check_writes<bf16>(tile(128, 256, 1), {130, 300, 168});
   check_writes<bf16>(tile(128, 256, 1), {17, 12, 8});
@@ -161,7 +161,7 @@ static void check_choice() {
       fail("choice", std::to_string(m) + " rows: not " + kernel);
 }
 
-// Shared memory serves eight lanes of 16 bytes at once if they fall into different eighths of 128 bytes.
+// Shared memory serves eight lanes of 16 bytes at once if their addresses differ modulo 128.
 template <class S> static bool collide(uint32_t first_row, uint32_t first_piece, uint32_t n_rows) {
   bool taken[8] = {};
   for (uint32_t i = 0; i < 8; ++i) {

@@ -1,4 +1,4 @@
-// kv_blocks.cu against a plain loop, both ways: equal bytes, and no other byte is touched.
+// Compares kv_blocks.cu with a plain loop in both directions: equal bytes, and no other byte is written.
 #include "cusim.h"
 
 #include <algorithm>
@@ -86,7 +86,7 @@ int main() {
           check({token_bytes, page_size, 64, first, n, n_pages, stride}, direction, by_table, any_of(1, 4));
         }
     }
-  // A page may be larger than a block of the others.
+  // A page with more tokens than the blocks above.
   check({16, 128, 128, 0, 128, 5, 5 * 128 * 16}, kToBlock, false, 2);
   check({16, 128, 128, 0, 128, 5, 5 * 128 * 16}, kToPool, true, 2);
   return report("kv_blocks");

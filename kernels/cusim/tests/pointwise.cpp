@@ -1,4 +1,4 @@
-// embed.cu, norm.cu, rope.cu and activation.cu against plain double references.
+// Compares embed.cu, norm.cu, rope.cu and activation.cu with plain references in double.
 #include "cusim.h"
 
 #include "element.cuh"
@@ -37,7 +37,7 @@ static void check_rotations(uint32_t half, float scale) {
   for (int i = 0; i < 40; ++i) positions.push_back(any_of(0, 1000000));
   std::vector<float> inv_freq(half);
   for (uint32_t i = 0; i < half; ++i) inv_freq[i] = (float)std::pow(10000.0, -(double)i / half);
-  // The sine of a multiple of pi/2 as near to one as floats come is where a coarse reduction shows.
+  // Multiples of the float nearest to pi/2, for which an inexact range reduction causes the largest errors.
   if (half > 3) inv_freq[3] = 1.57079637f;
   auto out = poisoned<float>(positions.size() * 2 * half);
   launch("rotations", (unsigned)positions.size(), 64, 0, out.data(), (const float*)inv_freq.data(),
@@ -97,8 +97,8 @@ struct RopeCase {
   bool normed;
 };
 
-// The head `index` of token t as it must come out.
-template <class E> static std::vector<double> turned_head(const RopeCase& c, const std::vector<E>& qkv,
+// The expected head `index` of token t: normalised and rotated.
+template <class E> static std::vector<double> rotated_head(const RopeCase& c, const std::vector<E>& qkv,
                                                           uint32_t t, uint32_t index, const float* norm,
                                                           const float* rotation, float eps) {
   const uint32_t half = c.head_dim / 2;
@@ -146,7 +146,7 @@ template <class E> static void check_rope_store(const RopeCase& c) {
       const bool query = h < c.n_heads, key = !query && h < c.n_heads + c.n_kv_heads;
       const float* norm = !c.normed ? nullptr : query ? q_norm.data() : key ? k_norm.data() : nullptr;
       const auto want =
-          turned_head(c, qkv, t, h, norm, query || key ? &rotations[(size_t)t * c.head_dim] : nullptr, eps);
+          rotated_head(c, qkv, t, h, norm, query || key ? &rotations[(size_t)t * c.head_dim] : nullptr, eps);
       if (!query && slots[t] == 0) continue;
       const uint32_t kv_head = (h - c.n_heads) % c.n_kv_heads;
       const E* got = query ? &q[((size_t)t * c.n_heads + h) * c.head_dim]

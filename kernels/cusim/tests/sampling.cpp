@@ -1,4 +1,4 @@
-// Sampling and log probabilities on the emulator, against the CPU sampler's rules written out in plain C++.
+// Compares the kernels for sampling and log probabilities with a plain C++ version of the CPU sampler.
 #include "cusim.h"
 
 #include "choose.cuh"
@@ -117,7 +117,7 @@ static std::vector<Sampled> sample(const std::vector<Row>& rows, const Batch& ba
                                    std::vector<RowState>* states_out, std::vector<uint32_t>* counts_out) {
   const uint32_t n = (uint32_t)rows.size(), vocab = batch.vocab;
   const uint32_t n_chunks = (vocab + batch.chunk - 1) / batch.chunk, mask_words = (vocab + 63) / 64 * 2;
-  // Works have another order than rows, and one is padding.
+  // The works are in another order than the rows, and one work is padding.
   auto logits = poisoned<float>((size_t)n * batch.stride + batch.first_logit);
   auto samplers = poisoned<RowSampler>(n + 1);
   auto states = poisoned<RowState>(n + 1);
@@ -224,7 +224,7 @@ static void check_random_rows() {
   }
 }
 
-// More tokens than can be sorted are kept, for each way a search can go.
+// The filters keep more tokens than the kernel sorts, for each branch of the search.
 static void check_many_kept() {
   const uint32_t vocab = 20000;
   std::vector<Row> rows;
@@ -246,7 +246,7 @@ static void check_many_kept() {
   check_rows(rows, Batch{vocab, vocab, 4096, 0, 4e-12}, "many kept");
 }
 
-// As large as vocabularies are.
+// The size of the largest common vocabularies.
 static void check_large_vocabulary() {
   const uint32_t vocab = 262208;
   std::vector<Row> rows(3);
@@ -259,7 +259,7 @@ static void check_large_vocabulary() {
   check_rows(rows, Batch{vocab, vocab, 16384, 0, 4e-12}, "large vocabulary");
 }
 
-// min_p cuts inside of a class of weights, below which nothing may be drawn.
+// The min_p threshold is inside a class of weights. No smaller weight of the class may be drawn.
 static void check_min_p_inside_a_class() {
   std::vector<Row> rows;
   for (uint32_t i = 0; i < 60; ++i) {
@@ -276,7 +276,7 @@ static void check_min_p_inside_a_class() {
   check_rows(rows, Batch{900, 900, 1024, 0, 4e-12}, "min_p inside of a class");
 }
 
-// Draws of one row come out as often as its probabilities say.
+// The draws of one row have the frequencies of its probabilities.
 static void check_distribution() {
   Row row;
   row.logits = {1.0f, 3.0f, 2.0f, 3.0f, -1.0f};
@@ -430,7 +430,7 @@ static void check_logprobs(uint32_t vocab, int shape, uint32_t max_top) {
     check(memcmp(&sampled[1].logprob, &out[work.first_out].logprob, 4) == 0,
           "the sampled token's log probability is missing");
   }
-  check(sampled[0].logprob != sampled[0].logprob, "a log probability that nobody wanted was written");
+  check(sampled[0].logprob != sampled[0].logprob, "a log probability that was not requested was written");
 }
 
 static void check_logprobs_of_nan() {

@@ -1,4 +1,4 @@
-// The rules of src/state/sampling/ in plain C++, written for one row at a time and without regard to speed.
+// The sampling rules of src/state/sampling/ in plain C++, for one row at a time.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -139,7 +139,7 @@ inline uint32_t pick_by_id(const std::vector<double>& weights, double draw) {
   return (uint32_t)i;
 }
 
-// Sorts everything: the filters also drop the tokens that the CPU's classes leave out.
+// Sorts all tokens. The filters then drop the tokens that the CPU sampler skips by class.
 inline uint32_t pick_by_rank(const Row& row, const std::vector<double>& weights, double mass, double draw) {
   std::vector<std::pair<uint32_t, double>> ranked;
   for (uint32_t token = 0; token < weights.size(); ++token) {

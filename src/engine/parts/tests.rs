@@ -20,7 +20,7 @@ fn text_of(name: &str) -> TextModel {
     TextModel::load(&folder(name)).expect("a valid folder")
 }
 
-/// A model with the tags of messages in its vocabulary.
+/// A model with gpt-oss's message tags in its vocabulary.
 fn text_with_messages() -> TextModel {
     let tokenizer = std::fs::read(folder(AGENTS).join("tokenizer.json")).expect("a file");
     let mut tokenizer: Value = serde_json::from_slice(&tokenizer).expect("JSON");
@@ -48,7 +48,7 @@ fn formats(text: &TextModel, tool: &str, reasoning: &str) -> Result<OutputFormat
     answer_formats(&config, text).map(|formats| formats.formats())
 }
 
-/// Keys and values, and so a log's tokens, depend on the parameters of double sparsity: the log's header records them.
+/// A replay needs these parameters, because they change keys, values and output tokens.
 #[test]
 fn the_header_of_a_log_records_the_parameters_of_double_sparsity() {
     let (model, dir) = (folder("tests/fixtures/models/qwen3"), tempfile::tempdir());
@@ -109,7 +109,7 @@ fn a_parser_that_conflicts_with_the_models_other_format_is_refused() {
 }
 
 #[test]
-fn a_parser_of_messages_goes_with_none_and_with_a_model_of_unknown_formats() {
+fn the_gpt_oss_parser_combines_with_none_and_with_models_of_unknown_formats() {
     let gpt_oss = OutputFormats {
         tool: Some(ToolFormat::GptOss),
         reasoning: Some(ReasoningFormat::GptOss),

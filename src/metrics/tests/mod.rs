@@ -93,7 +93,7 @@ fn exercise_grammars(grammars: &GrammarMetrics) {
     grammars.submitted();
 }
 
-/// Records the server's metrics, which have no struct here.
+/// Records the server's metrics, which this crate has no struct for.
 fn exercise_server() {
     let route = [("endpoint", "/generate"), ("method", "POST")];
     counter!("sglang:http_requests_total", &route).increment(1);
@@ -342,7 +342,7 @@ fn seconds_are_counted_with_their_fractions_across_rebuilds() {
 }
 
 #[test]
-fn only_types_of_counters_of_seconds_are_corrected() {
+fn the_types_of_other_gauges_are_not_changed() {
     let page = "# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs 1\n\n\
                 # TYPE sglang:scheduler_idle_seconds_total gauge\nsglang:scheduler_idle_seconds_total 0.5\n";
     let mended = page.replace("idle_seconds_total gauge", "idle_seconds_total counter");
@@ -445,7 +445,7 @@ fn delivered_tokens_are_counted_instead_of_decode_rows() {
             scheduler.record_work(0.5, 0.0, work);
         };
         scheduler.record_plan(&busy_stats());
-        // A prefill that ends with a token, a decode of three of which one comes after the end of its output.
+        // A prefill that delivers a token, and a decode of three rows, one of which had already ended.
         step(40, 0, 1);
         step(0, 3, 2);
     });

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::{exercise_all, page};
 
-/// Findings of `promtool check metrics` on a page, sorted; `None` without promtool outside CI.
+/// The sorted findings of `promtool check metrics` on a page; `None` if promtool is not installed, except in CI.
 fn promtool_findings(page: &str) -> Option<Vec<String>> {
     let mut promtool = Command::new("promtool");
     let promtool = promtool.args(["check", "metrics"]).stdin(Stdio::piped());
@@ -44,7 +44,7 @@ fn promtool_findings(page: &str) -> Option<Vec<String>> {
 }
 
 #[test]
-fn promtool_finds_only_what_the_names_of_sglang_force() {
+fn promtool_complains_only_about_names_of_sglang() {
     let Some(findings) = promtool_findings(&page(exercise_all)) else {
         return;
     };
@@ -60,7 +60,7 @@ fn promtool_finds_only_what_the_names_of_sglang_force() {
     for finding in findings {
         assert!(
             finding.starts_with("sglang:"),
-            "our own names need no exception: {finding}"
+            "a metric that is not SGLang's has a bad name: {finding}"
         );
     }
 }

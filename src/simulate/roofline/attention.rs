@@ -4,7 +4,7 @@ use super::storage::Sparsity;
 use souffleur_base::kv_layout::{KvLayout, PagedKv};
 use souffleur_model::config::ModelConfig;
 
-/// The layers with the same window and K/V layout, with their total FLOPs per query and key and bytes per token.
+/// The layers with the same window and K/V layout. FLOPs and bytes are the totals of these layers.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Layers {
     pub(super) window: Option<usize>,
@@ -17,7 +17,7 @@ pub(super) struct Layers {
 pub(super) struct SparseLayers {
     /// The first position whose query is sparse.
     first: f64,
-    /// Tokens that a head attends to, and tokens that all heads read if their choices are disjoint.
+    /// Tokens that one head attends to. All heads together read `tokens_of_heads`, if no two choose the same token.
     tokens: f64,
     tokens_of_heads: f64,
     /// FLOPs per query and label, and bytes of one token's labels, in all layers.
@@ -93,7 +93,7 @@ impl Layers {
     }
 }
 
-/// The number of pairs of a query at `start..end` and a key that it attends to: its own or earlier, at most `window`.
+/// The number of (query, key) pairs of causal attention with this window, for the queries at `start..end`.
 fn pairs(start: f64, end: f64, window: f64) -> f64 {
     let triangle = |n: f64| n * (n + 1.0) / 2.0;
     let full_from = window.clamp(start, end);
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_bound_the_keys_of_a_query() {
+    fn a_window_limits_the_keys_of_a_query() {
         let counted = |start: usize, end: usize, window: usize| {
             (start..end)
                 .map(|position| (position + 1).min(window))

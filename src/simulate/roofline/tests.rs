@@ -85,7 +85,7 @@ fn a_sparse_decode_reads_labels_and_some_tokens() {
 }
 
 #[test]
-fn layers_count_with_their_own_widths_and_states() {
+fn costs_depend_on_each_layers_width_and_state() {
     let mut model = shape::load("llama-3.1-8b").expect("it is compiled in");
     model.windows[3] = Some(64);
     let pages = |key_dim, values| {
@@ -159,7 +159,7 @@ fn start(from: Option<StateSlot>) -> RowStart {
 }
 
 #[test]
-fn tokens_of_a_hybrid_model_compute_with_its_states() {
+fn tokens_of_a_hybrid_model_include_operations_on_states() {
     let text = r#"{"architectures": ["Lfm2ForCausalLM"], "vocab_size": 100, "hidden_size": 8,
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16,
         "conv_L_cache": 3, "layer_types": ["conv", "full_attention", "conv"]}"#;
@@ -195,7 +195,7 @@ fn two_devices_are_not_twice_as_fast() {
 }
 
 #[test]
-fn a_token_uses_its_experts_and_a_step_reads_those_of_all_tokens() {
+fn a_step_reads_the_experts_of_all_its_tokens() {
     let text = r#"{"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "hidden_size": 8,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}"#;

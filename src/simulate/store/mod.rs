@@ -1,8 +1,8 @@
-//! Simulates the KV store in virtual time: the real index, and a disk with a latency and a rate.
+//! Simulates the KV store in virtual time, with the real index and a model of the disk.
 //!
-//! Index, keys and cost rule are those of [`souffleur_state::tiers`]. As in the real store, the disk does one thing at
-//! a time: a whole fetch, or a write if no fetch can start. Lookups are answered at once, from memory. A fetch takes
-//! the disk's latency once, and each block takes its size divided by the disk's rate.
+//! The index, the keys and the cost rule come from [`souffleur_state::tiers`]. As in the real store, the disk does one
+//! job at a time: a whole fetch, or a write if no fetch can start. Lookups take no time. A fetch takes the disk's
+//! latency once, and each block takes its size divided by the disk's rate.
 
 mod work;
 
@@ -30,7 +30,7 @@ pub struct StoreOutcome {
     pub held_blocks: usize,
     /// Blocks and states written.
     pub written: u64,
-    /// Blocks and states that the store already had when they were to be written.
+    /// Blocks and states that were not written, because the store already had them.
     pub known: u64,
     /// Blocks and states that were not written, because an earlier block is missing and no lookup could find them.
     pub orphans: u64,
@@ -39,7 +39,7 @@ pub struct StoreOutcome {
     /// Blocks and states evicted.
     pub evicted: u64,
     pub read: u64,
-    /// Fetches that loaded no block before their deadline.
+    /// Fetches that loaded no block: they missed their deadline, were cancelled, or found no block.
     pub late: u64,
     /// Prompts whose blocks were slower to load than to compute.
     pub too_slow: u64,
@@ -61,8 +61,8 @@ pub(super) struct VirtualStore<'a> {
     cost: CostModel,
     fetches: VecDeque<Fetch>,
     writes: VecDeque<Write>,
-    under_way: Option<Job>,
-    /// The tickets of saves of states.
+    current_job: Option<Job>,
+    /// The tickets of state saves, until they are written.
     saved_states: FxHashSet<Ticket>,
     /// The number of fetched blocks, by ticket, until a step loads them.
     ready: FxHashMap<Ticket, usize>,
@@ -83,7 +83,7 @@ impl<'a> VirtualStore<'a> {
             cost: CostModel::default(),
             fetches: VecDeque::new(),
             writes: VecDeque::new(),
-            under_way: None,
+            current_job: None,
             saved_states: FxHashSet::default(),
             ready: FxHashMap::default(),
             answers: Vec::new(),
@@ -96,12 +96,12 @@ impl<'a> VirtualStore<'a> {
 
     /// The time of the next event of the store: the end of the current job, or the next deadline.
     pub fn next_event_s(&self) -> Option<f64> {
-        let job = self.under_way.iter().map(|job| job.ends_s);
+        let job = self.current_job.iter().map(|job| job.ends_s);
         let deadlines = self.fetches.iter().map(|fetch| fetch.deadline_s);
         job.chain(deadlines).min_by(f64::total_cmp)
     }
 
-    pub fn copied(&mut self, copies: &BlockCopies) {
+    pub fn record_copies(&mut self, copies: &BlockCopies) {
         let states = copies.saves.iter();
         let states = states.filter(|save| matches!(save.from, BlockSource::State(_)));
         self.saved_states.extend(states.map(|save| save.ticket));
@@ -110,7 +110,12 @@ impl<'a> VirtualStore<'a> {
         }
     }
 
-    pub fn take(&mut self, orders: Vec<StoreOrder>, now_s: f64, prefill_tokens_per_s: Option<f64>) {
+    pub fn take_orders(
+        &mut self,
+        orders: Vec<StoreOrder>,
+        now_s: f64,
+        prefill_tokens_per_s: Option<f64>,
+    ) {
         for order in orders {
             match order {
                 StoreOrder::Find {
@@ -126,7 +131,7 @@ impl<'a> VirtualStore<'a> {
                     path,
                     blocks,
                     ..
-                } => self.ask(ticket, path, blocks, now_s),
+                } => self.queue_fetch(ticket, path, blocks, now_s),
                 StoreOrder::Write {
                     ticket,
                     namespace,
@@ -159,18 +164,18 @@ impl<'a> VirtualStore<'a> {
     /// Completes the jobs that are due, and starts the next ones.
     pub fn advance(&mut self, now_s: f64) {
         loop {
-            match self.under_way.take() {
-                Some(job) if job.ends_s > now_s => self.under_way = Some(job),
+            match self.current_job.take() {
+                Some(job) if job.ends_s > now_s => self.current_job = Some(job),
                 Some(job) => self.finish(job),
                 None => {}
             }
             self.end_late(now_s);
-            if self.under_way.is_some() {
+            if self.current_job.is_some() {
                 return;
             }
             let next = self.begin_read(now_s);
-            self.under_way = next.or_else(|| self.begin_write(now_s));
-            if self.under_way.is_none() {
+            self.current_job = next.or_else(|| self.begin_write(now_s));
+            if self.current_job.is_none() {
                 return;
             }
         }

@@ -48,7 +48,7 @@ fn tokens(letters: &[u8]) -> Arc<[u32]> {
 struct Bench<'a> {
     store: VirtualStore<'a>,
     n_tickets: u64,
-    /// Answers with their times.
+    /// The store's answers, each with its time.
     fetched: Vec<(f64, Ticket, usize)>,
     written: Vec<(f64, Ticket)>,
 }
@@ -69,7 +69,7 @@ impl<'a> Bench<'a> {
     }
 
     fn order(&mut self, order: StoreOrder, now_s: f64) {
-        self.store.take(vec![order], now_s, None);
+        self.store.take_orders(vec![order], now_s, None);
         self.advance(now_s);
     }
 
@@ -155,7 +155,7 @@ fn a_fetch_waits_for_the_current_write_and_precedes_other_writes() {
 
 #[test]
 fn fetches_wait_for_buffers_and_end_at_their_deadlines() {
-    // Of four buffers, three are for fetches.
+    // Three of the four buffers are for fetches.
     let model = model(100, 4);
     let mut bench = Bench::new(&model);
     let path = tokens(b"abcd");
@@ -183,7 +183,7 @@ fn fetches_wait_for_buffers_and_end_at_their_deadlines() {
         saves: Vec::<BlockSave>::new(),
         loads: vec![load],
     };
-    bench.store.copied(&copies);
+    bench.store.record_copies(&copies);
     bench.fetch(&path, 0..1, 10.0);
     bench.run_until(20.0);
     check_times(&[bench.fetched[2].0], &[10.0015]);
@@ -210,7 +210,7 @@ fn a_cancelled_fetch_ends_with_the_block_being_read() {
         .map(|(_, ticket, n)| (*ticket, *n))
         .collect();
     assert_eq!(fetched, [(waiting, 0), (ticket, 0)]);
-    // 0.5 ms and two blocks, of which the second was being read.
+    // The latency of 0.5 ms, and 1 ms for each of two blocks.
     check_times(&[bench.fetched[1].0], &[1.0025]);
 }
 
@@ -327,7 +327,7 @@ fn a_disk_slower_than_computing_is_not_used() {
     }
     bench.run_until(1.0);
     let namespace = Namespace::default();
-    // Before the first read, the cost model assumes a disk of 1 GB/s: 30 ms for 256 tokens.
+    // Before the first read, the cost model assumes 1 GB/s: 30 ms for 256 tokens.
     let slow = bench.store.find(&namespace, &path, Some(1000.0));
     assert_eq!((slow.blocks, slow.worth), (4, 4));
     let fast = bench.store.find(&namespace, &path, Some(100_000.0));

@@ -7,7 +7,7 @@ use super::{StoreAnswer, VirtualStore};
 use souffleur_base::ids::Ticket;
 use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
 
-/// Fetches leave `1 / SAVES_SHARE` of the buffers to saves, and at least one.
+/// `1 / SAVES_SHARE` of the buffers, and at least one, are reserved for saves.
 const SAVES_SHARE: usize = 4;
 /// A fetch waits until it can take `1 / ROUND_SHARE` of the buffers for fetches, unless it needs fewer.
 const ROUND_SHARE: usize = 4;
@@ -36,7 +36,7 @@ pub(super) struct Job {
 enum Work {
     Read {
         fetch: Fetch,
-        /// The number of requested blocks that are read.
+        /// The number of blocks to read.
         blocks: usize,
         is_cancelled: bool,
     },
@@ -54,7 +54,7 @@ enum Next {
 }
 
 impl VirtualStore<'_> {
-    pub(super) fn ask(
+    pub(super) fn queue_fetch(
         &mut self,
         ticket: Ticket,
         path: Arc<[BlockPlace]>,
@@ -83,7 +83,7 @@ impl VirtualStore<'_> {
         }
         let read_s = self.read_s(BlockKind::Kv);
         let latency_s = self.model.latency_s;
-        if let Some(job) = &mut self.under_way
+        if let Some(job) = &mut self.current_job
             && let Work::Read {
                 fetch,
                 is_cancelled,
@@ -93,8 +93,8 @@ impl VirtualStore<'_> {
         {
             // The fetch ends with the block being read.
             *is_cancelled = true;
-            let begun = ((now_s - job.began_s - latency_s) / read_s).ceil().max(0.0);
-            job.ends_s = job.ends_s.min(job.began_s + latency_s + begun * read_s);
+            let n_begun = ((now_s - job.began_s - latency_s) / read_s).ceil().max(0.0);
+            job.ends_s = job.ends_s.min(job.began_s + latency_s + n_begun * read_s);
         }
     }
 
@@ -135,22 +135,22 @@ impl VirtualStore<'_> {
         let needs = self.model.shape.geometry.needs;
         let start = fetch.blocks.start;
         let wanted = fetch.blocks.end.min(fetch.path.len());
-        let there = self.index.prefix(&fetch.path[..wanted]);
+        let n_stored = self.index.prefix(&fetch.path[..wanted]);
         let end_within = |blocks: usize| {
-            let end = there.min(start.saturating_add(blocks));
+            let end = n_stored.min(start.saturating_add(blocks));
             let block_tokens = self.block_tokens();
             self.index.usable(&fetch.path, end, &needs, block_tokens)
         };
         let total = self.model.shape.limits.buffers;
-        let most = total - (total / SAVES_SHARE).max(1).min(total);
-        let now = most.saturating_sub(self.ready.values().sum());
-        let enough = (most / ROUND_SHARE).max(1);
-        let enough = enough.min(there.saturating_sub(start));
-        let end = end_within(now);
-        if end > start && now >= enough {
+        let fetch_buffers = total - (total / SAVES_SHARE).max(1).min(total);
+        let free_buffers = fetch_buffers.saturating_sub(self.ready.values().sum());
+        let min_buffers = (fetch_buffers / ROUND_SHARE).max(1);
+        let min_buffers = min_buffers.min(n_stored.saturating_sub(start));
+        let end = end_within(free_buffers);
+        if end > start && free_buffers >= min_buffers {
             return Next::Read(end);
         }
-        if end_within(most) > start {
+        if end_within(fetch_buffers) > start {
             Next::Wait
         } else {
             Next::End
@@ -187,7 +187,7 @@ impl VirtualStore<'_> {
             let stored = self.index.check(&place, kind);
             let kept = matches!(stored, Stored::Known);
             let counted = match stored {
-                Stored::New if self.make_room(&place, kind) => {
+                Stored::New if self.evict_until_fits(&place, kind) => {
                     let bytes = self.model.payload_bytes(kind) as f64;
                     return Some(Job {
                         began_s: now_s,
@@ -213,14 +213,14 @@ impl VirtualStore<'_> {
         BlockKind::ALL.into_iter().map(of).sum()
     }
 
-    /// Evicts records to make room for a new one. False if that would evict the record that the new one needs.
-    fn make_room(&mut self, place: &BlockPlace, kind: BlockKind) -> bool {
-        let kept: BlockKey = match kind {
+    /// Evicts records until the new record fits. Returns false if only the record that the new one needs is left.
+    fn evict_until_fits(&mut self, place: &BlockPlace, kind: BlockKind) -> bool {
+        let needed: BlockKey = match kind {
             BlockKind::Kv => place.parent,
             BlockKind::Window | BlockKind::State => place.key,
         };
-        // So that other records are evicted first.
-        self.index.touch(kept);
+        // A touched record is evicted last.
+        self.index.touch(needed);
         let bytes = self.model.record_bytes(kind);
         let is_full = |store: &Self| {
             let is_too_large = store.held_bytes() + bytes > store.model.disk_bytes;
@@ -228,7 +228,7 @@ impl VirtualStore<'_> {
         };
         while is_full(self) {
             match self.index.first_to_go(None) {
-                Some((gone, key)) if key != kept => self.index.remove(key, gone),
+                Some((kind, key)) if key != needed => self.index.remove(key, kind),
                 _ => return false,
             };
             self.outcome.evicted += 1;

@@ -1,5 +1,5 @@
-//! Reads the transcripts of `tests/output` with the parsers of SGLang's gateway as well, whole, and compares.
-//! Every difference has a reason, or is an error.
+//! Compares this engine's output parsers with those of SGLang's gateway, on the whole transcripts of `tests/output`.
+//! A difference without a known reason is an error.
 
 #[path = "../../../tests/output/messages.rs"]
 mod messages;
@@ -26,7 +26,7 @@ use transcript::Mode;
 
 const TRANSCRIPTS: u64 = 2000;
 
-/// A transcript as one side read it.
+/// The result of parsing a transcript.
 #[derive(Debug, PartialEq)]
 pub struct Reading {
     pub reasoning: String,
@@ -48,7 +48,7 @@ fn parsed(arguments: &str) -> Value {
     serde_json::from_str(arguments).unwrap_or_else(|_| Value::from(arguments))
 }
 
-/// A parser of the gateway, and our format that it reads.
+/// A parser of the gateway, with this engine's name of the format.
 enum Peer {
     Calls(ToolFormat, Box<dyn ToolParser>),
     Reasoning(ReasoningFormat, fn(&str) -> Reading),

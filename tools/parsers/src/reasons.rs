@@ -1,4 +1,4 @@
-//! Why two readings differ.
+//! The known reasons for which the gateway's parsers and this engine's differ.
 
 use serde_json::Value;
 use souffleur::state::output::{OutputFormats, ToolFormat};

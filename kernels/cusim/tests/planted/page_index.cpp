@@ -1,4 +1,4 @@
-// Decode attention over a page table; with PLANT_PAGE_INDEX set, one page is outside of the pool.
+// Runs decode attention over a page table. If PLANT_PAGE_INDEX is set, one page is outside of the pool.
 #include <cstdio>
 #include <vector>
 

@@ -6,20 +6,20 @@ use std::io;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
-use super::patience::{IDLE_PATIENCE, MAX_WORD_BYTES, REPLAY_PATIENCE, write};
+use super::timeouts::{IDLE_TIMEOUT, MAX_PEER_FRAME_BYTES, REPLAY_TIMEOUT, write};
 use super::zmtp::{self, ZmtpError};
 
-/// The most frames before the number in a request: an empty delimiter, and identities that intermediate devices add.
-const MAX_QUESTION_FRAMES: usize = 8;
+/// The largest number of frames before the sequence number: an empty delimiter, and identities that proxies add.
+const MAX_ENVELOPE_FRAMES: usize = 8;
 
-pub(super) struct Question {
+pub(super) struct ReplayRequest {
     /// The first frames of every answer: usually one empty frame.
     envelope: Vec<Vec<u8>>,
     /// The number of the first requested batch.
     pub first: u64,
 }
 
-impl Question {
+impl ReplayRequest {
     /// The frames of an answer: the envelope, then `frames`.
     pub fn answer<'a>(&'a self, frames: &[&'a [u8]]) -> Vec<&'a [u8]> {
         let envelope = self.envelope.iter().map(Vec::as_slice);
@@ -30,14 +30,14 @@ impl Question {
 /// Reads the next request, answering PINGs meanwhile; `None` if the peer closed the connection.
 ///
 /// # Errors
-/// A malformed request, no request within [`IDLE_PATIENCE`], or an I/O error.
-pub(super) async fn read_question(
+/// A malformed request, no request within [`IDLE_TIMEOUT`], or an I/O error.
+pub(super) async fn read_request(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
-) -> Result<Option<Question>, ZmtpError> {
+) -> Result<Option<ReplayRequest>, ZmtpError> {
     let mut envelope = Vec::new();
     loop {
-        let read = unless_idle(zmtp::read_frame(reader, MAX_WORD_BYTES));
+        let read = with_idle_timeout(zmtp::read_frame(reader, MAX_PEER_FRAME_BYTES));
         let frame = match read.await {
             Err(ZmtpError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 return Ok(None);
@@ -46,12 +46,12 @@ pub(super) async fn read_question(
         };
         if frame.is_command {
             if let Some(pong) = zmtp::answer_to_ping(&frame) {
-                write(writer, &pong, REPLAY_PATIENCE).await?;
+                write(writer, &pong, REPLAY_TIMEOUT).await?;
             }
             continue;
         }
         if frame.has_more {
-            if envelope.len() >= MAX_QUESTION_FRAMES {
+            if envelope.len() >= MAX_ENVELOPE_FRAMES {
                 return Err(ZmtpError::Peer(
                     "sent a replay request with too many frames",
                 ));
@@ -66,12 +66,13 @@ pub(super) async fn read_question(
             ));
         };
         let first = u64::from_be_bytes(number);
-        return Ok(Some(Question { envelope, first }));
+        return Ok(Some(ReplayRequest { envelope, first }));
     }
 }
 
-/// Fails if `read` does not finish within [`IDLE_PATIENCE`].
-async fn unless_idle<T>(read: impl Future<Output = Result<T, ZmtpError>>) -> Result<T, ZmtpError> {
-    let read = timeout(IDLE_PATIENCE, read).await;
+async fn with_idle_timeout<T>(
+    read: impl Future<Output = Result<T, ZmtpError>>,
+) -> Result<T, ZmtpError> {
+    let read = timeout(IDLE_TIMEOUT, read).await;
     read.map_err(|_| ZmtpError::Idle)?
 }
