@@ -50,7 +50,7 @@ impl RadixCache {
 
     pub fn with_feed(mut self, feed: Option<ChangeFeed>) -> Self {
         if feed.is_some() {
-            self.cache.note_changes();
+            self.cache.record_changes();
         }
         Self { feed, ..self }
     }

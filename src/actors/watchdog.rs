@@ -35,7 +35,7 @@ pub const STORE_MEMBERS: [&str; 2] = ["kv_store", "kv_store_thread"];
 pub const FIRST_GENERATION: u64 = 1;
 
 /// The addresses of the current unit's actors; `None` while there is no unit.
-pub type DoorSlot = Arc<RwLock<Option<Doors>>>;
+pub type AddressSlot = Arc<RwLock<Option<Doors>>>;
 
 /// Why the engine stays down; `None` while rebuilds are tried.
 pub type FailureWatch = watch::Receiver<Option<Arc<str>>>;
@@ -47,7 +47,7 @@ pub struct StopUnit;
 
 pub struct Watchdog {
     blueprint: Arc<Blueprint>,
-    doors: DoorSlot,
+    doors: AddressSlot,
     unit: Option<Unit>,
     /// The generation of the unit that is open or will be opened next: deaths in older ones are ignored.
     generation: u64,
@@ -68,7 +68,11 @@ pub struct Watchdog {
 
 impl Watchdog {
     /// A watchdog without a unit. [`AdoptUnit`] brings the first one.
-    pub fn new(blueprint: Arc<Blueprint>, doors: DoorSlot, stopped: oneshot::Sender<()>) -> Self {
+    pub fn new(
+        blueprint: Arc<Blueprint>,
+        doors: AddressSlot,
+        stopped: oneshot::Sender<()>,
+    ) -> Self {
         Self {
             rules: blueprint.rebuild,
             failed_attempts: 0,

@@ -230,7 +230,7 @@ fn options(
 
 fn origin(config: &EngineConfig) -> DtypeOrigin {
     match config.dtype {
-        DtypeChoice::Float16 => DtypeOrigin::AskedFor,
+        DtypeChoice::Float16 => DtypeOrigin::Requested,
         _ => DtypeOrigin::Stored,
     }
 }

@@ -14,7 +14,7 @@ use souffleur_actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetPrefixReport,
     GetStats, PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
 };
-use souffleur_actors::watchdog::{DoorSlot, FailureWatch, StopUnit, Watchdog};
+use souffleur_actors::watchdog::{AddressSlot, FailureWatch, StopUnit, Watchdog};
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::RequestId;
 use souffleur_kv_events::{KvEventSubscription, KvEventsInfo, KvEventsOutlet, SubscribeError};
@@ -52,7 +52,7 @@ pub(super) struct Inner {
     pub(super) max_logprob_entries: usize,
     pub(super) max_prefill_tokens: usize,
     pub(super) request_limits: RequestLimits,
-    pub(super) doors: DoorSlot,
+    pub(super) doors: AddressSlot,
     pub(super) watchdog: Addr<Watchdog>,
     pub(super) failure: FailureWatch,
     pub(super) thread: RwLock<Option<JoinHandle<()>>>,

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 
 use souffleur_actors::unit::{Blueprint, Unit};
 use souffleur_actors::watchdog::{
-    AdoptUnit, DoorSlot, FIRST_GENERATION, FailureWatch, StopUnit, Watchdog, survivor,
+    AddressSlot, AdoptUnit, FIRST_GENERATION, FailureWatch, StopUnit, Watchdog, survivor,
 };
 use souffleur_base::error::StartError;
 use souffleur_config::EngineConfig;
@@ -84,7 +84,7 @@ impl Engine {
         let blueprint = parts.blueprint(&config)?;
         let admission = blueprint.tokenizer.admission.clone();
         let kv_events = blueprint.kv_events_outlet();
-        let doors = DoorSlot::default();
+        let doors = AddressSlot::default();
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let thread_doors = doors.clone();
         let thread = std::thread::Builder::new()
@@ -161,7 +161,7 @@ impl Engine {
         } = prepared;
         let admission = blueprint.tokenizer.admission.clone();
         let kv_events = blueprint.kv_events_outlet();
-        let doors = DoorSlot::default();
+        let doors = AddressSlot::default();
         let (ready, is_ready) = oneshot::channel();
         let arbiter_doors = doors.clone();
         arbiter.spawn(async move {
@@ -230,7 +230,7 @@ struct Watched {
 
 type Launched = (Watched, oneshot::Receiver<()>);
 
-async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, StartError> {
+async fn launch(blueprint: Blueprint, doors: AddressSlot) -> Result<Launched, StartError> {
     let blueprint = Arc::new(blueprint);
     let (stopped, is_stopped) = oneshot::channel();
     let watchdog = Watchdog::new(blueprint.clone(), doors, stopped);
@@ -246,7 +246,7 @@ async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, Start
 struct Started {
     admission: Arc<Admission>,
     kv_events: Option<KvEventsOutlet>,
-    doors: DoorSlot,
+    doors: AddressSlot,
     watched: Watched,
     thread: Option<std::thread::JoinHandle<()>>,
 }

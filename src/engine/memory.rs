@@ -7,7 +7,7 @@ use souffleur_base::kv_layout::KvLayout;
 use souffleur_config::EngineConfig;
 use souffleur_executor::cpu::{self, CpuDescription};
 use souffleur_executor::memory_plan::{
-    MemoryBudget, MemoryPlan, MemoryWish, Place, WindowWish, available_bytes, reserve_bytes,
+    MemoryBudget, MemoryPlan, MemoryWish, Place, WindowRequest, available_bytes, reserve_bytes,
 };
 use souffleur_model::config::ModelConfig;
 
@@ -60,7 +60,7 @@ pub(super) fn memory_plan(
         }
         None => MemoryPlan::new(host_budget(config, model)?, wish)?,
     };
-    if let Some(asked) = plan.asked_in_vain() {
+    if let Some(asked) = plan.clamped_request() {
         tracing::warn!(
             asked,
             max_total_tokens = plan.max_total_tokens,
@@ -86,8 +86,8 @@ pub fn windowed(
 }
 
 /// The memory plan's input for window pages; `None` if the layout has none.
-pub fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<WindowWish> {
-    Some(WindowWish {
+pub fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<WindowRequest> {
+    Some(WindowRequest {
         kv_bytes_per_token: layout.window_bytes_per_token(),
         tokens: layout.window()? as u64,
         chunk_tokens: config.chunk_tokens()? as u64,

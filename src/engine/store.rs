@@ -160,7 +160,7 @@ fn limits(
         state_buffers,
         saves_per_step: (SAVED_BYTES_PER_STEP / block_bytes).max(1) as usize,
         steps_per_save: block_bytes.div_ceil(SAVED_BYTES_PER_STEP) as usize,
-        saves_at_rest: (SAVED_BYTES_WHEN_IDLE / block_bytes).max(1) as usize,
+        saves_when_idle: (SAVED_BYTES_WHEN_IDLE / block_bytes).max(1) as usize,
         blocks_per_load: (LOADED_BYTES_PER_STEP / block_bytes).max(1) as usize,
     })
 }

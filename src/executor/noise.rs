@@ -83,7 +83,7 @@ impl NoiseContext {
 
     /// Decodes `decoded_tokens` tokens and returns the time taken; `is_dense` lets all queries see all keys.
     pub fn decode(&mut self, is_dense: bool) -> Result<Duration, StepError> {
-        self.executor.attend_to_all(is_dense);
+        self.executor.disable_sparse_attention(is_dense);
         let (row, seq) = (RowId::new(1), SeqId::new(0));
         let mut prefix = PageRun::empty();
         prefix.push(&self.prefix, 0..self.prefix.len() as u32);

@@ -93,11 +93,11 @@ impl GrammarCompiler {
         wish: &GrammarWish,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
-        self.compile_noting(wish, is_cancelled, &mut CompileNotes::default())
+        self.compile_with_notes(wish, is_cancelled, &mut CompileNotes::default())
     }
 
     /// As [`GrammarCompiler::compile`], with notes on the cache hit and the timeout.
-    pub fn compile_noting(
+    pub fn compile_with_notes(
         &self,
         wish: &GrammarWish,
         is_cancelled: &dyn Fn() -> bool,

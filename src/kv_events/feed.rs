@@ -97,7 +97,7 @@ impl ChangeFeed {
         let mut changes = self.spare.pop().unwrap_or_default();
         if self.has_lost && self.queued_changes == 0 {
             self.has_lost = false;
-            cache.note_changes();
+            cache.record_changes();
         }
         cache.take_changes(&mut changes);
         if self.has_lost || changes.is_empty() {
@@ -106,7 +106,7 @@ impl ChangeFeed {
         } else {
             self.send(changes);
         }
-        self.has_lost || cache.has_more_to_tell()
+        self.has_lost || cache.has_pending_changes()
     }
 
     fn discard(&mut self, cache: &mut RadixTree) {
@@ -123,7 +123,7 @@ impl ChangeFeed {
         is_lagging
             && !self.has_lost
             && self.paused_calls < MAX_PAUSED_CALLS
-            && cache.has_more_to_tell()
+            && cache.has_pending_changes()
     }
 
     fn send(&mut self, changes: Vec<CacheChange>) {
@@ -197,7 +197,7 @@ mod tests {
             let ledger = Arc::new(PoolLedger::new(page_size));
             let policy = EvictionPolicy::from_name("lru").expect("lru exists");
             let mut tree = RadixTree::new(page_size, policy, ledger.clone());
-            tree.note_changes();
+            tree.record_changes();
             let (sender, queue) = mpsc::channel(MAX_QUEUED_LISTS);
             let metrics = KvEventMetrics::register();
             Self {
@@ -303,7 +303,7 @@ mod tests {
             let tokens: Vec<u32> = (first..first + 40_000).collect();
             world.insert(&tokens);
         }
-        world.tree.note_changes();
+        world.tree.record_changes();
         assert!(
             world.feed.pass_on(&mut world.tree),
             "half of the nodes are sent"
@@ -319,7 +319,7 @@ mod tests {
         for token in 0..1000 {
             world.insert(&[token]);
         }
-        world.tree.note_changes();
+        world.tree.record_changes();
         // The publisher reads nothing meanwhile.
         for _ in 0..20 {
             assert!(world.feed.pass_on(&mut world.tree));

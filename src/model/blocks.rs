@@ -276,7 +276,7 @@ impl<B: Backend> Layer<B> {
                 }
                 None => None,
             },
-            factor: match loader.config().fourth() {
+            factor: match loader.config().gemma4() {
                 Some(_) => Some(loader.number(&norm("layer_scalar"))?),
                 None => None,
             },

@@ -97,9 +97,9 @@ pub(super) fn encode(
     limit_tokens: usize,
 ) -> Result<Vec<u32>, RequestError> {
     let beyond = if is_whole {
-        text.prompt_beyond(prompt, limit_tokens)?
+        text.count_prompt_above(prompt, limit_tokens)?
     } else {
-        text.chat_beyond(prompt, limit_tokens)?
+        text.count_chat_above(prompt, limit_tokens)?
     };
     match beyond {
         Some(prompt_tokens) => Err(RequestError::PromptTooLong {

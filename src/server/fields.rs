@@ -169,10 +169,7 @@ impl Fields {
 
     /// The alphabetically first name of an unread field whose value has an effect.
     pub(super) fn first_unread(&self) -> Option<String> {
-        let asked = self
-            .fields
-            .iter()
-            .filter(|(_, raw)| !raw.asks_for_nothing());
+        let asked = self.fields.iter().filter(|(_, raw)| !raw.has_no_effect());
         asked.map(|(name, _)| name).min().cloned()
     }
 
@@ -275,9 +272,7 @@ impl Fields {
     /// Refuses the first of `names` whose value has an effect.
     pub(super) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
         for name in names {
-            let asks = self
-                .take(name)?
-                .is_some_and(|value| !value.asks_for_nothing());
+            let asks = self.take(name)?.is_some_and(|value| !value.has_no_effect());
             if asks {
                 return Err(ApiError::unsupported(name));
             }

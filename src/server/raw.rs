@@ -60,7 +60,7 @@ impl Raw {
 
     /// True for null, false, an empty text and an empty list, which clients send for unused fields. An empty object may
     /// have an effect, such as the schema that accepts everything.
-    pub(super) fn asks_for_nothing(&self) -> bool {
+    pub(super) fn has_no_effect(&self) -> bool {
         matches!(self.0.as_ref(), b"null" | b"false" | b"\"\"")
             || self.first_of_list() == Some(b']')
     }

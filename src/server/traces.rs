@@ -49,7 +49,7 @@ pub struct RequestTrace<'a> {
     pub wish: &'a Wish,
     pub opened: Instant,
     /// When the server received the request's first events.
-    pub first_news: Option<Instant>,
+    pub first_event: Option<Instant>,
     pub ended: Instant,
     pub outcome: Outcome<'a>,
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::pages::PageBuffer;
-use crate::{Geometry, Plane, StepBeat, StoreError};
+use crate::{Geometry, Plane, StepActivity, StoreError};
 use souffleur_state::tiers::BlockKind;
 
 /// Smaller buffers are allocated on demand, which is fast enough for them.
@@ -271,7 +271,7 @@ impl fmt::Debug for HostBlock {
 #[derive(Clone, Debug)]
 pub struct BlockPools {
     pools: [Option<BlockPool>; 3],
-    beat: StepBeat,
+    beat: StepActivity,
 }
 
 /// Recurrent states take `1 / STATE_SHARE` of the memory for buffers.
@@ -320,12 +320,12 @@ impl BlockPools {
         });
         Ok(Self {
             pools,
-            beat: StepBeat::default(),
+            beat: StepActivity::default(),
         })
     }
 
     /// Shows whether the engine that uses the buffers is computing.
-    pub fn beat(&self) -> &StepBeat {
+    pub fn beat(&self) -> &StepActivity {
         &self.beat
     }
 

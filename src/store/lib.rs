@@ -36,7 +36,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError};
 pub use block::{BlockCounts, BlockPool, BlockPools, BlockUse, HostBlock};
 pub use config::{PrefetchTimeout, StoreConfig, StoreError};
 pub use geometry::{Geometry, Plane};
-pub use pace::StepBeat;
+pub use pace::StepActivity;
 pub use request::{Answer, Commit, Fetch, Find, Loaded, Outcome, Refusal, Short, Sink, TierState};
 pub use souffleur_state::tiers::{
     BLOCK_TOKENS, BlockKey, BlockKind, BlockPlace, Fingerprint, FingerprintParts, KeyChain, Keys,
@@ -51,7 +51,7 @@ use stats::Counts;
 use tier::TierSetup;
 
 /// How long a stopping store may continue to write commits.
-pub const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Capacity of the queue of finds, fetches, touches and cancels.
 const MAX_URGENT: usize = 4096;
 const MAX_COMMITS: usize = 1024;
@@ -201,7 +201,7 @@ impl Store {
         self.shared.counts.read()
     }
 
-    /// Stops the store: cancels fetches and writes commits, within [`DRAIN_PATIENCE`]. False if the disk does not
+    /// Stops the store: cancels fetches and writes commits, within [`DRAIN_TIMEOUT`]. False if the disk does not
     /// respond in time: the thread then ends once the disk responds.
     pub fn shut_down(mut self) -> bool {
         self.stop()
@@ -211,9 +211,7 @@ impl Store {
         // Sets the flag first, as the thread wakes when the channels close.
         self.shared.stop.set();
         self.senders = None;
-        let ended = self
-            .running
-            .recv_timeout(DRAIN_PATIENCE + DRAIN_PATIENCE / 5);
+        let ended = self.running.recv_timeout(DRAIN_TIMEOUT + DRAIN_TIMEOUT / 5);
         ended == Err(crossbeam_channel::RecvTimeoutError::Disconnected)
     }
 

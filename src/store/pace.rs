@@ -14,12 +14,12 @@ const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 /// Shows whether the engine is computing: set by the executor, read by the store's thread. Clones share one counter.
 #[derive(Clone, Debug, Default)]
-pub struct StepBeat(
+pub struct StepActivity(
     /// The number of starts and ends so far: odd while a step is in progress.
     Arc<AtomicU64>,
 );
 
-impl StepBeat {
+impl StepActivity {
     /// Marks the start of a step. Only one thread may call this and [`end`](Self::end).
     pub fn begin(&self) {
         let beats = self.0.load(Ordering::Relaxed);
@@ -37,14 +37,14 @@ impl StepBeat {
 pub(super) struct Pace {
     /// The share of one core that the thread may use.
     share: f64,
-    beat: StepBeat,
+    beat: StepActivity,
     seen: u64,
     was_busy: bool,
 }
 
 impl Pace {
     /// Limits the thread to a share of one core, between 0 and 1, while steps are in progress.
-    pub fn new(share: f64, beat: StepBeat) -> Self {
+    pub fn new(share: f64, beat: StepActivity) -> Self {
         Self {
             share: share.clamp(1e-4, 1.0),
             beat,
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_thread_pauses_only_while_the_engine_computes() {
-        let beat = StepBeat::default();
+        let beat = StepActivity::default();
         let mut pace = Pace::new(0.02, beat.clone());
         let spent = Duration::from_millis(1);
         assert_eq!(pace.pause_after(spent), Duration::ZERO);
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn pauses_are_bounded_and_a_share_of_1_needs_none() {
-        let beat = StepBeat::default();
+        let beat = StepActivity::default();
         beat.begin();
         let second = Duration::from_secs(1);
         assert_eq!(Pace::new(0.0, beat.clone()).pause_after(second), MAX_PAUSE);

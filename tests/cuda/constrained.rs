@@ -188,7 +188,7 @@ async fn all_at_once(world: World, open: Option<Sender<()>>) -> (Vec<Outcome>, u
     drop(open);
     sent.sort_by_key(|(index, _)| *index);
     let outcomes = join_all(sent.into_iter().map(|(_, generation)| collect(generation))).await;
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     world.stop().await;
     (outcomes, stats.retractions)
 }

@@ -25,7 +25,7 @@ async fn check(setup: Setup, model: &Path) {
             reference.check(&setup, index, got, what).await;
         }
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
     check_mixed(&setup, model, &reference).await;
     reference.stop().await;
@@ -49,14 +49,14 @@ async fn check_mixed(setup: &Setup, model: &Path, reference: &Reference) {
     };
     let sent: Vec<_> = (0..REQUESTS).map(send).collect();
     // Late requests would find no decode to share a step with.
-    world.until_inside(sent.len()).await;
+    world.until_requests(sent.len()).await;
     drop(open);
     for (index, got) in (0..).zip(join_all(sent.into_iter().map(collect)).await) {
         reference
             .check_tokens(setup, index, &got.tokens, "mixed")
             .await;
     }
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     assert!(stats.mixed_steps > 0, "{setup:?}: {stats:?}");
     world.stop().await;
 }

@@ -67,11 +67,11 @@ async fn retracted(setup: &Setup) {
     let world = setup.start_gated_on_gpu(gate, config);
     let order = first_of(LONGEST, GROWING);
     let sent = world
-        .send_behind_first(order.iter().map(|index| growing_request(*index)))
+        .send_first_alone(order.iter().map(|index| growing_request(*index)))
         .await;
     drop(open);
     let outputs = join_all(sent.into_iter().map(bits)).await;
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     assert!(stats.retractions > 0, "{setup:?}: {stats:?}");
     world.stop().await;
     let reference = Reference::new(setup, &model(), (growing_request, GROWING)).await;
@@ -103,7 +103,7 @@ async fn cancelled(setup: &Setup) {
     for outcome in gone {
         assert!(matches!(outcome.end, Event::Cancelled(_)), "{outcome:?}");
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
     let reference = Reference::new(setup, &model(), (request, REQUESTS)).await;
     for (index, (got, _)) in (0..REQUESTS).step_by(2).zip(&kept) {
@@ -163,6 +163,6 @@ async fn a_device_fault_fails_running_requests_and_the_engine_restarts() {
     .await;
     let again = collect(world.generate(request(3))).await;
     assert_eq!(again.tokens, expected);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }

@@ -70,7 +70,7 @@ async fn check(setup: Setup, min_cosine: f32) {
     cpu.stop().await;
     let world = setup.start_on_gpu(config);
     let got = embed_all(&world).await;
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
     for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
         let cosine: f32 = got.iter().zip(&**expected).map(|(a, b)| a * b).sum();

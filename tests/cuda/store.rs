@@ -105,7 +105,7 @@ async fn before_restart(setup: &Setup, folder: &Path, device: (usize, bool)) -> 
     let (bits, cached) = bits(world.generate(two_blocks(1))).await;
     assert_eq!(cached, 0);
     wait_written(&world, 2).await;
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
     bits
 }
@@ -114,7 +114,7 @@ async fn before_restart(setup: &Setup, folder: &Path, device: (usize, bool)) -> 
 async fn after_restart(setup: &Setup, folder: &Path, device: (usize, bool)) -> (Bits, u64) {
     let world = start_up(setup, with_store(setup, folder), device).await;
     let (bits, cached) = bits(world.generate(two_blocks(1))).await;
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     let loaded = tier(&stats).loaded_tokens;
     assert_eq!(u64::from(cached), loaded);
     world.stop().await;
@@ -161,7 +161,7 @@ async fn saves_and_loads_during_other_requests_change_no_output() {
             }
             // The second engine finds all blocks in the store.
             wait_written(&world, if engine == 0 { 3 } else { 0 }).await;
-            let stats = world.assert_whole().await;
+            let stats = world.assert_no_leaks().await;
             if engine > 0 {
                 assert!(tier(&stats).loaded_tokens > 0, "{setup:?}: {stats:?}");
             }
@@ -200,7 +200,7 @@ async fn a_refused_copy_costs_time_and_changes_no_token() {
             reference.check(&setup, index, &got, &what).await;
         }
         device.plan(Fault::Copy(OUT_OF_MEMORY), 0);
-        world.assert_whole().await;
+        world.assert_no_leaks().await;
         world.stop().await;
     }
     reference.stop().await;
@@ -233,6 +233,6 @@ async fn a_device_that_fails_leaves_the_store_to_the_next_executor() {
     world.until(|stats| tier(stats).serves).await;
     let (got, cached) = bits(world.generate(two_blocks(1))).await;
     assert_eq!((cached, got), (128, expected));
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }

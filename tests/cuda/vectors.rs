@@ -58,7 +58,7 @@ async fn check(setup: Setup, model: &str) {
     if setup.dtype == F32_PAGES_OF_1_GRAPHS.dtype {
         assert_eq!(tokens[1], alone, "{model}, with others, {setup:?}");
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 

@@ -156,12 +156,12 @@ fn after_a_failure_the_built_in_kernels_compute_the_product() {
             );
         }
         assert_eq!(fake.count("fake_products") - before, 3);
-        assert_eq!(products.n_left_by_cublaslt(), n_left);
+        assert_eq!(products.n_cublaslt_fallbacks(), n_left);
         // The library is not called again for a product that failed.
         let again = logged(|| check_products(&world, &mut products, element, shape));
         assert_eq!(again, [""; 0]);
         assert_eq!(fake.count("fake_products") - before, 6);
-        assert_eq!(products.n_left_by_cublaslt(), n_left + 1);
+        assert_eq!(products.n_cublaslt_fallbacks(), n_left + 1);
     }
     assert_eq!(fake.count("fake_mistakes"), 0);
 }
@@ -185,10 +185,10 @@ fn products_without_an_algorithm_are_counted_and_logged_once() {
     });
     assert_eq!(others, [""; 0]);
     // One of four products of each shape, and all four with seven outputs, have no algorithm in the library.
-    assert_eq!(products.n_left_by_cublaslt(), 1 + 1 + 4 + 1);
+    assert_eq!(products.n_cublaslt_fallbacks(), 1 + 1 + 4 + 1);
     assert_eq!(fake.count("fake_mistakes"), 0);
     let own = Products::new(&world.device, &world.modules, element, GemmWish::Own);
-    assert_eq!(own.unwrap().n_left_by_cublaslt(), 0);
+    assert_eq!(own.unwrap().n_cublaslt_fallbacks(), 0);
 }
 
 #[test]

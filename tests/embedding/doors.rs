@@ -80,7 +80,7 @@ async fn a_request_through_the_doors_takes_a_permit() {
     for events in [first, second] {
         assert!(matches!(end(events).await, Event::Finished(_)));
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     assert_eq!(world.engine.requests_inside(), 0);
     world.engine.close_admission();
     let late = send(&doors, request(&[1, 2], 5, 6));
@@ -119,7 +119,7 @@ async fn requests_of_a_call_through_the_doors_are_submitted_in_their_order() {
     }
     let expected: Vec<String> = (0..40).map(|i| format!("sample-{i}")).collect();
     assert_eq!(ended, expected);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -135,7 +135,7 @@ async fn one_request_of_a_call_is_cancelled_alone() {
     doors.generate.do_send(Generate::call(vec![first, second]));
     assert!(matches!(end(first_events).await, Event::Cancelled(_)));
     assert!(matches!(end(second_events).await, Event::Finished(_)));
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -167,7 +167,7 @@ async fn doors_from_before_a_rebuild_fail_requests_with_a_hint() {
     assert!(new.are_open());
     let finished = end(send(&new, request(&[1, 2], 5, 1))).await;
     assert!(matches!(finished, Event::Finished(_)), "{finished:?}");
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     assert_eq!(world.engine.requests_inside(), 0);
     world.stop().await;
 }

@@ -57,7 +57,7 @@ async fn dropped_generations_free_their_memory() {
         drop(world.generate(endless(seed)));
     }
     // This message is queued after those of the dropped requests.
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     wait_until(&world, |_| world.engine.requests_inside() == 0).await;
     let outcome = collect(world.generate(request(&[4, 5, 6], 20, 7))).await;
     assert!(matches!(outcome.end, Event::Finished(_)));
@@ -82,7 +82,7 @@ async fn a_cancelled_generation_still_ends_once() {
         );
     }
     assert_eq!(ends, 1);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -138,6 +138,6 @@ async fn a_request_to_an_actor_is_cancelled_before_the_engine_has_handled_it() {
     .await;
     assert_eq!(&end.rid, canceller.rid());
     assert!(matches!(end.event, Event::Cancelled(_)), "{end:?}");
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }

@@ -100,7 +100,7 @@ async fn a_rebuilt_engine_publishes_a_clear_and_then_its_blocks() {
     let outcome = collect(world.generate(request(&prompt, 2, 7))).await;
     assert_finished(&outcome, &prompt, 2, 7);
     assert_eq!(stored(&world.engine, 2, &prompt).await, before);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 

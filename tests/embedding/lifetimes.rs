@@ -43,7 +43,7 @@ async fn stopping_one_engine_leaves_the_other_serving() {
         20,
         7,
     );
-    other.assert_whole().await;
+    other.assert_no_leaks().await;
     other.stop().await;
 }
 
@@ -83,7 +83,7 @@ async fn serves_and_stops(world: World) {
         20,
         7,
     );
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     let engine = world.engine.clone();
     world.stop().await;
     assert!(!engine.is_alive());
@@ -238,7 +238,7 @@ async fn handles_and_generations_move_between_threads_and_runtimes() {
     });
     let outcome = actix_rt_join(elsewhere).await;
     assert_finished(&outcome, &prompt, 200, 7);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 

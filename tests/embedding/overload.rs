@@ -30,7 +30,7 @@ async fn a_request_above_the_limit_is_refused_at_admission() {
     for generation in inside {
         assert!(matches!(collect(generation).await.end, Event::Finished(_)));
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     assert_eq!(world.engine.requests_inside(), 0);
     world.stop().await;
 }
@@ -57,7 +57,7 @@ async fn requests_of_one_call_are_refused_together() {
     for generation in both {
         assert!(matches!(collect(generation).await.end, Event::Finished(_)));
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -98,6 +98,6 @@ async fn prompt_tokens_above_the_limit_are_refused() {
     }
     let again = collect(world.generate(request(&prompt, 5, 2))).await;
     assert!(matches!(again.end, Event::Finished(_)));
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }

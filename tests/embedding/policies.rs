@@ -81,7 +81,7 @@ async fn a_swap_reorders_waiting_requests_and_loses_none() {
         let natural = expected_output(&prompt(number), number as u64, output as usize, VOCAB);
         assert_eq!(tokens[number], natural);
     }
-    assert_eq!(world.assert_whole().await.schedule_policy, "lof");
+    assert_eq!(world.assert_no_leaks().await.schedule_policy, "lof");
     world.stop().await;
 }
 
@@ -119,7 +119,7 @@ async fn every_policy_serves_all_requests_during_swaps() {
             super::world::assert_finished(&outcome, &prompt, 20, number.into());
         }
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -138,7 +138,7 @@ async fn an_unknown_policy_is_refused_with_a_list_of_policies_and_changes_nothin
     let known = EvictionPolicy::names().collect::<Vec<_>>().join(", ");
     let text = format!("radix_eviction_policy is \"newest\", must be one of {known}");
     assert_eq!(unknown, RequestError::Invalid(text));
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     let present = (stats.schedule_policy, stats.radix_eviction_policy);
     assert_eq!(present, ("fcfs", "lru"));
     world.stop().await;

@@ -33,7 +33,7 @@ async fn run(world: &World, prompt: &[u32]) {
         "{:?}",
         outcome.end
     );
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
 }
 
 async fn peek(world: &World, tokens: &[u32]) -> usize {
@@ -105,7 +105,7 @@ async fn a_pinned_prefix_outlives_younger_ones() {
         run(&world, &prompt(number)).await;
     }
     assert!(peek(&world, &prompt(1)).await < 100);
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     assert_eq!((stats.pins, stats.protected_tokens), (0, 0));
     world.stop().await;
 }
@@ -123,7 +123,7 @@ async fn a_pin_ends_when_its_time_has_passed() {
         }
     })
     .await;
-    assert_eq!(world.assert_whole().await.pins, 0);
+    assert_eq!(world.assert_no_leaks().await.pins, 0);
     assert!(!unpin(&world, pinned.pin).await);
     world.stop().await;
 }
@@ -157,7 +157,7 @@ async fn a_prefix_that_is_not_cached_pins_nothing() {
     assert_eq!(pinned.tokens, 0);
     run(&world, &prompt(1)).await;
     assert!(unpin(&world, pinned.pin).await);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -170,7 +170,7 @@ async fn an_idle_engine_revokes_pins_before_it_refuses_a_request() {
         .expect("the limit of pins is not reached");
     let large: Vec<u32> = (0..240).map(|place| 1 + (place * 11) % 499).collect();
     run(&world, &large).await;
-    assert_eq!(world.assert_whole().await.pins, 0);
+    assert_eq!(world.assert_no_leaks().await.pins, 0);
     assert!(!unpin(&world, pinned.pin).await);
     world.stop().await;
 }

@@ -67,7 +67,7 @@ async fn a_pause_and_policies_survive_a_rebuild() {
     world.until(|stats| stats.waiting_requests == 1).await;
     world.engine.set_paused(false).await.expect("it runs");
     assert_finished(&collect(waiting).await, &[1, 2], 50, 7);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -184,7 +184,7 @@ async fn serves_after_death_of(world: World, died: &str, before: u64) {
     let outcome = collect(world.generate(request(&[1, 2], 5, 7))).await;
     assert!(matches!(outcome.end, Event::Finished(_)), "{outcome:?}");
     assert_eq!(deaths_of(died), before + 1);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
     assert_eq!(deaths_of(died), before + 1, "a shutdown is not a death");
 }

@@ -174,7 +174,7 @@ async fn flushes_between_requests_are_replayed() {
         drop(collect(held).await);
         let unpinned = within(world.engine.unpin_prefix(pinned.pin)).await;
         assert!(unpinned.expect("an answer"));
-        world.assert_whole().await;
+        world.assert_no_leaks().await;
     }
     world.stop().await;
     let file = log_in(dir.path());

@@ -40,7 +40,7 @@ async fn a_client_that_never_reads_fails_alone() {
     let (text, _, end) = text_of(world.generate(question(40))).await;
     assert!(matches!(end, Event::Finished(_)), "{end:?}");
     assert_eq!(text, expected);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     let (_, n_events, end) = text_of(never_read).await;
     match end {
         Event::Failed(error) => assert_eq!(error.code(), "slow_client"),
@@ -69,6 +69,6 @@ async fn a_client_that_reads_late_gets_merged_deltas() {
     let (text, n_events, end) = text_of(read_late).await;
     assert!(matches!(end, Event::Finished(_)), "{end:?}");
     assert_eq!((text, n_events), (expected, 2));
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }

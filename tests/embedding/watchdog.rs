@@ -43,7 +43,7 @@ async fn dies_and_recovers(world: World, open: crossbeam_channel::Sender<()>) {
         world.generate(endless)
     };
     let inside: Vec<Generation> = prompts.iter().map(send).collect();
-    world.until_inside(prompts.len()).await;
+    world.until_requests(prompts.len()).await;
     drop(open);
     for mut generation in inside {
         let mut ends = Vec::new();
@@ -72,7 +72,7 @@ async fn dies_and_recovers(world: World, open: crossbeam_channel::Sender<()>) {
             7,
         );
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -130,7 +130,7 @@ async fn an_engine_is_not_ready_while_it_is_rebuilt() {
         50,
         7,
     );
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -203,7 +203,7 @@ async fn a_rebuild_that_fails_is_tried_again_until_it_works() {
         reason = world.engine.failed() => panic!("{reason}"),
         () = std::future::ready(()) => (),
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 

@@ -302,7 +302,7 @@ fn config(model: PathBuf) -> EngineConfig {
 async fn run(config: EngineConfig, n_states: Option<usize>) -> (Vec<Turn>, Vec<Bits>) {
     let mut agent = Agent::start(&config, n_states);
     agent.trace().await;
-    agent.world.assert_whole().await;
+    agent.world.assert_no_leaks().await;
     agent.world.stop().await;
     (agent.turns, agent.outputs)
 }

@@ -50,7 +50,7 @@ async fn a_step_is_launched_before_the_previous_one_ends() {
         assert_finished(outcome, &prompt(index), length(index), u64::from(index));
     }
     assert_eq!(max_in_flight.load(Ordering::Relaxed), 2);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -67,14 +67,14 @@ async fn retractions_change_no_output() {
     // The first two requests are among the longest, and their outputs do not fit into the pool together.
     let order = first_of([3, 7], REQUESTS);
     let sent = world
-        .send_behind_first(order.iter().map(|index| request_of(*index)))
+        .send_first_alone(order.iter().map(|index| request_of(*index)))
         .await;
     drop(open);
     let outcomes = join_all(sent.into_iter().map(collect)).await;
     for (outcome, index) in outcomes.iter().zip(order) {
         assert_finished(outcome, &prompt(index), length(index), u64::from(index));
     }
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     assert!(stats.retractions > 0);
     assert_eq!(max_in_flight.load(Ordering::Relaxed), 2);
     world.stop().await;
@@ -90,7 +90,7 @@ async fn a_lost_step_and_the_step_launched_after_it_are_computed_again() {
     for (index, outcome) in (0..).zip(&outcomes) {
         assert_finished(outcome, &prompt(index), length(index), u64::from(index));
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -111,7 +111,7 @@ async fn a_refused_step_fails_its_requests_after_the_previous_step() {
     assert_eq!(max_in_flight.load(Ordering::Relaxed), 2);
     let again = collect(world.generate(request(&prompt(0), 20, 0))).await;
     assert_finished(&again, &prompt(0), 20, 0);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 

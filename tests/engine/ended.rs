@@ -123,7 +123,7 @@ async fn an_answer_of_36_tokens_takes_36_steps_whatever_ends_it() {
         let outcome = collect(world.generate(request)).await;
         assert_eq!(reason(&outcome.end), expected);
         assert_eq!(outcome.tokens.len(), ANSWER_TOKENS as usize);
-        world.assert_whole().await;
+        world.assert_no_leaks().await;
         assert_eq!(ran.steps(), ANSWER_TOKENS as usize, "{expected:?}");
         world.stop().await;
     }
@@ -137,7 +137,7 @@ async fn an_ignored_eos_token_ends_nothing() {
     request.sampling.max_new_tokens = 50;
     let outcome = collect(world.generate(request)).await;
     assert_eq!(outcome.tokens.len(), 50);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     assert_eq!(ran.steps(), 50);
     world.stop().await;
 }
@@ -152,7 +152,7 @@ async fn unfinished_rows_stay_in_every_step_and_the_next_turn_reuses_their_kv() 
         let expected: Vec<u32> = (1..tokens).chain([EOS]).collect();
         assert_eq!(outcome.tokens, expected);
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     // The first token of each answer comes from the prefill.
     let decodes: u32 = lengths.iter().map(|tokens| tokens - 1).sum();
     assert_eq!(ran.decodes(), decodes as usize);
@@ -164,7 +164,7 @@ async fn unfinished_rows_stay_in_every_step_and_the_next_turn_reuses_their_kv() 
     let outcome = collect(world.generate(request(&turn, 1, 7))).await;
     // The K/V of an answer's last token is never computed.
     assert_eq!(outcome.cached_tokens as usize, turn.len() - 2);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -206,7 +206,7 @@ async fn a_cancelled_request_is_left_out_of_the_queued_step() {
     drop(generation);
     until_end_is_handled(&world).await;
     drop(open);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     assert_eq!(ran.steps(), 10);
     world.stop().await;
 }
@@ -245,7 +245,7 @@ async fn a_stop_string_costs_at_most_one_more_step() {
     assert!(matches!(reason(&outcome.end), FinishReason::StopString(_)));
     until_end_is_handled(&world).await;
     drop(open);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     // The stop string may be found before the next step has begun.
     let steps = ran.steps();
     assert!(

@@ -15,7 +15,7 @@ async fn one_request_gets_its_tokens_and_one_end() {
     let prompt: Vec<u32> = (1..40).collect();
     let outcome = collect(world.generate(request(&prompt, 50, 7))).await;
     assert_finished(&outcome, &prompt, 50, 7);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -32,7 +32,7 @@ async fn pages_of_any_size_serve_and_share() {
             assert_finished(&outcome, &prompt, 50, seed);
             assert_eq!(outcome.cached_tokens, cached, "page size {page_size}");
         }
-        world.assert_whole().await;
+        world.assert_no_leaks().await;
         world.stop().await;
     }
 }
@@ -51,7 +51,7 @@ async fn a_second_turn_reuses_prompt_and_output() {
         outcome.cached_tokens as usize,
         prompt.len() + first.tokens.len() - 1
     );
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -80,14 +80,14 @@ async fn retractions_in_a_small_pool_change_no_output() {
         let index = *seed as usize;
         request(&prompts[index], length(index), u64::from(*seed))
     });
-    let sent = world.send_behind_first(requests).await;
+    let sent = world.send_first_alone(requests).await;
     drop(open);
     let outcomes = join_all(sent.into_iter().map(collect)).await;
     for (outcome, seed) in outcomes.iter().zip(order) {
         let index = seed as usize;
         assert_finished(outcome, &prompts[index], length(index), u64::from(seed));
     }
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     assert!(stats.retractions > 0);
     // Every prompt has 19 tokens.
     assert_eq!(stats.retracted_input_tokens, 19 * stats.retractions);
@@ -126,7 +126,7 @@ async fn a_full_queue_with_priorities_refuses_the_lowest_waiting_priority() {
     for served in [first, better] {
         assert_finished(&collect(served).await, &[1, 2, 3], 5, 7);
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -160,7 +160,7 @@ async fn a_warm_up_fills_the_cache_and_prefix_reports_give_the_cause() {
         assert_eq!((report.cause, report.cached_tokens), expected);
         assert_eq!(report.text, None, "there is no tokenizer");
     }
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }
 
@@ -184,6 +184,6 @@ async fn a_request_that_runs_for_too_long_fails_once_and_leaves_nothing() {
         other => panic!("ended with {other:?}"),
     }
     drop(open);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }

@@ -141,7 +141,7 @@ async fn reference(setup: &Setup<'_>) -> Vec<(Bits, u32)> {
     });
     let all = one_after_another(&world).await;
     assert!(all.iter().all(|(_, cached)| *cached == 0));
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
     all
 }
@@ -168,7 +168,7 @@ async fn check(setup: &Setup<'_>) {
     let again = at_once(&world).await;
     assert!(again.iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
     assert_same(&again, &expected, &what("in a batch, all cached"));
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 
     for (chunk, page_size) in [(1, 1), (7, 1), (32, 16), (64, 24), (64, 64)] {
@@ -180,7 +180,7 @@ async fn check(setup: &Setup<'_>) {
         let world = start(chunked);
         let how = format!("in a batch, chunks of {chunk}, pages of {page_size}");
         assert_same(&at_once(&world).await, &expected, &what(&how));
-        world.assert_whole().await;
+        world.assert_no_leaks().await;
         world.stop().await;
     }
 
@@ -191,7 +191,7 @@ async fn check(setup: &Setup<'_>) {
     let world = start(timed);
     let how = what("in a batch, prefill steps of at most 1 ms");
     assert_same(&at_once(&world).await, &expected, &how);
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 
     check_mixed(setup, &expected).await;
@@ -215,7 +215,7 @@ async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
         };
         let sent: Vec<_> = (0..REQUESTS).map(send).collect();
         // A request that arrived later would find no decode to share a step with.
-        world.until_inside(sent.len()).await;
+        world.until_requests(sent.len()).await;
         drop(open);
         let how = format!("{setup}, mixed, chunks of {chunk}, pages of {page_size}");
         let outcomes = join_all(sent.into_iter().map(collect)).await;
@@ -223,7 +223,7 @@ async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
             let tokens: Vec<u32> = expected[index].0.iter().map(|(token, _)| *token).collect();
             assert_eq!(got.tokens, tokens, "{how}, request {index}");
         }
-        let stats = world.assert_whole().await;
+        let stats = world.assert_no_leaks().await;
         assert!(stats.mixed_steps > 0, "{how}: {stats:?}");
         world.stop().await;
     }
@@ -276,7 +276,7 @@ async fn check_retracted(setup: &Setup<'_>) {
         let sent = match how {
             "retracted" => {
                 let requests = order.iter().map(|index| long_request(*index));
-                world.send_behind_first(requests).await
+                world.send_first_alone(requests).await
             }
             _ => send_lowest_priority_first(&world).await,
         };
@@ -293,7 +293,7 @@ async fn check_retracted(setup: &Setup<'_>) {
         });
         let mut got = join_all(runs).await;
         got.sort_by_key(|(index, _)| *index);
-        let stats = world.assert_whole().await;
+        let stats = world.assert_no_leaks().await;
         let n_retracted = match how {
             "retracted" => stats.retractions,
             "preempted" => stats.preemptions,
@@ -318,7 +318,7 @@ async fn send_lowest_priority_first(world: &World) -> Vec<Generation> {
         request.priority = Some(i64::from(index / RUNNING) * 100);
         sent.push(world.generate(request));
     }
-    world.until_inside(sent.len()).await;
+    world.until_requests(sent.len()).await;
     sent
 }
 

@@ -52,7 +52,7 @@ async fn last_pooling_computes_one_token_again_and_mean_pooling_all_tokens() {
     );
     let (again, _) = embed(&world, Pooling::Mean).await;
     assert_eq!(again, mean);
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     // One copy of the prompt, regardless of the request that computed it.
     assert_eq!(stats.evictable_tokens, PROMPT_TOKENS as usize);
     world.stop().await;
@@ -81,7 +81,7 @@ async fn a_fake_executor_makes_embeddings_of_its_hashes() {
         assert_eq!(embed(&parts, pooling).await.0, embedding, "cached or not");
     }
     for world in [whole, parts] {
-        world.assert_whole().await;
+        world.assert_no_leaks().await;
         world.stop().await;
     }
 }
@@ -104,7 +104,7 @@ async fn requests_without_an_embedding_are_refused() {
     let idle = idle.start();
     let text = refusal(&idle, request(Pooling::Mean)).await;
     assert!(text.contains("cannot compute embeddings"), "{text}");
-    idle.assert_whole().await;
+    idle.assert_no_leaks().await;
     idle.stop().await;
     let world = start(plain(MODEL, DtypeChoice::Float32));
     let mut scored = request(Pooling::Last);

@@ -75,7 +75,7 @@ pub async fn run_and_store(config: EngineConfig, seed: u32) -> Bits {
         tier.saved_blocks >= 2 && tier.queued_paths == 0 && is_idle
     };
     world.until(is_written).await;
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
     bits
 }
@@ -84,7 +84,7 @@ pub async fn run_and_store(config: EngineConfig, seed: u32) -> Bits {
 async fn run_after_restart(config: EngineConfig, seed: u32) -> (Bits, u64) {
     let world = serving(config).await;
     let (bits, cached) = bits(world.generate(ask(seed))).await;
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     let loaded = tier(&stats).loaded_tokens;
     assert_eq!(u64::from(cached), loaded);
     world.stop().await;
@@ -172,7 +172,7 @@ async fn a_folder_that_cannot_be_used_leaves_the_engine_serving() {
     let world = start(stored(MODELS[0], &file, 1));
     let (output, cached) = bits(world.generate(ask(5))).await;
     assert_eq!((output.len(), cached), (8, 0));
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     assert!(!tier(&stats).serves);
     world.stop().await;
 }

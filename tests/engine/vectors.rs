@@ -44,7 +44,7 @@ async fn all_of_vectors(world: &World, model: &str) -> Vec<(Bits, u32)> {
 /// Checks that no request hit the cache, and that nothing is cached.
 async fn assert_nothing_cached(world: &World, got: &[(Bits, u32)]) {
     assert!(got.iter().all(|(_, cached)| *cached == 0));
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     assert_eq!((stats.evictable_tokens, stats.cached_states), (0, 0));
     assert_eq!(stats.free_tokens, stats.total_tokens);
 }
@@ -85,11 +85,11 @@ async fn check(model: &str) {
         request.sampling.min_new_tokens = request.sampling.max_new_tokens;
         request
     });
-    let sent = world.send_behind_first(requests).await;
+    let sent = world.send_first_alone(requests).await;
     drop(open);
     let got = join_all(sent.into_iter().map(bits)).await;
     assert_nothing_cached(&world, &got).await;
-    let stats = world.assert_whole().await;
+    let stats = world.assert_no_leaks().await;
     assert!(stats.retractions > 0, "{model}: {stats:?}");
     world.stop().await;
 }
@@ -133,6 +133,6 @@ async fn unsupported_and_invalid_vectors_are_refused() {
     request.prompt = Prompt::Vectors(long.into());
     let text = refusal(&world, request).await;
     assert!(text.contains("300 tokens"), "{text}");
-    world.assert_whole().await;
+    world.assert_no_leaks().await;
     world.stop().await;
 }

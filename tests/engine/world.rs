@@ -209,7 +209,7 @@ impl World {
     }
 
     /// Waits until the engine has no requests, then checks that no page is lost.
-    pub async fn assert_whole(&self) -> EngineStats {
+    pub async fn assert_no_leaks(&self) -> EngineStats {
         let doors = self.engine.doors().expect("the engine runs");
         within(doors.drain.send(souffleur_actors::messages::Drain))
             .await
@@ -225,7 +225,7 @@ impl World {
     /// This order forces a retraction. The engine reserves pages for the whole outputs of requests that it admits
     /// together, but few pages for the rest of a running request's output. So it admits the second request while the
     /// first runs, although both outputs do not fit into the pool.
-    pub async fn send_behind_first(
+    pub async fn send_first_alone(
         &self,
         requests: impl IntoIterator<Item = GenerateRequest>,
     ) -> Vec<Generation> {
@@ -234,12 +234,12 @@ impl World {
         let mut sent = vec![self.generate(first)];
         self.until(|stats| stats.running_requests == 1).await;
         sent.extend(requests.map(|request| self.generate(request)));
-        self.until_inside(sent.len()).await;
+        self.until_requests(sent.len()).await;
         sent
     }
 
     /// Waits until this many requests run or wait.
-    pub async fn until_inside(&self, requests: usize) {
+    pub async fn until_requests(&self, requests: usize) {
         self.until(|stats| stats.running_requests + stats.waiting_requests == requests)
             .await;
     }

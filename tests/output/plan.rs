@@ -66,7 +66,7 @@ impl Plan {
             transcript: Transcript::new(formats, mode),
             answer: Answer::default(),
         };
-        if formats.is_in_channels() {
+        if formats.is_harmony() {
             messages::write(&mut plan, rng);
             return plan;
         }

@@ -139,7 +139,7 @@ impl Transcript {
     pub fn read(&self, cuts: &[usize]) -> Vec<OutputPiece> {
         let tools = Some(TOOLS.clone());
         let markers = Arc::new(self.markers());
-        let start = if self.formats.is_in_channels() {
+        let start = if self.formats.is_harmony() {
             OutputStart::Header
         } else {
             OutputStart::Content

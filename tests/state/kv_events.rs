@@ -133,7 +133,7 @@ impl Account {
 
     /// Compares the nodes with the cache, and the blocks with the nodes.
     pub fn compare(&self, cache: &RadixTree) {
-        if cache.has_more_to_tell() {
+        if cache.has_pending_changes() {
             return;
         }
         assert_eq!(self.nodes.len(), cache.n_nodes());
@@ -166,7 +166,7 @@ impl Account {
     /// Like [`compare`](Self::compare), for a tree without windows and recurrent states.
     fn compare_plain(&self, cache: &RadixTree) {
         self.compare(cache);
-        if cache.has_more_to_tell() {
+        if cache.has_pending_changes() {
             return;
         }
         for index in self.nodes.keys() {
@@ -208,7 +208,7 @@ fn run_tree(page_size: u32, block_size: usize, seed: u64) {
     let mut random = Random::new(seed);
     let mut memory = Memory::new(page_size, "lru", 4_000);
     let mut account = Account::new(memory.page_size, block_size);
-    memory.tree.note_changes();
+    memory.tree.record_changes();
     let namespaces = [
         Namespace::default(),
         Namespace::new(None, Some("salt")),
@@ -236,7 +236,7 @@ fn run_tree(page_size: u32, block_size: usize, seed: u64) {
                 let cleared = memory.tree.clear();
                 memory.pool.free(cleared);
             }
-            _ => memory.tree.note_changes(),
+            _ => memory.tree.record_changes(),
         }
         if memory.pool.free_pages() < 100 {
             memory.evict(1_000);
@@ -310,7 +310,7 @@ fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks()
     for seed in 0..3 {
         let mut random = Random::new(seed);
         let mut memory = Memory::new(1, "lru", 60_000);
-        memory.tree.note_changes();
+        memory.tree.record_changes();
         let mut account = Account::new(memory.page_size, 2);
         let tokens = |random: &mut Random| -> Vec<u32> {
             let len = random.within(4..12);
@@ -323,12 +323,12 @@ fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks()
         // The reader has no events so far, as if all had been lost.
         let mut lost = Vec::new();
         memory.tree.take_changes(&mut lost);
-        memory.tree.note_changes();
+        memory.tree.record_changes();
         let mut parts = 0;
         loop {
             account.take_changes(&mut memory.tree);
             parts += 1;
-            if !memory.tree.has_more_to_tell() {
+            if !memory.tree.has_pending_changes() {
                 break;
             }
             for _ in 0..random.below(40) {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use souffleur_base::ids::{RequestId, StepId};
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::prefix_history::{
-    Branch, Cause, Departure, Elsewhere, EvictedEdge, HistoryLimits, PrefixEvent, PrefixHash,
-    PrefixHistory, PrefixLeft, StoredMiss, StoredPart,
+    AdmittedPrompt, Branch, Cause, Departure, Elsewhere, EvictedEdge, HistoryLimits, PrefixEvent,
+    PrefixHash, PrefixHistory, StoredMiss, StoredPart,
 };
 use souffleur_state::pool::pages::PageSize;
 use souffleur_state::scheduler::CacheFlushed;
@@ -343,7 +343,7 @@ fn limits(max_requests: usize, max_evicted_pages: usize) -> HistoryLimits {
 }
 
 fn left(rid: &str, prompt: &[u32], departure: Departure) -> PrefixEvent {
-    PrefixEvent::Left(Box::new(PrefixLeft {
+    PrefixEvent::Left(Box::new(AdmittedPrompt {
         rid: RequestId::new(rid),
         namespace: Namespace::default(),
         prompt: Arc::from(prompt),
@@ -449,7 +449,7 @@ fn the_causes_have_an_order_of_precedence() {
 
 /// A departure after 4 of the prompt's tokens, and the tokens loaded from the store after them.
 fn left_stored(prompt: &[u32], departure: Departure, stored: StoredPart) -> PrefixEvent {
-    PrefixEvent::Left(Box::new(PrefixLeft {
+    PrefixEvent::Left(Box::new(AdmittedPrompt {
         rid: RequestId::new("a"),
         namespace: Namespace::default(),
         prompt: Arc::from(prompt),

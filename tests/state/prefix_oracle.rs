@@ -8,7 +8,7 @@ use souffleur_base::ids::{RequestId, StepId};
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::prefix_history::{
-    Cause, HistoryLimits, PrefixEvent, PrefixHistory, PrefixLeft, StoredPart,
+    AdmittedPrompt, Cause, HistoryLimits, PrefixEvent, PrefixHistory, StoredPart,
 };
 use souffleur_state::cache::radix_tree::{Insert, RadixTree};
 use souffleur_state::pool::page_pool::PagePool;
@@ -124,7 +124,7 @@ impl Model {
             limit,
         );
         self.tree.unlock(locked.lock);
-        let left = PrefixLeft {
+        let left = AdmittedPrompt {
             rid: RequestId::new("r"),
             namespace,
             prompt: Arc::from(tokens),

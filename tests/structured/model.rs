@@ -128,11 +128,11 @@ impl Model {
     /// Waits until this many requests are in flight and the first is in a step.
     pub async fn until_started(&self, requests: usize) {
         self.world.until(|stats| stats.running_requests > 0).await;
-        self.world.until_inside(requests).await;
+        self.world.until_requests(requests).await;
     }
 
     pub async fn stop(self) {
-        self.world.assert_whole().await;
+        self.world.assert_no_leaks().await;
         self.world.stop().await;
     }
 }

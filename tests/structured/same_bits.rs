@@ -131,7 +131,7 @@ async fn run(model: &Model, arrival: Arrival, open: crossbeam_channel::Sender<()
             model.until_started(sent.len()).await;
         }
     }
-    model.world.until_inside(sent.len()).await;
+    model.world.until_requests(sent.len()).await;
     drop(open);
     sent.sort_by_key(|(number, _)| *number);
     join_all(sent.into_iter().map(|(_, generation)| bits(generation))).await
@@ -189,7 +189,7 @@ async fn schedules_change_no_bit() {
             _ => Arrival::LowestFirst,
         };
         let got = run(&model, arrival, open).await;
-        let stats = model.world.assert_whole().await;
+        let stats = model.world.assert_no_leaks().await;
         match how {
             "retracted" => assert!(stats.retractions > 0, "{stats:?}"),
             "preempted" => assert!(stats.preemptions > 0, "{stats:?}"),

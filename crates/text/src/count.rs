@@ -24,7 +24,7 @@ impl TextModel {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub fn prompt_beyond(
+    pub fn count_prompt_above(
         &self,
         text: &str,
         limit: usize,
@@ -38,7 +38,7 @@ impl TextModel {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub fn chat_beyond(
+    pub fn count_chat_above(
         &self,
         rendered: &str,
         limit: usize,

@@ -23,7 +23,7 @@ impl TextModel {
     ///
     /// # Errors
     /// As [`encode_chat`](Self::encode_chat).
-    pub fn encode_behind(
+    pub fn encode_after(
         &self,
         known: KnownBeginning<'_>,
         prompt: &ChatPrompt<'_>,

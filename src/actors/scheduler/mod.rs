@@ -117,7 +117,7 @@ impl Scheduler {
         for request in shown {
             tracing::info!(
                 rid = request.rid.as_str(),
-                age_s = request.inside_s,
+                age_s = request.age_s,
                 phase = request.phase,
                 prompt_tokens = request.prompt_tokens,
                 computed_tokens = request.computed_tokens,
@@ -340,13 +340,13 @@ impl Handler<Posted<StepDone>> for Scheduler {
             let micros = (run_seconds * 1e6).round() as u64;
             self.state.step_took(done.step, micros);
         }
-        let sent = self.state.told_tokens();
+        let sent = self.state.reported_tokens();
         self.state.step_done(done.step, done.result);
         if ran {
             let work = StepTokens {
                 prefilled: prefill as u64,
                 decoded: decode as u64,
-                delivered: self.state.told_tokens() - sent,
+                delivered: self.state.reported_tokens() - sent,
             };
             self.metrics.record_work(run_seconds, idle_seconds, work);
         }

@@ -95,7 +95,8 @@ pub(super) fn prepare(
         }
         Prompt::Text(text) => {
             let tokenizer = tokenizer()?;
-            let beyond = tokenizer.prompt_beyond(&text, settings.limits.max_prompt_tokens())?;
+            let beyond =
+                tokenizer.count_prompt_above(&text, settings.limits.max_prompt_tokens())?;
             refuse_too_long(beyond, settings)?;
             tokenizer.encode(&text)?.into()
         }
@@ -104,7 +105,8 @@ pub(super) fn prepare(
             let rendered = render(tokenizer, &chat)?;
             prompt_end = PromptEnd::after(&rendered, &chat, settings);
             replies = replies_since_user(&chat);
-            let beyond = tokenizer.chat_beyond(&rendered, settings.limits.max_prompt_tokens())?;
+            let beyond =
+                tokenizer.count_chat_above(&rendered, settings.limits.max_prompt_tokens())?;
             refuse_too_long(beyond, settings)?;
             encode_chat(tokenizer, &chat, &rendered)?.into()
         }
@@ -207,7 +209,7 @@ fn compile(
         },
     };
     let (began, mut notes) = (Instant::now(), CompileNotes::default());
-    let compiled = grammars.compile_noting(&wish, is_cancelled, &mut notes);
+    let compiled = grammars.compile_with_notes(&wish, is_cancelled, &mut notes);
     let end = match &compiled {
         Ok(None) => return compiled,
         Ok(Some(_)) if notes.is_cached => GrammarEnd::Cached,
@@ -250,7 +252,7 @@ impl PromptEnd {
 
     fn after(rendered: &str, chat: &ChatPrompt, settings: &TokenizerSettings) -> Self {
         let formats = settings.formats.formats();
-        if formats.is_in_channels() {
+        if formats.is_harmony() {
             return Self::AmongMessages(formats.start_after(rendered));
         }
         let rendered = rendered.trim_end();
@@ -303,7 +305,7 @@ fn encode_chat(
             tokens: &known.tokens,
             has_answer: known.has_answer,
         };
-        if let Some(tokens) = text.encode_behind(known, &for_template(chat), rendered)? {
+        if let Some(tokens) = text.encode_after(known, &for_template(chat), rendered)? {
             return Ok(tokens);
         }
     }

@@ -26,7 +26,7 @@ impl CpuExecutor {
         }
         let n_slots = (self.n_pages + 1) * self.page_size;
         self.backend
-            .carry_blocks(&self.kv_layout, n_slots, block_tokens)
+            .prepare_blocks(&self.kv_layout, n_slots, block_tokens)
             .map_err(refused)?;
         self.rows.allow_copies(block_tokens);
         self.host = Some(Host { port, block_tokens });

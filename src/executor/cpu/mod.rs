@@ -330,8 +330,8 @@ impl CpuExecutor {
     }
 
     /// For measurements: disables double sparsity if `is_on`, so that all queries see all keys, else enables it again.
-    pub fn attend_to_all(&mut self, is_on: bool) {
-        self.backend.attend_to_all(is_on);
+    pub fn disable_sparse_attention(&mut self, is_on: bool) {
+        self.backend.disable_sparse_attention(is_on);
     }
 
     /// Runs texts one after another, like [`Self::score`], and sums the magnitudes of query and key channels.

@@ -78,7 +78,7 @@ impl CudaExecutor {
             };
             mask_words = mask.words().len();
             work.mask = (masks.len() / mask_words) as u32;
-            work.may_ban = u32::from(mask.allows_beside(self.samplers.bans(row)));
+            work.may_ban = u32::from(mask.allows_other_than(self.samplers.bans(row)));
             masks.extend_from_slice(mask.words());
         }
         let works_len = works.len() * size_of::<SampleWork>() / size_of::<u32>();

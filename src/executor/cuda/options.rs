@@ -52,7 +52,7 @@ pub enum DtypeOrigin {
     /// The checkpoint's own type.
     Stored,
     /// The type that the user requested.
-    AskedFor,
+    Requested,
 }
 
 /// The element type in which CUDA kernels compute for a model of type `dtype`.
@@ -66,7 +66,7 @@ pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, Load
     match dtype {
         Dtype::F32 => Ok(ElementType::F32),
         Dtype::BF16 => Ok(ElementType::Bf16),
-        Dtype::F16 if origin == DtypeOrigin::AskedFor => Err(LoadError::Device(
+        Dtype::F16 if origin == DtypeOrigin::Requested => Err(LoadError::Device(
             "there are no float16 kernels for CUDA: use --dtype bfloat16 or float32".to_owned(),
         )),
         Dtype::F16 => Ok(ElementType::Bf16),

@@ -245,10 +245,10 @@ fn an_upload_without_memory_loses_the_step() {
 #[test]
 fn float16_runs_in_bfloat16_unless_it_was_requested() {
     for (dtype, origin, expected) in [
-        (Dtype::F32, DtypeOrigin::AskedFor, Some(ElementType::F32)),
-        (Dtype::BF16, DtypeOrigin::AskedFor, Some(ElementType::Bf16)),
+        (Dtype::F32, DtypeOrigin::Requested, Some(ElementType::F32)),
+        (Dtype::BF16, DtypeOrigin::Requested, Some(ElementType::Bf16)),
         (Dtype::F16, DtypeOrigin::Stored, Some(ElementType::Bf16)),
-        (Dtype::F16, DtypeOrigin::AskedFor, None),
+        (Dtype::F16, DtypeOrigin::Requested, None),
     ] {
         let found = element_of(dtype, origin);
         assert_eq!(found.ok(), expected, "{dtype:?}, {origin:?}");

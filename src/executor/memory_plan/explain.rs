@@ -86,7 +86,7 @@ impl MemoryPlan {
 
     fn warnings(&self) -> impl Iterator<Item = String> {
         let wish = &self.wish;
-        let in_vain = self.asked_in_vain().map(|asked| {
+        let in_vain = self.clamped_request().map(|asked| {
             format!(
                 "warning: --max-total-tokens {asked} would take {}, more than --mem-fraction-static allows: using the limit",
                 Bytes(wish.pool_bytes(wish.whole_pages(asked)))

@@ -17,7 +17,7 @@ pub use self::bytes::Bytes;
 use self::pool_size::MAX_PAGES;
 pub use self::reserve::reserve_bytes;
 use self::slots::StateSlots;
-pub use self::windows::WindowWish;
+pub use self::windows::WindowRequest;
 pub use self::wish::MemoryWish;
 use souffleur_base::error::LoadError;
 use souffleur_state::pool::state_pool::StateLimits;
@@ -192,7 +192,7 @@ impl MemoryPlan {
     }
 
     /// The `max_total_tokens` that the user set, if `mem_fraction_static` leaves memory for fewer.
-    pub fn asked_in_vain(&self) -> Option<u64> {
+    pub fn clamped_request(&self) -> Option<u64> {
         let asked = self.wish.max_total_tokens?;
         (self.wish.whole_pages(asked) > self.max_total_tokens).then_some(asked)
     }

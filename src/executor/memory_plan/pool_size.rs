@@ -103,14 +103,14 @@ impl MemoryWish {
 
 #[cfg(test)]
 mod tests {
-    use super::super::windows::WindowWish;
+    use super::super::windows::WindowRequest;
     use super::*;
 
     /// Gemma 3 4B in bf16: 5 full layers and 29 with windows.
     fn gemma() -> MemoryWish {
         MemoryWish {
             kv_bytes_per_token: 20_480,
-            windows: Some(WindowWish {
+            windows: Some(WindowRequest {
                 kv_bytes_per_token: 29 * 4096,
                 tokens: 1024,
                 chunk_tokens: 2048,
@@ -130,7 +130,7 @@ mod tests {
 
     fn with_share(per_token: f64) -> MemoryWish {
         let mut wish = gemma();
-        wish.windows = wish.windows.map(|windows| WindowWish {
+        wish.windows = wish.windows.map(|windows| WindowRequest {
             per_token,
             ..windows
         });

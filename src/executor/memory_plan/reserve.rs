@@ -72,7 +72,7 @@ fn feed_forward_width(config: &ModelConfig) -> usize {
         let shared = 3 * experts.shared_width.or(gated).unwrap_or(0);
         config.hidden_size + experts.count() + shared + experts.routing.n_used * each
     });
-    match config.fourth() {
+    match config.gemma4() {
         // In Gemma 4, the activations of MLP and experts exist at once, like their results and the sum of both.
         Some(_) => mlp + experts + 3 * config.hidden_size,
         None => mlp.max(experts),

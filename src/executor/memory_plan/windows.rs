@@ -5,7 +5,7 @@ const LOOSE_PAGES: u64 = 8;
 
 /// The sliding-window layers of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WindowWish {
+pub struct WindowRequest {
     /// K/V of one token in these layers, in bytes.
     pub kv_bytes_per_token: u64,
     /// Tokens that a query sees.
@@ -16,7 +16,7 @@ pub struct WindowWish {
     pub per_token: f64,
 }
 
-impl WindowWish {
+impl WindowRequest {
     /// Tokens in window pages for `tokens` in full-attention pages: enough that one sequence alone can always continue.
     pub(super) fn for_pages(&self, tokens: u64, page_size: u64) -> u64 {
         let least = self

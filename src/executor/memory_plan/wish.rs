@@ -1,13 +1,13 @@
 //! Inputs of a memory plan: the model's needs and the user's settings.
 
-use super::windows::WindowWish;
+use super::windows::WindowRequest;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryWish {
     /// K/V of one token in all layers, in bytes (SGLang's cell size), except layers with window pages.
     pub kv_bytes_per_token: u64,
     /// The sliding-window layers, if there are any; a model with such layers has no states.
-    pub windows: Option<WindowWish>,
+    pub windows: Option<WindowRequest>,
     /// States of one sequence in all layers, in bytes; 0 where no layer has one.
     pub state_bytes: u64,
     pub page_size: u32,

@@ -142,7 +142,7 @@ pub struct CpuBackend {
     weights: WeightArena,
     scratch: Scratch,
     kv: KvPool,
-    /// `None` until [`CpuBackend::carry_blocks`] is called.
+    /// `None` until [`CpuBackend::prepare_blocks`] is called.
     blocks: Option<BlockMap>,
     states: StatePool,
     table: PageTable,
@@ -233,7 +233,7 @@ impl CpuBackend {
     }
 
     /// For measurements: disables sparse attention, or enables it again.
-    pub fn attend_to_all(&mut self, is_on: bool) {
+    pub fn disable_sparse_attention(&mut self, is_on: bool) {
         self.kv.hide_labels(is_on);
     }
 
@@ -259,7 +259,7 @@ impl CpuBackend {
     ///
     /// # Errors
     /// Names a layer with memory that blocks cannot hold.
-    pub fn carry_blocks(
+    pub fn prepare_blocks(
         &mut self,
         layout: &KvLayout,
         n_slots: usize,
@@ -274,12 +274,12 @@ impl CpuBackend {
     /// Copies the K/V of a block's tokens, which are on `pages`.
     ///
     /// # Panics
-    /// If [`Self::carry_blocks`] was not called, or `pages` or `block` are not as long as a block.
+    /// If [`Self::prepare_blocks`] was not called, or `pages` or `block` are not as long as a block.
     pub fn save_block(&mut self, pages: &[PageId], block: &mut [u8]) {
         let map = self
             .blocks
             .as_mut()
-            .expect("carry_blocks must be called before");
+            .expect("prepare_blocks must be called before");
         self.kv.gather(map, &mut self.pool, pages, block);
     }
 
@@ -291,7 +291,7 @@ impl CpuBackend {
         let map = self
             .blocks
             .as_mut()
-            .expect("carry_blocks must be called before");
+            .expect("prepare_blocks must be called before");
         let first = positions.start - positions.start % map.block_tokens();
         let page_size = self.table.page_size();
         let pages = positions.start / page_size..positions.end / page_size;

@@ -10,7 +10,7 @@ impl ModelConfig {
     pub(super) fn kinds_of_heads(&self) -> ([usize; 2], [usize; 2]) {
         let dim = self.latent.as_ref();
         let dim = dim.map_or(self.head_dim, LatentConfig::key_dim);
-        match self.fourth() {
+        match self.gemma4() {
             None => ([self.num_key_value_heads; 2], [dim; 2]),
             Some(own) => (
                 [self.num_key_value_heads, own.full_kv_heads],
@@ -26,21 +26,21 @@ impl ModelConfig {
         (heads[kind], dims[kind])
     }
 
-    pub fn fourth(&self) -> Option<&Gemma4Config> {
+    pub fn gemma4(&self) -> Option<&Gemma4Config> {
         self.gemma.as_ref()?.gemma4.as_ref()
     }
 
     /// Index of the layer whose KV `layer` reads, usually `layer` itself.
     pub fn kv_source(&self, layer: usize) -> usize {
         let source = self
-            .fourth()
+            .gemma4()
             .and_then(|own| own.source(&self.windows, layer));
         source.unwrap_or(layer)
     }
 
     /// The width of a layer's MLP.
     pub fn intermediate_in(&self, layer: usize) -> usize {
-        match self.fourth() {
+        match self.gemma4() {
             Some(own) if own.double_wide && self.kv_source(layer) != layer => {
                 2 * self.intermediate_size
             }

@@ -101,7 +101,7 @@ impl ModelConfig {
 
     /// The tensors of a Gemma 4 layer in addition to those of Gemma 3.
     fn push_gemma4(&self, layer: usize, specs: &mut Vec<TensorSpec>) {
-        if self.fourth().is_none() {
+        if self.gemma4().is_none() {
             return;
         }
         let hidden = self.hidden_size;
@@ -126,7 +126,7 @@ impl ModelConfig {
     }
 
     pub fn layer_inputs(&self) -> Option<LayerInputs> {
-        self.fourth()?.inputs
+        self.gemma4()?.inputs
     }
 
     fn attention_tensors(&self, layer: usize) -> Vec<(String, Vec<usize>)> {
@@ -172,7 +172,7 @@ impl ModelConfig {
 
     /// Name of the value projection: `k_proj` if a layer's keys are also its values.
     pub fn value_projection(&self, layer: usize) -> &'static str {
-        let of_keys = self.fourth().is_some_and(|own| own.keys_are_values);
+        let of_keys = self.gemma4().is_some_and(|own| own.keys_are_values);
         if of_keys && self.windows[layer].is_none() {
             "k_proj"
         } else {

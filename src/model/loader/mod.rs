@@ -396,7 +396,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     pub fn rope(&mut self) -> B::Rope {
         let config = self.config();
-        let wide = config.fourth().map(|own| own.full_head_dim);
+        let wide = config.gemma4().map(|own| own.full_head_dim);
         let dim = wide.unwrap_or(config.rotary_dim);
         self.backend.rope(&config.rope.frequencies(dim))
     }

@@ -112,7 +112,7 @@ pub enum ReplayError {
     },
     /// A record that cannot follow the previous ones.
     #[error("record {record} is inconsistent: {reason}")]
-    Senseless {
+    Inconsistent {
         /// The number of the record, from 1.
         record: u64,
         reason: String,
@@ -198,7 +198,7 @@ impl Replay<'_> {
                 _ => &[],
             };
             let applied = self.apply(entry, seen);
-            let inconsistent = |reason| ReplayError::Senseless {
+            let inconsistent = |reason| ReplayError::Inconsistent {
                 record: self.counts.records,
                 reason,
             };

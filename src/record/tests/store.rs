@@ -185,7 +185,7 @@ fn a_log_with_a_store_replays_without_one() {
         state_buffers: 0,
         saves_per_step: 2,
         steps_per_save: 1,
-        saves_at_rest: 2,
+        saves_when_idle: 2,
         blocks_per_load: 2,
     });
     let log = log_with(&setup, NO_LIMIT, |sink| run_with_store(sink, &setup));
@@ -239,7 +239,7 @@ fn a_log_whose_blocks_are_not_whole_pages_is_refused() {
             state_buffers: 0,
             saves_per_step: 1,
             steps_per_save: 1,
-            saves_at_rest: 2,
+            saves_when_idle: 2,
             blocks_per_load: 2,
         });
         match replay_of(&forged(&setup, &[])) {

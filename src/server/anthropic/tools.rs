@@ -13,7 +13,7 @@ const CHOICE: &str = "tool_choice";
 
 pub(super) fn read(fields: &mut Fields) -> Result<CallTools, ApiError> {
     let raw = fields.take_raw(TOOLS);
-    let raw = raw.filter(|raw| !raw.asks_for_nothing());
+    let raw = raw.filter(|raw| !raw.has_no_effect());
     let (choice, parallel) = read_choice(fields)?;
     if choice == Choice::None {
         return Ok(CallTools::default());

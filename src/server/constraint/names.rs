@@ -218,7 +218,7 @@ fn add_each<const N: usize>(
 ) {
     for (name, kind) in kinds {
         let raw = fields.take_raw(name);
-        if let Some(raw) = raw.filter(|raw| !raw.asks_for_nothing()) {
+        if let Some(raw) = raw.filter(|raw| !raw.has_no_effect()) {
             found.push(Rule {
                 kind,
                 path: format!("{prefix}{name}"),
@@ -236,7 +236,7 @@ fn whitespace_pattern(
 ) -> Result<Option<JsonWhitespace>, ApiError> {
     let path = path(parent, name);
     let raw = fields.take_raw(name);
-    let Some(raw) = raw.filter(|raw| !raw.asks_for_nothing()) else {
+    let Some(raw) = raw.filter(|raw| !raw.has_no_effect()) else {
         return Ok(None);
     };
     let value = raw.shallow(&path)?;

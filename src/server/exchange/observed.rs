@@ -18,7 +18,7 @@ struct Open {
     model: Arc<str>,
     wish: Wish,
     opened: Instant,
-    first_news: Option<Instant>,
+    first_event: Option<Instant>,
 }
 
 impl Observed {
@@ -36,7 +36,7 @@ impl Observed {
                 model: model.clone(),
                 wish: Wish::of(request),
                 opened,
-                first_news: None,
+                first_event: None,
             })
         };
         requests.iter().map(open).map(Self).collect()
@@ -48,7 +48,7 @@ impl Observed {
         };
         let outcome = match event {
             Event::Delta(_) => {
-                open.first_news.get_or_insert_with(Instant::now);
+                open.first_event.get_or_insert_with(Instant::now);
                 return;
             }
             Event::Finished(finished) | Event::Cancelled(finished) => Outcome::Ended(finished),
@@ -71,7 +71,7 @@ impl Observed {
             path: &open.exchange.path,
             wish: &open.wish,
             opened: open.opened,
-            first_news: open.first_news,
+            first_event: open.first_event,
             ended: Instant::now(),
             outcome,
         });

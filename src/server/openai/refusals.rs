@@ -15,7 +15,7 @@ pub(super) fn modalities(fields: &mut Fields) -> Result<(), ApiError> {
     let value = raw.parse_seed(NAME, Keep(1))?;
     match &value {
         Shallow::List { items, len: 1, .. } if items[0].as_str() == Some("text") => Ok(()),
-        value if value.asks_for_nothing() => Ok(()),
+        value if value.has_no_effect() => Ok(()),
         _ => Err(ApiError::unsupported(NAME)),
     }
 }

@@ -41,7 +41,7 @@ impl Trace for CallTrace {
                 span.set_attribute(strings("gen_ai.response.finish_reasons", reasons));
             }
         }
-        if let Some(first) = request.first_news {
+        if let Some(first) = request.first_event {
             let seconds = (first - request.opened).as_secs_f64();
             span.set_attribute(KeyValue::new(
                 "gen_ai.response.time_to_first_chunk",

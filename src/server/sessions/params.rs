@@ -22,7 +22,7 @@ pub(crate) struct SessionParams {
 impl SessionParams {
     pub(crate) fn take(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         const NAME: &str = "session_params";
-        let Some(raw) = fields.take_raw(NAME).filter(|raw| !raw.asks_for_nothing()) else {
+        let Some(raw) = fields.take_raw(NAME).filter(|raw| !raw.has_no_effect()) else {
             return Ok(None);
         };
         let mut inside = fields.nested(NAME, &raw)?;

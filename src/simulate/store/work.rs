@@ -227,7 +227,7 @@ impl VirtualStore<'_> {
             is_too_large || store.index.len() >= MAX_RECORDS
         };
         while is_full(self) {
-            match self.index.first_to_go(None) {
+            match self.index.next_victim(None) {
                 Some((kind, key)) if key != needed => self.index.remove(key, kind),
                 _ => return false,
             };

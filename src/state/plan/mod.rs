@@ -88,7 +88,7 @@ pub struct SaveBudget {
     /// Blocks that every step may save; a prefill adds the number of blocks that its tokens fill.
     pub base: usize,
     /// Further blocks of an otherwise idle step.
-    pub at_rest: usize,
+    pub when_idle: usize,
     pub most: usize,
     pub most_states: usize,
     pub block_tokens: usize,

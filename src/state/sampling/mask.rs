@@ -75,7 +75,7 @@ impl TokenMask {
     }
 
     /// Returns whether a token other than these is allowed; `tokens` has no duplicates.
-    pub fn allows_beside(&self, tokens: &[u32]) -> bool {
+    pub fn allows_other_than(&self, tokens: &[u32]) -> bool {
         let among = tokens.iter().filter(|&&token| self.allows(token));
         self.allowed_tokens() > among.count()
     }

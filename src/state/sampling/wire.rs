@@ -122,7 +122,7 @@ impl<'de> DeserializeSeed<'de> for SetParam<'_> {
             return Ok(Err(FieldError::not_yet(name)));
         }
         if CONSTRAINTS.contains(&name) {
-            return Ok(if value.asks_for_nothing() {
+            return Ok(if value.has_no_effect() {
                 Ok(())
             } else {
                 Err(constraint_error(name))
@@ -138,7 +138,7 @@ fn is_set(name: &str, value: &Shallow) -> bool {
     match value {
         Shallow::List { len: 0, .. } => name != "bad_words",
         Shallow::Map { len: 0, .. } => name != "custom_params",
-        value => !value.asks_for_nothing(),
+        value => !value.has_no_effect(),
     }
 }
 

@@ -13,7 +13,7 @@ const MAX_SHOWN: usize = 4;
 pub struct LongRequest {
     pub rid: RequestId,
     /// Seconds since its submission, rounded to tenths.
-    pub inside_s: f64,
+    pub age_s: f64,
     /// `waiting`, `prefilling` or `decoding`.
     pub phase: &'static str,
     pub prompt_tokens: usize,
@@ -50,7 +50,7 @@ impl LongRequest {
         let request = &sequence.request;
         Self {
             rid: request.rid.clone(),
-            inside_s: ((now_s - request.submitted_s) * 10.0).round() / 10.0,
+            age_s: ((now_s - request.submitted_s) * 10.0).round() / 10.0,
             phase: match sequence.phase {
                 Phase::Waiting => "waiting",
                 Phase::Chunked => "prefilling",

@@ -1,6 +1,6 @@
 //! Events that explain cache misses: where each prompt diverges from the cache (its miss point), and evictions.
 
-use crate::cache::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};
+use crate::cache::prefix_history::{AdmittedPrompt, Departure, EvictedEdge, PrefixEvent};
 use souffleur_base::ids::{SeqId, StepId};
 
 use super::Scheduler;
@@ -48,7 +48,7 @@ impl Scheduler {
             return;
         };
         let request = &sequence.request;
-        let left = PrefixLeft {
+        let left = AdmittedPrompt {
             rid: request.rid.clone(),
             namespace: request.namespace.clone(),
             prompt: request.prompt.clone(),

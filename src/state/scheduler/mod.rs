@@ -216,8 +216,8 @@ impl Scheduler {
         self.outbox.take_ended()
     }
 
-    pub fn told_tokens(&self) -> u64 {
-        self.outbox.told_tokens()
+    pub fn reported_tokens(&self) -> u64 {
+        self.outbox.reported_tokens()
     }
 
     pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {

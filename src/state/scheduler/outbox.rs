@@ -17,7 +17,7 @@ pub(super) struct Outbox {
     first_admissions: Vec<FirstAdmission>,
     /// Sequences that ended with decodes in flight, for a reason that the executor cannot see in results.
     ended: Vec<SeqId>,
-    told_tokens: u64,
+    reported_tokens: u64,
     counts: [u64; Counter::StaleMessages as usize + 1],
 }
 
@@ -61,7 +61,7 @@ impl Outbox {
         end: Option<Box<RequestEnd>>,
     ) {
         let intake = sequence.request.intake;
-        self.told_tokens += tokens.len() as u64;
+        self.reported_tokens += tokens.len() as u64;
         if let Some(last) = self.news.last_mut()
             && last.intake == intake
             && last.end.is_none()
@@ -129,8 +129,8 @@ impl Outbox {
     }
 
     #[inline]
-    pub(super) fn told_tokens(&self) -> u64 {
-        self.told_tokens
+    pub(super) fn reported_tokens(&self) -> u64 {
+        self.reported_tokens
     }
 
     #[inline]

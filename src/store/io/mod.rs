@@ -17,7 +17,7 @@ use crate::pace::{Pace, Stopwatch};
 use crate::segments::Way;
 use crate::tier::{DiskTier, TierSetup, Writing};
 use crate::{
-    Answer, BlockKey, BlockKind, BlockPlace, BlockPools, Commit, DRAIN_PATIENCE, Fetch, Find,
+    Answer, BlockKey, BlockKind, BlockPlace, BlockPools, Commit, DRAIN_TIMEOUT, Fetch, Find,
     FingerprintParts, HostBlock, Identify, Outcome, Shared, Short, Sink, StoreError, TierState,
 };
 use fetches::Running;
@@ -366,9 +366,9 @@ impl Worker<'_> {
         self.send_answer(Answer::Committed { ticket, outcome });
     }
 
-    /// Answers all pending requests: cancels fetches, and writes commits until [`DRAIN_PATIENCE`] has passed.
+    /// Answers all pending requests: cancels fetches, and writes commits until [`DRAIN_TIMEOUT`] has passed.
     fn drain(&mut self) {
-        let deadline = Instant::now() + DRAIN_PATIENCE;
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
         self.shared.is_serving.store(false, Ordering::Release);
         while let Ok(urgent) = self.channels.urgent.try_recv() {
             self.handle(urgent);

@@ -83,7 +83,7 @@ impl DiskTier {
 
     /// Evicts the first victim, unless it belongs to the block `kept`.
     fn evict(&mut self, of: Option<BlockKind>, kept: Option<BlockKey>) -> Option<StoredBlock> {
-        let (kind, key) = self.index.first_to_go(of)?;
+        let (kind, key) = self.index.next_victim(of)?;
         if kept == Some(key) {
             return None;
         }

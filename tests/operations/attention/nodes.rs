@@ -101,11 +101,11 @@ fn work_items_belong_to_the_node_of_their_heads() {
                 assert!(items.is_sorted_by_key(|item| item.node), "node by node");
                 let of_node = |node| items.iter().filter(move |item| item.node as usize == node);
                 if heads.n_kv_heads < n_nodes {
-                    assert_eq!(plan.dealt(round), [items.len()], "not partitioned");
+                    assert_eq!(plan.items_per_node(round), [items.len()], "not partitioned");
                     continue;
                 }
                 let counts: Vec<usize> = (0..n_nodes).map(|node| of_node(node).count()).collect();
-                assert_eq!(plan.dealt(round), counts);
+                assert_eq!(plan.items_per_node(round), counts);
                 for item in items {
                     let owner = |head| nodes.owner(head as usize, heads.n_kv_heads) as u32;
                     let mut owners = item.heads.clone().map(owner);

@@ -255,7 +255,7 @@ impl World {
 
     /// Enables the cache's events, which a new [`Account`] with blocks of this size applies.
     pub fn keep_account(&mut self, block_size: usize) -> &Account {
-        self.states.cache.note_changes();
+        self.states.cache.record_changes();
         let page_size = self.setup.page_size();
         self.account.insert(Account::new(page_size, block_size))
     }

@@ -125,7 +125,7 @@ impl TierWorld {
                 state_buffers: if setup.n_states > 0 { 3 } else { 0 },
                 saves_per_step: 1,
                 steps_per_save: 1,
-                saves_at_rest: 2,
+                saves_when_idle: 2,
                 blocks_per_load: setup.blocks_per_load,
             }),
         };

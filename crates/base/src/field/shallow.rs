@@ -67,7 +67,7 @@ impl Shallow {
 
     /// True of values without effect, which frontends send for unused features: null, false, empty strings, lists and
     /// objects, and lists of only null, false and empty lists.
-    pub fn asks_for_nothing(&self) -> bool {
+    pub fn has_no_effect(&self) -> bool {
         match self {
             Self::Null | Self::Bool(false) => true,
             Self::Bool(true) | Self::Number(_) => false,

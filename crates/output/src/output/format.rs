@@ -184,7 +184,7 @@ impl ReasoningFormat {
 
 impl OutputFormats {
     /// Whether an output is a sequence of messages in channels, where calls and reasoning are kinds of messages.
-    pub fn is_in_channels(self) -> bool {
+    pub fn is_harmony(self) -> bool {
         self.tool == Some(ToolFormat::GptOss) || self.reasoning == Some(ReasoningFormat::GptOss)
     }
 
@@ -200,20 +200,20 @@ impl OutputFormats {
 
     pub fn start_after(self, prompt: &str) -> OutputStart {
         match self.reasoning {
-            _ if self.is_in_channels() => OutputStart::among_messages(prompt),
+            _ if self.is_harmony() => OutputStart::among_messages(prompt),
             Some(format) if format.is_open_after(prompt) => OutputStart::Reasoning,
             _ => OutputStart::Content,
         }
     }
 
     pub(super) fn tags(self) -> impl Iterator<Item = (Tag, &'static str)> {
-        let tool = if self.is_in_channels() {
+        let tool = if self.is_harmony() {
             Some(ToolFormat::GptOss)
         } else {
             self.tool
         };
         let tool = tool.map_or(&[][..], |format| format.syntax().tags);
-        let think = self.reasoning.filter(|_| !self.is_in_channels());
+        let think = self.reasoning.filter(|_| !self.is_harmony());
         let think = think.map(ReasoningFormat::syntax);
         let think = think.map(|think| [(Tag::ThinkStart, think.start), (Tag::ThinkEnd, think.end)]);
         tool.iter().copied().chain(think.into_iter().flatten())

@@ -199,13 +199,13 @@ impl BlockIndex {
     }
 
     /// The next victim, of one kind or of any.
-    pub fn first_to_go(&self, kind: Option<BlockKind>) -> Option<(BlockKind, BlockKey)> {
+    pub fn next_victim(&self, kind: Option<BlockKind>) -> Option<(BlockKind, BlockKey)> {
         self.order.first(kind)
     }
 
     /// Removes the next victim, of one kind or of any.
     pub fn evict(&mut self, kind: Option<BlockKind>) -> Option<StoredBlock> {
-        let (kind, key) = self.first_to_go(kind)?;
+        let (kind, key) = self.next_victim(kind)?;
         self.remove(key, kind)
     }
 

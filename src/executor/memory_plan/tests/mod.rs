@@ -229,7 +229,7 @@ fn max_total_tokens_is_clamped_to_the_fraction() {
             };
             let plan = MemoryPlan::new(budget, wish).expect("the plan is clamped");
             let expected = (PoolLimit::Fraction, Some(asked));
-            assert_eq!((plan.limit, plan.asked_in_vain()), expected);
+            assert_eq!((plan.limit, plan.clamped_request()), expected);
             assert!(plan.kv_bytes <= budget.free_before_bytes - budget.weights_bytes);
             let text = plan.explain().join("\n");
             let warning = format!("warning: --max-total-tokens {asked} would take");
@@ -262,7 +262,7 @@ fn too_many_tokens_are_refused_with_the_number_that_fits() {
         );
         // Rounding down to whole pages does not count as clamping.
         let fits = with(place, 1007).expect("the plan fits");
-        assert_eq!((fits.max_total_tokens, fits.asked_in_vain()), (992, None));
+        assert_eq!((fits.max_total_tokens, fits.clamped_request()), (992, None));
     }
 }
 

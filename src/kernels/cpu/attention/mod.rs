@@ -127,7 +127,7 @@ impl Attention {
                     self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
                 };
                 let lanes = (self.spaces.as_mut_slice(), round.taking);
-                pool.for_each_by_node_with(lanes, plan.dealt(round), round.cost, &work);
+                pool.for_each_by_node_with(lanes, plan.items_per_node(round), round.cost, &work);
             }
             let (merges, cost) = plan.merges();
             pool.for_each(merges.len() * heads.n_kv_heads, cost, &|index| {

@@ -193,7 +193,7 @@ impl AttentionPlan {
     }
 
     /// The number of items of a round on each node.
-    pub fn dealt(&self, round: &Round) -> &[usize] {
+    pub fn items_per_node(&self, round: &Round) -> &[usize] {
         &self.node_items[round.node_items.clone()]
     }
 

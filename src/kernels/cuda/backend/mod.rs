@@ -32,7 +32,7 @@ pub enum CudaFailure {
     #[error(transparent)]
     Driver(#[from] DriverError),
     #[error("failed to allocate {wanted_bytes} bytes in the {arena_bytes}-byte activation buffer")]
-    NoRoom {
+    OutOfArena {
         wanted_bytes: usize,
         arena_bytes: usize,
     },
@@ -299,7 +299,7 @@ impl CudaBackend {
             Some(part) => self.activations.at(part.offset()),
             None => {
                 let arena_bytes = self.activations.len();
-                self.failure.get_or_insert(CudaFailure::NoRoom {
+                self.failure.get_or_insert(CudaFailure::OutOfArena {
                     wanted_bytes,
                     arena_bytes,
                 });

@@ -96,7 +96,7 @@ impl Products {
     }
 
     /// Products that fell back from cuBLASLt to our own kernels; products of a graph count once, on capture.
-    pub fn n_left_by_cublaslt(&self) -> u64 {
+    pub fn n_cublaslt_fallbacks(&self) -> u64 {
         self.cublaslt.as_ref().map_or(0, CublasLt::n_fallbacks)
     }
 

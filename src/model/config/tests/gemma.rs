@@ -166,7 +166,7 @@ fn gemma_4_has_heads_of_two_sizes() {
         (read.attention_scale(), read.stores_norms_minus_one()),
         (1.0, false)
     );
-    let own = read.fourth().expect("the model is a Gemma");
+    let own = read.gemma4().expect("the model is a Gemma");
     let inputs = own.inputs.expect("per-layer inputs are the default");
     assert_eq!((inputs.width, inputs.vocab_size), (256, 262_144));
     let proportional = RopeScaling::Proportional {

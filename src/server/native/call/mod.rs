@@ -181,7 +181,7 @@ impl PromptCount {
 fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiError> {
     let (text, ids) = (fields.take_raw("text"), fields.take_raw("input_ids"));
     let embeds = fields.take_raw(vectors::NAME);
-    let prompts = match (text, ids, embeds.filter(|raw| !raw.asks_for_nothing())) {
+    let prompts = match (text, ids, embeds.filter(|raw| !raw.has_no_effect())) {
         (None, None, Some(embeds)) => vectors::vectors(fields, &embeds, limits)?,
         (_, _, Some(_)) => {
             let text = "input_embeds and text or input_ids are both given: send one of them";
@@ -252,7 +252,7 @@ fn plain_params(name: &str, raw: &Raw, limits: &RequestLimits) -> Result<Samplin
 fn refuse_misplaced(fields: &mut Fields) -> Result<(), ApiError> {
     for name in sampling::CONSTRAINTS {
         let raw = fields.take_raw(name);
-        if raw.is_some_and(|raw| !raw.asks_for_nothing()) {
+        if raw.is_some_and(|raw| !raw.has_no_effect()) {
             let text = format!("{name} is a sampling parameter: send it in sampling_params");
             return Err(ApiError::field(name, text));
         }

@@ -38,7 +38,7 @@ pub(super) fn read_calls(
 
 fn functions(sent: &Raw, count: usize) -> Vec<Raw> {
     let calls = sent.field("tool_calls");
-    let Some(calls) = calls.filter(|calls| !calls.asks_for_nothing()) else {
+    let Some(calls) = calls.filter(|calls| !calls.has_no_effect()) else {
         return sent.field("function_call").into_iter().collect();
     };
     let calls = calls.items("tool_calls", count).unwrap_or_default().0;

@@ -34,7 +34,7 @@ impl Choice {
     /// Reads `field`, which is `tool_choice` or `function_call`; if it is absent, the choice is automatic.
     pub(crate) fn read(fields: &mut Fields, field: &str) -> Result<Self, ApiError> {
         let raw = fields.take_raw(field);
-        let Some(raw) = raw.filter(|raw| !raw.asks_for_nothing()) else {
+        let Some(raw) = raw.filter(|raw| !raw.has_no_effect()) else {
             return Ok(Self::Mode(Mode::Auto));
         };
         if raw.is_object() {

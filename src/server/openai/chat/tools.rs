@@ -31,7 +31,7 @@ impl CallTools {
     pub(super) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let form = Form::of(fields)?;
         let raw = fields.take_raw(form.list);
-        let raw = raw.filter(|raw| !raw.asks_for_nothing());
+        let raw = raw.filter(|raw| !raw.has_no_effect());
         let choice = Choice::read(fields, form.choice)?;
         let parallel = fields.optional_flag("parallel_tool_calls")?.unwrap_or(true);
         if choice == Choice::None {
@@ -91,7 +91,7 @@ impl Form {
     fn of(fields: &Fields) -> Result<Self, ApiError> {
         let asks = |name: &str| {
             let raw = fields.peek(name);
-            raw.is_some_and(|raw| !raw.asks_for_nothing())
+            raw.is_some_and(|raw| !raw.has_no_effect())
         };
         let (tools, functions) = (Self::TOOLS, Self::FUNCTIONS);
         for old in [functions.list, functions.choice] {

@@ -59,7 +59,7 @@ fn count(
         template_kwargs: Some(&prompt.template_kwargs),
     };
     let rendered = tokenizer.render_chat(&for_template)?;
-    if let Some(prompt_tokens) = tokenizer.chat_beyond(&rendered, limit_tokens)? {
+    if let Some(prompt_tokens) = tokenizer.count_chat_above(&rendered, limit_tokens)? {
         return Err(RequestError::PromptTooLong {
             prompt_tokens,
             limit_tokens,
@@ -71,7 +71,7 @@ fn count(
             tokens: &known.tokens,
             has_answer: known.has_answer,
         };
-        if let Some(tokens) = tokenizer.encode_behind(known, &for_template, &rendered)? {
+        if let Some(tokens) = tokenizer.encode_after(known, &for_template, &rendered)? {
             return Ok(tokens.len());
         }
     }

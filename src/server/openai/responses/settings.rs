@@ -152,7 +152,7 @@ fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
     let Some(raw) = fields.peek(NAME).cloned() else {
         return Ok(None);
     };
-    if raw.asks_for_nothing() {
+    if raw.has_no_effect() {
         return Ok(None);
     }
     let as_sent = repeated(fields, &raw)?;

@@ -49,7 +49,7 @@ pub(super) fn name_in(namespace: Option<&str>, name: &str) -> String {
 
 pub(super) fn read(fields: &mut Fields) -> Result<(CallTools, ToolNames), ApiError> {
     let raw = fields.take_raw(TOOLS);
-    let raw = raw.filter(|raw| !raw.asks_for_nothing());
+    let raw = raw.filter(|raw| !raw.has_no_effect());
     let choice = Choice::read(fields, CHOICE)?;
     let parallel = fields.optional_flag("parallel_tool_calls")?.unwrap_or(true);
     let mut reading = Reading::default();

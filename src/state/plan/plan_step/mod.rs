@@ -277,7 +277,7 @@ impl Planning<'_> {
         let extents = admitted.map(|admitted| admitted.extend_end - admitted.extend_start());
         let blocks = match extents.sum::<usize>() {
             0 if decodes || !self.verdict.admitted.is_empty() => 0,
-            0 => budget.at_rest,
+            0 => budget.when_idle,
             tokens => tokens.div_ceil(budget.block_tokens.max(1)),
         };
         self.save(budget, blocks);

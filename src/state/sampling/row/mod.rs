@@ -197,7 +197,7 @@ impl RowSampler {
     /// A grammar that allows only end tokens takes precedence over `min_new_tokens`.
     fn bans_ends(&self, mask: Option<&TokenMask>) -> bool {
         self.params.bans_ends(self.output_tokens)
-            && mask.is_none_or(|mask| mask.allows_beside(&self.banned_ends))
+            && mask.is_none_or(|mask| mask.allows_other_than(&self.banned_ends))
     }
 }
 

@@ -40,7 +40,7 @@ pub struct TierLimits {
     /// Steps from one save to the next: above 1 if a block is too large to copy in every step.
     pub steps_per_save: usize,
     /// Blocks saved per step without other work.
-    pub saves_at_rest: usize,
+    pub saves_when_idle: usize,
     /// Blocks loaded per round. A prefix with states, which exist only at its end, is loaded at once.
     pub blocks_per_load: usize,
 }

@@ -28,7 +28,7 @@ impl Scheduler {
         let account = std::mem::take(&mut tier.account);
         (most > 0 || account != SaveAccount::Keep).then_some(SaveBudget {
             base: tier.due_saves(),
-            at_rest: tier.limits.saves_at_rest,
+            when_idle: tier.limits.saves_when_idle,
             most,
             most_states: tier.states.free_for_saves(),
             block_tokens: tier.block_tokens(),

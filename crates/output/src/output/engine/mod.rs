@@ -37,7 +37,7 @@ impl OutputEngine {
         markers: Arc<Markers>,
         start: OutputStart,
     ) -> Self {
-        Self(if formats.is_in_channels() {
+        Self(if formats.is_harmony() {
             Kind::Channels(ChannelEngine::new(formats, tools, markers, start))
         } else {
             Kind::Tagged(TaggedEngine::new(formats, tools, markers, start))

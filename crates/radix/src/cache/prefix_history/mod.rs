@@ -127,7 +127,7 @@ impl EvictedEdge {
 /// Events for the history, in the order in which they happened.
 #[derive(Debug)]
 pub enum PrefixEvent {
-    Left(Box<PrefixLeft>),
+    Left(Box<AdmittedPrompt>),
     Evicted {
         /// The step that needed the memory.
         step: StepId,
@@ -143,7 +143,7 @@ pub enum PrefixEvent {
 }
 
 #[derive(Debug)]
-pub struct PrefixLeft {
+pub struct AdmittedPrompt {
     pub rid: RequestId,
     pub namespace: Namespace,
     pub prompt: Arc<[u32]>,
@@ -221,7 +221,7 @@ impl PrefixHistory {
         self.evictions.pages()
     }
 
-    fn admit(&mut self, left: PrefixLeft, now_s: f64) -> &PrefixReport {
+    fn admit(&mut self, left: AdmittedPrompt, now_s: f64) -> &PrefixReport {
         while self.reports.len() >= self.limits.max_requests.max(1) {
             self.forget_oldest();
         }
@@ -241,7 +241,7 @@ impl PrefixHistory {
         }
     }
 
-    fn diagnose(&self, mut left: PrefixLeft, now_s: f64) -> PrefixReport {
+    fn diagnose(&self, mut left: AdmittedPrompt, now_s: f64) -> PrefixReport {
         let departure = left.stored.moved(left.departure);
         left.departure = departure.of_prompt(left.prompt.len());
         let departure = &left.departure;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Departure, PrefixLeft, StoredMiss, WINDOW_TOKENS};
+use super::{AdmittedPrompt, Departure, StoredMiss, WINDOW_TOKENS};
 use crate::pool::pages::PageSize;
 use souffleur_base::ids::{RequestId, StepId};
 
@@ -179,7 +179,7 @@ pub struct ElsewhereReport {
 
 impl PrefixReport {
     pub(super) fn new(
-        left: PrefixLeft,
+        left: AdmittedPrompt,
         page_size: PageSize,
         evicted: Option<(Cause, EvictionReport)>,
     ) -> Self {
@@ -191,7 +191,7 @@ impl PrefixReport {
         let is_diverged = cause == Cause::Divergence;
         let shift = if is_diverged { shared } else { 0 };
         let position = matched + shift;
-        let PrefixLeft {
+        let AdmittedPrompt {
             rid,
             namespace,
             prompt,
@@ -250,7 +250,7 @@ impl PrefixReport {
 }
 
 /// Tokens after the match that the newest branch shares: less than a page.
-fn shared_with_branch(left: &PrefixLeft, matched: usize) -> usize {
+fn shared_with_branch(left: &AdmittedPrompt, matched: usize) -> usize {
     let branch = left.departure.branch.as_ref();
     let tokens = branch.map_or(&[] as &[u32], |branch| branch.tokens.as_slice());
     let same = tokens.iter().zip(&left.prompt[matched..]);

@@ -49,7 +49,7 @@ impl Changes {
 impl RadixTree {
     /// Records node changes for [`take_changes`](Self::take_changes) from now on: first a `Cleared`, then all nodes of
     /// the tree, a part per call, together with every new change. Another call starts over.
-    pub fn note_changes(&mut self) {
+    pub fn record_changes(&mut self) {
         self.changes = Some(Box::new(Changes {
             noted: vec![CacheChange::Cleared],
             rescan: Some(Rescan {
@@ -120,7 +120,7 @@ impl RadixTree {
     }
 
     /// Whether some nodes are still to be reported by [`take_changes`](Self::take_changes).
-    pub fn has_more_to_tell(&self) -> bool {
+    pub fn has_pending_changes(&self) -> bool {
         let changes = self.changes.as_deref();
         changes.is_some_and(|changes| changes.rescan.is_some())
     }

@@ -6,7 +6,7 @@ pub mod floors;
 mod gpu;
 
 use serde::Serialize;
-use souffleur::config::{Device as DeviceWish, EngineConfig};
+use souffleur::config::{Device as DeviceRequest, EngineConfig};
 use souffleur::executor::memory_plan::available_bytes;
 use souffleur::kernels::cpu::probe::{Arithmetic, ReadProbe};
 use souffleur::kernels::cpu::{Isa, default_threads};
@@ -60,7 +60,7 @@ pub struct Gpu {
 impl Place {
     /// The device of a configuration; measures a GPU with elements of `dtype`.
     pub fn read(config: &EngineConfig, dtype: Dtype) -> Result<Self, Failure> {
-        let DeviceWish::Cuda(ordinal) = config.device else {
+        let DeviceRequest::Cuda(ordinal) = config.device else {
             return Ok(Self::Cpu {
                 threads: match config.threads {
                     0 => default_threads(),
