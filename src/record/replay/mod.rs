@@ -157,6 +157,16 @@ fn check_sizes(setup: &ControlSetup) -> Result<(), String> {
     let sizes = [
         ("total_pages", limits.total_pages, MAX_PAGES),
         ("total_rows", limits.total_rows, MAX_ROWS),
+        (
+            "windows.total_pages",
+            limits.windows.map_or(0, |windows| windows.total_pages),
+            MAX_PAGES,
+        ),
+        (
+            "states.total_slots",
+            limits.states.map_or(0, |states| states.total_slots),
+            MAX_PAGES,
+        ),
     ];
     if let Some((what, size, limit)) = sizes.iter().find(|(_, size, limit)| size > limit) {
         return Err(format!("{what} is {size}, the limit is {limit}"));

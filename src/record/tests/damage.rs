@@ -97,10 +97,30 @@ fn a_call_without_a_message_keeps_the_pending_plan() {
 
 #[test]
 fn a_log_with_excessive_sizes_is_refused() {
-    let mut large = setup();
-    large.limits.total_pages = usize::MAX;
-    let error = replay_of(&forged(&large, &[])).expect_err("no pool is so large");
-    assert!(error.to_string().contains("total_pages"), "{error}");
+    type Enlarge = fn(&mut SchedulerLimits);
+    let enlarge: [(&str, Enlarge); 3] = [
+        ("total_pages", |limits| limits.total_pages = usize::MAX),
+        ("windows.total_pages", |limits| {
+            let total_pages = usize::MAX;
+            limits.windows = Some(WindowLimits {
+                tokens: 12,
+                total_pages,
+            });
+        }),
+        ("states.total_slots", |limits| {
+            let total_slots = usize::MAX;
+            limits.states = Some(StateLimits {
+                total_slots,
+                grid_tokens: 16,
+            });
+        }),
+    ];
+    for (name, enlarge) in enlarge {
+        let mut large = setup();
+        enlarge(&mut large.limits);
+        let error = replay_of(&forged(&large, &[])).expect_err("no pool is so large");
+        assert!(error.to_string().contains(name), "{error}");
+    }
     let mut bomb = file::opening(&Header::new(&setup())).expect("it is plain data");
     let n_header = bomb.len();
     bomb.extend(file::block(&vec![0; file::MAX_BLOCK_BYTES + 1]).expect("memory can be written"));
