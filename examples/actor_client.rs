@@ -2,7 +2,7 @@
 //!
 //! `Listener` makes two requests. Their tokens arrive in its mailbox as [`TokenEvent`]s, like any other message. It
 //! reads one answer to the end, and cancels the other after a few tokens with a [`CancelRequest`] to the engine's
-//! doors.
+//! [`Doors`](souffleur::actors::messages::Doors), the recipients of its messages.
 //!
 //! ```text
 //! cargo run --example actor_client

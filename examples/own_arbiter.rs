@@ -1,8 +1,8 @@
 //! An engine on the host program's Arbiter, used through messages only.
 //!
-//! `Listener` runs on the same Arbiter as the engine's actors. It sends [`Generate`] to the engine's doors: several
-//! samples of one prompt in one message, so that the prompt is tokenized once. `Listener` needs no permits: the engine
-//! takes a permit for each request that it reads from the doors, and fails requests above the limit with `overloaded`.
+//! `Listener` runs on the same Arbiter as the engine's actors. It sends [`Generate`] to the engine's [`Doors`], the
+//! recipients of its messages: several samples of one prompt in one message, so that the prompt is tokenized once. The
+//! engine fails requests above its limit with `overloaded`.
 //!
 //! ```text
 //! cargo run --example own_arbiter

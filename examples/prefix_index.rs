@@ -1,6 +1,6 @@
 //! A gateway's prefix index, made of the radix cache and the page allocator without a model.
 //!
-//! A gateway sends each prompt to the worker that caches most of the prompt. The gateway keeps one index for each
+//! A gateway sends each prompt to the worker that caches its longest prefix. The gateway keeps one index for each
 //! worker: a RadixCache and an Allocator as large as the worker's KV pool, with the gateway's actor `WorkerIndex`
 //! instead of the Scheduler. A routed prompt goes through two plans, as a request in the engine does: the first locks
 //! the cached prefix and reserves pages for the rest, the second publishes the whole prompt. When the pool is full, the
@@ -76,11 +76,11 @@ struct GetPeek;
 
 /// Gateway -> WorkerIndex: asks how many tokens are free, evictable and protected.
 #[derive(Message)]
-#[rtype(result = "Account")]
-struct GetAccount;
+#[rtype(result = "TokenCounts")]
+struct GetTokenCounts;
 
 #[derive(Debug)]
-struct Account {
+struct TokenCounts {
     free: usize,
     evictable: usize,
     protected: usize,
@@ -258,11 +258,11 @@ impl Handler<GetPeek> for WorkerIndex {
     }
 }
 
-impl Handler<GetAccount> for WorkerIndex {
-    type Result = MessageResult<GetAccount>;
+impl Handler<GetTokenCounts> for WorkerIndex {
+    type Result = MessageResult<GetTokenCounts>;
 
-    fn handle(&mut self, _: GetAccount, _: &mut Context<Self>) -> Self::Result {
-        MessageResult(Account {
+    fn handle(&mut self, _: GetTokenCounts, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(TokenCounts {
             free: self.free_pages * PAGE_TOKENS as usize,
             evictable: self.cache.evictable_tokens,
             protected: self.cache.protected_tokens,
@@ -270,7 +270,7 @@ impl Handler<GetAccount> for WorkerIndex {
     }
 }
 
-/// Sends prompts to the worker that holds most of them.
+/// Sends each prompt to the worker that caches its longest prefix.
 struct Gateway {
     workers: Vec<(Addr<WorkerIndex>, Recipient<PeekPrefix>)>,
 }
@@ -286,18 +286,18 @@ impl Gateway {
         Ok(Self { workers })
     }
 
-    /// The number of tokens of a prompt that each worker holds.
-    async fn held(&self, prompt: &str) -> anyhow::Result<Vec<usize>> {
+    /// The number of a prompt's tokens that each worker caches.
+    async fn cached(&self, prompt: &str) -> anyhow::Result<Vec<usize>> {
         let tokens = tokens(prompt);
-        let mut held = Vec::new();
+        let mut cached = Vec::new();
         for (_, peek) in &self.workers {
             let query = PeekPrefix {
                 namespace: Namespace::default(),
                 tokens: tokens.clone(),
             };
-            held.push(peek.send(query).await?);
+            cached.push(peek.send(query).await?);
         }
-        Ok(held)
+        Ok(cached)
     }
 
     async fn record(&self, worker: usize, prompt: &str) -> anyhow::Result<()> {
@@ -307,15 +307,15 @@ impl Gateway {
 
     /// Chooses a worker for a prompt and remembers the choice.
     async fn route(&self, prompt: &str) -> anyhow::Result<usize> {
-        let held = self.held(prompt).await?;
-        let most = held.iter().max().copied().unwrap_or(0);
-        let worker = held
+        let cached = self.cached(prompt).await?;
+        let longest = cached.iter().max().copied().unwrap_or(0);
+        let worker = cached
             .iter()
-            .position(|held| *held == most)
+            .position(|cached| *cached == longest)
             .context("no workers")?;
         self.record(worker, prompt).await?;
         println!(
-            "{held:?} -> worker {worker}  {:?}",
+            "{cached:?} -> worker {worker}  {:?}",
             prompt.get(..40).unwrap_or(prompt)
         );
         Ok(worker)
@@ -353,24 +353,24 @@ async fn run() -> anyhow::Result<()> {
         let prompt = format!("Visitor {visitor:2} asks something long. ").repeat(6);
         gateway.record(0, &prompt).await?;
     }
-    let held = gateway.held(&play).await?;
-    println!("{held:?}  the play, after twelve other prompts went to worker 0");
-    ensure!(held[0] == 0, "worker 0 still holds the play");
+    let cached = gateway.cached(&play).await?;
+    println!("{cached:?}  the play, after twelve other prompts went to worker 0");
+    ensure!(cached[0] == 0, "worker 0 still holds the play");
 
     for (worker, (index, _)) in gateway.workers.iter().enumerate() {
-        let account = index.send(GetAccount).await?;
-        let Account {
+        let counts = index.send(GetTokenCounts).await?;
+        let TokenCounts {
             free,
             evictable,
             protected,
-        } = account;
+        } = counts;
         let total = (WORKER_PAGES * PAGE_TOKENS) as usize;
         println!(
             "worker {worker}: free {free} + evictable {evictable} + protected {protected} = {total} tokens"
         );
         ensure!(
             free + evictable + protected == total,
-            "worker {worker} lost tokens: {account:?}"
+            "worker {worker} lost tokens: {counts:?}"
         );
     }
     Ok(())

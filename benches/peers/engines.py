@@ -24,7 +24,7 @@ RETRY_S = 0.01
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """The capacity of an engine: tokens of KV cache, and concurrent streams."""
 
     tokens: int = KV_TOKENS
@@ -32,7 +32,7 @@ class Room:
 
 
 # For measures of starts: nearly all of the memory is then for the model.
-SMALL = Room(tokens=256, streams=1)
+SMALL = Capacity(tokens=256, streams=1)
 
 
 class EngineFailed(Exception):
@@ -75,9 +75,9 @@ class Engine:
     # Seconds to wait between SIGCONT and the first request.
     settle_s = 0.0
 
-    def __init__(self, scratch, model, kind, forced=None, room=Room()):
+    def __init__(self, scratch, model, kind, forced=None, capacity=Capacity()):
         """`forced` is the instruction set to limit the engine to; without it the engine chooses for the processor."""
-        self.scratch, self.model, self.kind, self.forced, self.room = scratch, model, kind, forced, room
+        self.scratch, self.model, self.kind, self.forced, self.capacity = scratch, model, kind, forced, capacity
         self.process = None
 
     def command(self):
@@ -92,7 +92,7 @@ class Engine:
         """The file or folder of the engine's own code."""
         raise NotImplementedError
 
-    def forget(self):
+    def remove_caches(self):
         """Removes caches that speed up later starts."""
 
     def ask(self, prompts, tokens):
@@ -248,9 +248,9 @@ class LlamaCpp(HttpEngine):
         return install.llama_libraries(self.scratch, self.forced)
 
     def command(self):
-        sizes = ["-c", self.room.tokens, "-np", self.room.streams, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512]
+        sizes = ["-c", self.capacity.tokens, "-np", self.capacity.streams, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512]
         # Without its warm-up, a measured start runs the model once.
-        once = ["--no-warmup"] if self.room == SMALL else []
+        once = ["--no-warmup"] if self.capacity == SMALL else []
         server = [install.llama_server(self.scratch), "-m", self.weights(), *sizes, *once]
         # The loader searches LD_LIBRARY_PATH before the RUNPATH of the server.
         return [*server, "--host", "127.0.0.1", "--port", self.port], {"LD_LIBRARY_PATH": str(self.program())}
@@ -274,8 +274,8 @@ class IkLlamaCpp(LlamaCpp):
 
     def command(self):
         # One stream at a time: with two in a step, its attention aborts (`GGML_ASSERT(S > 0)`).
-        sizes = ["-c", self.room.tokens, "-np", 1, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512, "-rtr"]
-        once = ["--no-warmup"] if self.room == SMALL else []
+        sizes = ["-c", self.capacity.tokens, "-np", 1, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512, "-rtr"]
+        once = ["--no-warmup"] if self.capacity == SMALL else []
         server = [install.ik_server(self.scratch), "-m", self.weights(), *sizes, *once]
         return [*server, "--host", "127.0.0.1", "--port", self.port], {}
 
@@ -326,7 +326,7 @@ class Souffleur(HttpEngine):
     def program(self):
         return self.binary
 
-    def forget(self):
+    def remove_caches(self):
         """Makes the folder of links anew, without caches, so that the next start is a first start."""
         shutil.rmtree(self.folder(), ignore_errors=True)
         self.folder().mkdir(parents=True)
@@ -341,7 +341,7 @@ class Souffleur(HttpEngine):
             os.link(file, self.folder() / file.name)
 
     def command(self):
-        served = ["--model-path", self.weights(), "--served-model-name", "m", "--max-total-tokens", self.room.tokens, "--log-level", "warn"]
+        served = ["--model-path", self.weights(), "--served-model-name", "m", "--max-total-tokens", self.capacity.tokens, "--log-level", "warn"]
         flags = ["--quantization", "int8"] if self.kind == "int8" else []
         env = {"XDG_CACHE_HOME": str(self.folder() / "xdg")} | ({"SOUFFLEUR_CPU_ISA": self.forced.name} if self.forced else {})
         return [self.binary, "serve", *served, *flags, "--host", "127.0.0.1", "--port", self.port], env

@@ -40,7 +40,7 @@ class Driver:
         template = Path(tempfile.mkdtemp()) / "template.jinja"
         template.write_text(TEMPLATE)
         which = mistralrs.Which.GGUF(str(file.parent), file.name)
-        self.taking = threading.Lock()
+        self.sending = threading.Lock()
         self.runner = mistralrs.Runner(which, max_seqs=streams, jinja_explicit=str(template))
 
     def text(self, prompt):
@@ -56,7 +56,7 @@ class Driver:
         try:
             usage = None
             # The runner accepts one request at a time, and decodes the accepted ones together.
-            with self.taking:
+            with self.sending:
                 chunks = self.runner.send_chat_completion_request(request)
             for chunk in chunks:
                 seen["events"].append((time.monotonic(), 1))

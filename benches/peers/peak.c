@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_THREADS = 64, PAGE = 4096, HUGE_PAGE = 2 << 20, TURNS = 25000000, WARM = 10 };
+enum { MAX_THREADS = 64, PAGE = 4096, HUGE_PAGE = 2 << 20, TURNS = 25000000, WARM_UP_PART = 10 };
 
 typedef long long Line __attribute__((vector_size(16)));
 
@@ -183,7 +183,7 @@ static void *work(void *argument) {
   CPU_SET(job->core, &cores);
   pthread_setaffinity_np(pthread_self(), sizeof cores, &cores);
   if (measure->loop) {
-    measure->loop(TURNS / WARM);
+    measure->loop(TURNS / WARM_UP_PART);
   } else {
     // Each thread is the first to touch the pages that it reads.
     for (size_t at = 0; at < job->bytes; at += 64) *(int *)(job->memory + at) = (int)at;
@@ -203,7 +203,7 @@ static void *work(void *argument) {
 }
 
 static double rate(const Measure *measure, int threads, char *memory, size_t bytes, int passes) {
-  Job jobs[MOST_THREADS];
+  Job jobs[MAX_THREADS];
   size_t share = bytes / threads / PAGE * PAGE;
   pthread_barrier_init(&all_ready, 0, threads);
   for (int i = 0; i < threads; i++) {
@@ -245,7 +245,7 @@ int main(int count, char **words) {
     return 0;
   }
   int threads = count > 2 ? atoi(words[2]) : 0;
-  if (threads < 1 || threads > MOST_THREADS) {
+  if (threads < 1 || threads > MAX_THREADS) {
     fprintf(stderr, "usage: peak list | peak MEASURE THREADS [KIB PASSES]\n");
     return 1;
   }

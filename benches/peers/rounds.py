@@ -156,7 +156,7 @@ class Session:
         if self.has(engine.model, rows.FIRST_START, engine.kind, engine.name) and not fresh_folder:
             return
         if fresh_folder or engine.kind != "int8":
-            engine.forget()
+            engine.remove_caches()
         with machine.Others() as others:
             seconds = engine.start(rng)
         resident = machine.peak_resident(engine.process.pid) / 2**20
@@ -192,7 +192,7 @@ class Session:
         """Measures a start with a small KV pool and no caches: the time to the first token, and the resident memory."""
         engine = ENGINES[name](self.scratch, model, row.kind, self.options.forced, engines.SMALL)
         try:
-            engine.forget()
+            engine.remove_caches()
             machine.warm_memory(WARM_BYTES)
             with machine.Others() as others:
                 seconds = engine.start(engines.seeded(model, row.name, number))

@@ -73,8 +73,8 @@ def prefill_floor(kind="bf16"):
     """tok/s if the operations of matrices and attention run at the peak."""
 
     def floor(shape, limits):
-        least = shapes.prefill(shape, limits, PROMPT, kind=kind)
-        return {"tok_s": PROMPT / least.seconds}, least.limit
+        minimum = shapes.prefill(shape, limits, PROMPT, kind=kind)
+        return {"tok_s": PROMPT / minimum.seconds}, minimum.limit
 
     return floor
 
@@ -83,8 +83,8 @@ def step_floor(streams, context, kind="bf16"):
     """tok/s if each step reads weights and KV at full bandwidth, or computes at the peak if that takes longer."""
 
     def floor(shape, limits):
-        least = shapes.step(shape, limits, streams, context, kind=kind)
-        return {"tok_s": streams / least.seconds}, least.limit
+        minimum = shapes.step(shape, limits, streams, context, kind=kind)
+        return {"tok_s": streams / minimum.seconds}, minimum.limit
 
     return floor
 

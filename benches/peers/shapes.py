@@ -184,7 +184,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Least:
+class Floor:
     """The floor of a time, and the title of the limit that determines it."""
 
     seconds: float
@@ -197,7 +197,7 @@ def prefill(shape, limits, tokens, before=0, rows=1, kind="bf16"):
     Counts all layers for all tokens, although the last layer needs only keys and values for tokens without logits."""
     matrices = 2 * (shape.layer_weights * tokens + shape.head_weights * rows)
     attention = tokens * shape.attention_ops(before + tokens / 2)
-    return Least(matrices / getattr(limits, shape.peak(kind)) + attention / limits.bf16, limits.title(shape.peak(kind)))
+    return Floor(matrices / getattr(limits, shape.peak(kind)) + attention / limits.bf16, limits.title(shape.peak(kind)))
 
 
 def step(shape, limits, streams, context, shared=0, kind="bf16"):
@@ -208,4 +208,4 @@ def step(shape, limits, streams, context, shared=0, kind="bf16"):
     matrices = 2 * streams * (shape.layer_weights + shape.head_weights)
     compute = matrices / getattr(limits, shape.peak(kind)) + streams * shape.attention_ops(context) / limits.bf16
     reading = read / limits.bandwidth
-    return Least(reading, TITLES[READ]) if reading > compute else Least(compute, limits.title(shape.peak(kind)))
+    return Floor(reading, TITLES[READ]) if reading > compute else Floor(compute, limits.title(shape.peak(kind)))

@@ -35,7 +35,7 @@ inline int __syncthreads_count(int predicate) {
 inline int __syncthreads_or(int predicate) { return __syncthreads_count(predicate) != 0; }
 inline int __syncthreads_and(int predicate) { return __syncthreads_count(predicate == 0) == 0; }
 
-[[noreturn]] inline void __trap() { cusim::fail("__trap in " + cusim::place()); }
+[[noreturn]] inline void __trap() { cusim::fail("__trap in " + cusim::where()); }
 
 inline void __threadfence() {}
 inline void __threadfence_block() {}

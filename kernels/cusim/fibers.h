@@ -147,7 +147,7 @@ inline void switch_to(Fiber* next) {
   abort();
 }
 
-inline std::string place() {
+inline std::string where() {
   const uint3 b = blk->index;
   return "block (" + std::to_string(b.x) + "," + std::to_string(b.y) + "," + std::to_string(b.z) + ")";
 }
@@ -191,7 +191,7 @@ inline void wait_among(unsigned& waiting, const char* operation) {
   own.operation = operation;
   Fiber* next = next_ready();
   if (!next)
-    fail("deadlock in " + place() + ": thread " + std::to_string(own.thread) + " waits in " + operation +
+    fail("deadlock in " + where() + ": thread " + std::to_string(own.thread) + " waits in " + operation +
          " for threads that exited or took another branch");
   switch_to(next);
 }
@@ -224,7 +224,7 @@ inline void fiber_main() {
   if (!next && b.n_live) {
     for (const Fiber& fiber : b.fibers) {
       if (fiber.done) continue;
-      b.error = "deadlock in " + place() + ": thread " + std::to_string(fiber.thread) + " waits in " + fiber.operation +
+      b.error = "deadlock in " + where() + ": thread " + std::to_string(fiber.thread) + " waits in " + fiber.operation +
                 " but the threads it waits for exited";
       break;
     }

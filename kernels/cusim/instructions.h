@@ -8,7 +8,7 @@ namespace cusim {
 
 // cp.async: copies `bytes` and fills up to `size` with zeros, when the program waits for it and no earlier.
 inline void copy_async(uintptr_t target, const void* source, unsigned bytes, unsigned size) {
-  if ((target | reinterpret_cast<uintptr_t>(source)) % size) fail("cp.async in " + place() + ": misaligned address");
+  if ((target | reinterpret_cast<uintptr_t>(source)) % size) fail("cp.async in " + where() + ": misaligned address");
   void* to = reinterpret_cast<void*>(target);
   if (opts().lazy_copies) {
     memset(to, kPoison, size);
@@ -49,7 +49,7 @@ inline uint32_t matrix_register(Values rows, unsigned matrix, bool transposed) {
 
 // ldmatrix: loads `N` matrices, whose row addresses come from lanes 0 to 8 N - 1.
 template <unsigned N, bool kTransposed> void load_matrices(uint32_t* registers, uintptr_t row) {
-  if (cur->lane < N * 8 && row % 16) fail("ldmatrix in " + place() + ": a row is not 16-byte aligned");
+  if (cur->lane < N * 8 && row % 16) fail("ldmatrix in " + where() + ": a row is not 16-byte aligned");
   const Values rows = meet(existing(~0u), row, kLoadMatrix + N + 4 * kTransposed, "ldmatrix");
   for (unsigned i = 0; i < N; ++i) registers[i] = matrix_register(rows, i, kTransposed);
   // Lanes must not store to the rows before all lanes have read them.

@@ -10,7 +10,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// One block at a time runs on an OS thread.
+// Shared by the fibers of a block: an OS thread runs one block at a time.
 #define __shared__ static thread_local
 #define DYN_SMEM(T, name) T* name = reinterpret_cast<T*>(cusim::blk->dynamic_shared)
 

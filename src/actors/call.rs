@@ -1,6 +1,5 @@
-//! Calls: requests that arrive together and may share prompts. Each distinct prompt is weighed once.
-//!
-//! The sender of a call weighs the prompts, because examining a large one would delay the Tokenizer.
+//! Calls: requests that arrive together and may share prompts. Each distinct prompt has a weight, the estimated cost of
+//! encoding it. The sender of a call computes the weights, because examining a large prompt would delay the Tokenizer.
 
 use std::sync::Arc;
 
@@ -165,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_that_share_a_prompt_are_one_prompt() {
+    fn requests_share_a_prompt_only_at_the_same_address() {
         let prompt = |text: &str| GenerateRequest::new(Prompt::Text(text.into()));
         let (one, other) = (prompt("one"), prompt("one"));
         let requests = [one.clone(), other.clone(), one];

@@ -27,7 +27,7 @@ const QUEUED_STEPS: usize = 2;
 const GLANCE: Duration = Duration::from_micros(20);
 
 pub struct Executor {
-    line: StepSender,
+    sender: StepSender,
     note: DeathNote,
 }
 
@@ -45,7 +45,7 @@ struct StepReceiver {
 
 /// An executor thread that has not received the mailbox for its answers yet.
 pub struct ExecutorThread {
-    line: StepSender,
+    sender: StepSender,
     answers: Sender<Answers>,
     thread: JoinHandle<()>,
 }
@@ -69,8 +69,8 @@ impl ExecutorThread {
         eos_token_ids: std::sync::Arc<[u32]>,
     ) -> std::io::Result<(Self, oneshot::Receiver<Result<(), LoadError>>)> {
         let (steps, queued) = bounded(QUEUED_STEPS);
-        let (ended, ends) = unbounded();
-        let (answers, wired) = bounded(1);
+        let (ended, ended_ids) = unbounded();
+        let (answers, connection) = bounded(1);
         let (loaded, is_loaded) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("souffleur-executor".to_owned())
@@ -82,17 +82,17 @@ impl ExecutorThread {
                 };
                 // The receiver is gone if the engine was dropped meanwhile.
                 let _ = loaded.send(Ok(()));
-                if let Ok(answers) = wired.recv() {
-                    let line = StepReceiver {
+                if let Ok(answers) = connection.recv() {
+                    let receiver = StepReceiver {
                         steps: queued,
-                        ended: ends,
+                        ended: ended_ids,
                     };
-                    run_steps(executor, EndedRows::new(eos_token_ids), line, answers);
+                    run_steps(executor, EndedRows::new(eos_token_ids), receiver, answers);
                 }
             })?;
         Ok((
             Self {
-                line: StepSender { steps, ended },
+                sender: StepSender { steps, ended },
                 answers,
                 thread,
             },
@@ -104,7 +104,7 @@ impl ExecutorThread {
     pub fn connect(self, done: Mailbox<StepDone>, note: DeathNote) -> (StepSender, JoinHandle<()>) {
         // If the thread has died, the note in the rejected message reports this when it is dropped.
         let _ = self.answers.send(Answers { done, note });
-        (self.line, self.thread)
+        (self.sender, self.thread)
     }
 }
 
@@ -115,7 +115,7 @@ fn run_steps(
     answers: Answers,
 ) {
     let Answers { done, mut note } = answers;
-    let mut line = StepRunner {
+    let mut runner = StepRunner {
         executor,
         rows,
         ended,
@@ -124,9 +124,9 @@ fn run_steps(
         last_end: None,
     };
     loop {
-        match line.next(&steps) {
-            Action::Launch(step) => line.launch(step),
-            Action::Finish => line.finish(),
+        match runner.next(&steps) {
+            Action::Launch(step) => runner.launch(step),
+            Action::Finish => runner.finish(),
             Action::End => break,
         }
     }
@@ -148,7 +148,7 @@ struct LaunchedStep {
     step: StepId,
     launched: Instant,
     skipped: SkippedRows,
-    /// `None` until the executor has returned it.
+    /// `None` until the executor has returned the result.
     result: Option<Result<StepOutput, StepError>>,
 }
 
@@ -225,7 +225,7 @@ impl StepRunner {
         }
     }
 
-    /// Answers the oldest step. A step that was launched while another one ran counts from the end of that other step.
+    /// Answers the oldest step. The time of a step that was launched while another one ran counts from that one's end.
     fn finish(&mut self) {
         let Some(oldest) = self.under_way.pop_front() else {
             return;
@@ -254,8 +254,8 @@ fn is_empty(plan: &StepPlan) -> bool {
 }
 
 impl Executor {
-    pub fn new(line: StepSender, note: DeathNote) -> Self {
-        Self { line, note }
+    pub fn new(sender: StepSender, note: DeathNote) -> Self {
+        Self { sender, note }
     }
 }
 
@@ -268,7 +268,7 @@ impl Handler<Posted<RunStep>> for Executor {
 
     fn handle(&mut self, posted: Posted<RunStep>, ctx: &mut Context<Self>) {
         let (step, _timer) = posted.open();
-        if self.line.steps.try_send(step).is_err() {
+        if self.sender.steps.try_send(step).is_err() {
             // Either the thread has ended and its note reported this, or there is a third step: the unit is broken.
             tracing::error!(
                 "cannot send a step to the executor thread (its queue is full or it has ended): rebuilding the engine"
@@ -285,7 +285,7 @@ impl Handler<Posted<SequencesEnded>> for Executor {
         let (SequencesEnded { seqs }, _timer) = posted.open();
         for seq in seqs {
             // If the thread has ended, its note has reported this.
-            let _ = self.line.ended.send(seq);
+            let _ = self.sender.ended.send(seq);
         }
     }
 }

@@ -80,7 +80,7 @@ pub struct TokensReady {
     pub batch: Vec<RequestTokens>,
     /// For cache-miss diagnostics: admissions and evictions since the last such message, in their order.
     pub prefixes: Vec<PrefixEvent>,
-    /// Requests that left the queue for the first time since the last such message, and when.
+    /// First admissions since the last such message, with their times.
     pub admissions: Vec<(IntakeId, Instant)>,
 }
 

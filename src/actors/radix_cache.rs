@@ -23,7 +23,7 @@ pub struct RadixCache {
     scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
     feed: Option<ChangeFeed>,
     /// A timer for the next call of the feed is set.
-    feeds_later: bool,
+    is_feed_scheduled: bool,
     metrics: CacheMetrics,
     note: DeathNote,
 }
@@ -35,7 +35,7 @@ impl RadixCache {
             allocator,
             scheduler: None,
             feed: None,
-            feeds_later: false,
+            is_feed_scheduled: false,
             metrics: CacheMetrics::register(),
             note,
         }
@@ -59,10 +59,10 @@ impl RadixCache {
         let Some(feed) = &mut self.feed else {
             return;
         };
-        if feed.pass_on(&mut self.cache) && !self.feeds_later {
-            self.feeds_later = true;
+        if feed.pass_on(&mut self.cache) && !self.is_feed_scheduled {
+            self.is_feed_scheduled = true;
             ctx.run_later(FEED_INTERVAL, |this, ctx| {
-                this.feeds_later = false;
+                this.is_feed_scheduled = false;
                 this.feed(ctx);
             });
         }

@@ -82,27 +82,27 @@ pub struct Unit {
 
 impl Unit {
     /// Loads the executor and starts the actors. The Tokenizer runs on a separate Arbiter, because encoding a long
-    /// prompt must not delay a step. `set` has the settings that hosts made before.
+    /// prompt must not delay a step. `settings` are those that hosts made before.
     ///
     /// # Errors
     /// If the executor cannot be loaded, or its thread cannot be started or dies.
     pub async fn build(
         blueprint: Arc<Blueprint>,
         generation: u64,
-        (survivor, set): (Survivor, HostSettings),
+        (survivor, settings): (Survivor, HostSettings),
     ) -> Result<Self, StartError> {
         let (thread, loaded) = ExecutorThread::spawn(
             blueprint.executor.clone(),
             blueprint.control.limits.eos_token_ids.clone(),
         )
         .map_err(|error| StartError::Thread(format!("cannot start a thread: {error}")))?;
-        let gone = |_| {
+        let panicked = |_| {
             StartError::Thread(
                 "the thread that loads the executor panicked (see the log)".to_owned(),
             )
         };
-        loaded.await.map_err(gone)??;
-        Ok(wire(&blueprint, generation, (survivor, set), thread))
+        loaded.await.map_err(panicked)??;
+        Ok(start(&blueprint, generation, (survivor, settings), thread))
     }
 
     pub fn generation(&self) -> u64 {
@@ -157,10 +157,10 @@ impl Drop for Unit {
     }
 }
 
-fn wire(
+fn start(
     blueprint: &Blueprint,
     generation: u64,
-    (survivor, set): (Survivor, HostSettings),
+    (survivor, settings): (Survivor, HostSettings),
     thread: ExecutorThread,
 ) -> Unit {
     let Survivor { died, keeper } = survivor;
@@ -188,8 +188,8 @@ fn wire(
             .with_feed(events)
             .start();
         let done = Mailbox::of(&me, "scheduler", "StepDone");
-        let (line, executor_thread) = thread.connect(done, note("executor_thread"));
-        let executor = Executor::new(line, note("executor")).start();
+        let (sender, executor_thread) = thread.connect(done, note("executor_thread"));
+        let executor = Executor::new(sender, note("executor")).start();
         let obituary = |who| Obituary::new(who, generation, died.clone());
         let store = blueprint.store.as_ref();
         let store = store.map(|setup| start_store(setup, &me, obituary));
@@ -209,7 +209,7 @@ fn wire(
         let peek = radix_cache.recipient();
         parts = Some((tokenizer, peek, executor_thread, (stop, store)));
         Scheduler::new(state, links, metrics, note("scheduler"))
-            .with_settings(set, keeper)
+            .with_settings(settings, keeper)
             .logging_long_requests(blueprint.log_long_requests)
     });
     let (tokenizer, peek, executor_thread, (stop, store)) =

@@ -49,10 +49,10 @@ pub struct Watchdog {
     blueprint: Arc<Blueprint>,
     doors: AddressSlot,
     unit: Option<Unit>,
-    /// The generation of the unit that is open or will be opened next: deaths in older ones are ignored.
+    /// The generation of the current or next unit: deaths in older ones are ignored.
     generation: u64,
-    set: HostSettings,
-    /// A member of the unit died before the unit was opened.
+    settings: HostSettings,
+    /// A member of the next unit died before the unit's addresses were published.
     died_early: Option<ActorDied>,
     is_busy: bool,
     rules: RebuildRules,
@@ -62,7 +62,7 @@ pub struct Watchdog {
     is_stopping: bool,
     waiting: Vec<oneshot::Sender<()>>,
     metrics: DeathMetrics,
-    /// Dropped with the watchdog, which notifies the receiver.
+    /// Notifies its receiver when it is dropped with the watchdog.
     _stopped: oneshot::Sender<()>,
 }
 
@@ -82,7 +82,7 @@ impl Watchdog {
             doors,
             unit: None,
             generation: FIRST_GENERATION,
-            set: HostSettings::default(),
+            settings: HostSettings::default(),
             died_early: None,
             is_busy: false,
             is_stopping: false,
@@ -92,12 +92,12 @@ impl Watchdog {
         }
     }
 
-    /// Gets a reason when the watchdog has given up rebuilding.
+    /// The returned receiver gets a reason when the watchdog has given up rebuilding.
     pub fn failure(&self) -> FailureWatch {
         self.failure.subscribe()
     }
 
-    fn open(&mut self, unit: Unit, ctx: &mut Context<Self>) {
+    fn publish(&mut self, unit: Unit, ctx: &mut Context<Self>) {
         self.generation = unit.generation();
         *self
             .doors
@@ -109,7 +109,7 @@ impl Watchdog {
         }
     }
 
-    fn close(&mut self) -> Option<Unit> {
+    fn unpublish(&mut self) -> Option<Unit> {
         *self
             .doors
             .write()
@@ -120,7 +120,7 @@ impl Watchdog {
     /// Builds the next unit once the `dead` one, if any, has stopped.
     fn rebuild(&mut self, dead: Option<Unit>, ctx: &mut Context<Self>) {
         self.is_busy = true;
-        // Deaths that follow from this one are reported with the old generation.
+        // Further deaths in the dead unit are ignored: they are reported with the old generation.
         self.generation += 1;
         let (blueprint, generation) = (self.blueprint.clone(), self.generation);
         let stopped = async move {
@@ -130,7 +130,7 @@ impl Watchdog {
         };
         // The settings are read after the stop: until then, the old Scheduler may accept new ones.
         let build = move |(), watchdog: &mut Self, ctx: &mut Context<Self>| {
-            let begins_with = (survivor(&ctx.address()), watchdog.set.clone());
+            let begins_with = (survivor(&ctx.address()), watchdog.settings.clone());
             Unit::build(blueprint, generation, begins_with).into_actor(watchdog)
         };
         let opened = |rebuilt, watchdog: &mut Self, ctx: &mut Context<Self>| {
@@ -142,13 +142,13 @@ impl Watchdog {
     fn rebuilt(&mut self, rebuilt: Result<Unit, StartError>, ctx: &mut Context<Self>) {
         self.is_busy = false;
         match rebuilt {
-            Ok(unit) if self.is_stopping => self.end(unit, ctx),
+            Ok(unit) if self.is_stopping => self.stop_unit(unit, ctx),
             Ok(unit) => {
                 self.failed_attempts = 0;
                 tracing::warn!(generation = unit.generation(), "engine rebuilt");
-                self.open(unit, ctx);
+                self.publish(unit, ctx);
             }
-            Err(_) if self.is_stopping => self.leave(ctx),
+            Err(_) if self.is_stopping => self.stop_if_idle(ctx),
             Err(error) => self.try_again(&error, ctx),
         }
     }
@@ -183,7 +183,7 @@ impl Watchdog {
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,
-            "the KV store died: prefixes are cached in memory only, until the engine starts again"
+            "the KV store died: prefixes are cached in memory only, until the engine is rebuilt or restarted"
         );
     }
 
@@ -191,16 +191,16 @@ impl Watchdog {
         self.failure.send_replace(Some(reason.into()));
     }
 
-    fn end(&mut self, unit: Unit, ctx: &mut Context<Self>) {
+    fn stop_unit(&mut self, unit: Unit, ctx: &mut Context<Self>) {
         self.is_busy = true;
         ctx.spawn(unit.stop().into_actor(self).map(|(), watchdog, ctx| {
             watchdog.is_busy = false;
-            watchdog.leave(ctx);
+            watchdog.stop_if_idle(ctx);
         }));
     }
 
     /// Stops the watchdog if this was requested and no task is in flight.
-    fn leave(&mut self, ctx: &mut Context<Self>) {
+    fn stop_if_idle(&mut self, ctx: &mut Context<Self>) {
         if !self.is_stopping || self.is_busy {
             return;
         }
@@ -231,7 +231,7 @@ impl Drop for Watchdog {
         }
         let has_given_up = self.failure.borrow().is_some();
         if !self.is_stopping && !has_given_up {
-            self.give_up("the engine's watchdog died, or its Arbiter was stopped");
+            self.give_up("the engine's supervisor died (see the log), or the host program stopped its Arbiter");
         }
     }
 }
@@ -245,7 +245,7 @@ impl Handler<AdoptUnit> for Watchdog {
     type Result = ();
 
     fn handle(&mut self, adopt: AdoptUnit, ctx: &mut Context<Self>) {
-        self.open(adopt.0, ctx);
+        self.publish(adopt.0, ctx);
     }
 }
 
@@ -259,7 +259,7 @@ impl Handler<ActorDied> for Watchdog {
         if self.is_stopping || died.generation != self.generation {
             return;
         }
-        let Some(unit) = self.close() else {
+        let Some(unit) = self.unpublish() else {
             self.died_early = Some(died);
             return;
         };
@@ -267,7 +267,7 @@ impl Handler<ActorDied> for Watchdog {
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,
-            "an actor or the executor thread died: rebuilding the engine"
+            "an actor died: rebuilding the engine"
         );
         self.rebuild(Some(unit), ctx);
     }
@@ -276,8 +276,8 @@ impl Handler<ActorDied> for Watchdog {
 impl Handler<HostSettings> for Watchdog {
     type Result = ();
 
-    fn handle(&mut self, set: HostSettings, _: &mut Context<Self>) {
-        self.set = set;
+    fn handle(&mut self, settings: HostSettings, _: &mut Context<Self>) {
+        self.settings = settings;
     }
 }
 
@@ -291,9 +291,9 @@ impl Handler<StopUnit> for Watchdog {
         if let Some(next_attempt) = self.next_attempt.take() {
             ctx.cancel_future(next_attempt);
         }
-        match self.close() {
-            Some(unit) => self.end(unit, ctx),
-            None => self.leave(ctx),
+        match self.unpublish() {
+            Some(unit) => self.stop_unit(unit, ctx),
+            None => self.stop_if_idle(ctx),
         }
         Box::pin(async move {
             // A dropped sender means that the System is gone, which is a stop too.

@@ -7,7 +7,7 @@ use souffleur::model::text::{ChatPrompt, TextModel};
 /// there is no tokenizer.
 pub fn first_call(text: Option<&TextModel>) -> (&'static str, &'static str) {
     match text {
-        Some(text) if chats(text) => (
+        Some(text) if can_chat(text) => (
             "/v1/chat/completions",
             r#"{"messages": [{"role": "user", "content": "Who are you?"}], "stream": true}"#,
         ),
@@ -23,7 +23,7 @@ pub fn first_call(text: Option<&TextModel>) -> (&'static str, &'static str) {
 }
 
 /// True if the model has a chat template that compiles and renders a single question.
-fn chats(text: &TextModel) -> bool {
+fn can_chat(text: &TextModel) -> bool {
     let messages = json!([{"role": "user", "content": "Who are you?"}]);
     text.has_chat_template() && text.render_chat(&ChatPrompt::new(&messages)).is_ok()
 }

@@ -36,7 +36,7 @@ pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
 
 /// Returns the path of the files that describe a model. For a hub id, downloads these files, without separate weight
 /// files.
-pub fn shape_of(path: &Path, revision: Option<&str>) -> Result<PathBuf, Failure> {
+pub fn config_path(path: &Path, revision: Option<&str>) -> Result<PathBuf, Failure> {
     let Some(model) = HubModel::of_path(path) else {
         return Ok(path.to_owned());
     };

@@ -38,7 +38,7 @@ mod statistics;
 mod telemetry;
 mod traces;
 
-const ORDER: &str = "\
+const HELP_FOOTER: &str = "\
 Every flag except --config can also be set by an environment variable (--page-size: SOUFFLEUR_PAGE_SIZE) or by a key in
 the --config file (page_size in [engine]); config/default.toml lists all keys. Flags win over the environment, the
 environment wins over the file.
@@ -58,7 +58,7 @@ Examples:
 /// Without a command it runs a server with an OpenAI-compatible API, SGLang's /generate, a WebSocket and Prometheus
 /// metrics.
 #[derive(Parser, Debug)]
-#[command(name = "souffleur", version, args_conflicts_with_subcommands = true, after_help = ORDER)]
+#[command(name = "souffleur", version, args_conflicts_with_subcommands = true, after_help = HELP_FOOTER)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,

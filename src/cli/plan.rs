@@ -16,27 +16,27 @@ use crate::cli::settings::Settings;
 
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let config = local::with_model(settings.engine)?;
-    let text = match EngineParts::text_of(&config) {
+    let tokenizer = match EngineParts::text_model_of(&config) {
         Err(error @ StartError::Config(_)) => return Err(error.into()),
-        text => text.map(drop),
+        tokenizer => tokenizer.map(drop),
     };
     // Memory can be planned even without a tokenizer.
-    let weights = EngineConfig {
+    let no_tokenizer = EngineConfig {
         skip_tokenizer_init: true,
         ..config.clone()
     };
-    let parts = EngineParts::from_model(&weights, Progress::silent())?;
+    let parts = EngineParts::from_model(&no_tokenizer, Progress::silent())?;
     show(&parts.info);
     show_files(&config, &parts.info)?;
-    show_tokenizer(text);
+    show_tokenizer(tokenizer);
     Ok(())
 }
 
 /// Prints an error of the tokenizer, which would prevent the server from starting even with enough memory.
-fn show_tokenizer(text: Result<(), StartError>) {
-    if let Err(error) = text {
+fn show_tokenizer(tokenizer: Result<(), StartError>) {
+    if let Err(error) = tokenizer {
         say(format_args!(
-            "tokenizer             missing, a server would not start: {error}"
+            "tokenizer             unusable, a server would not start: {error}"
         ));
     }
 }
@@ -97,7 +97,7 @@ pub fn show(model: &ModelInfo) {
         model.model_path.display()
     ));
     if let Some(path) = &model.kernel_path {
-        say(format_args!("kernel path           {path}"));
+        say(format_args!("instruction set       {path}"));
     }
     let lines = model.memory.iter().flat_map(|plan| plan.explain());
     lines.for_each(say);

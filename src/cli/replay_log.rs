@@ -31,10 +31,12 @@ pub fn run(args: &ReplayLogArgs) -> Result<(), Failure> {
         return Err(in_file(difference.to_string()));
     }
     if replayed.has_gap {
-        let n_dropped = replayed.n_dropped;
+        let missing = match replayed.n_dropped {
+            0 => "records".to_owned(),
+            n => format!("at least {n} records"),
+        };
         return Err(in_file(format!(
-            "has a gap: the disk was too slow and records are missing ({n_dropped} dropped); records after the gap \
-             cannot be replayed"
+            "has a gap: the disk was too slow, {missing} are missing; records after the gap cannot be replayed"
         )));
     }
     Ok(())

@@ -45,7 +45,7 @@ pub fn survive_full_files() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;
-    let _inside = runtime.enter();
+    let _guard = runtime.enter();
     // The handler stays when its listener is dropped. Unlike an ignored signal, it is not inherited by children.
     signal(SignalKind::from_raw(number)).map(drop)
 }

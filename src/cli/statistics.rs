@@ -120,9 +120,9 @@ mod tests {
 
     #[test]
     fn points_on_a_line_are_fitted_exactly() {
-        let line = Line::fit(&[(1.0, 5.0), (2.0, 7.0), (4.0, 11.0)]).expect("two places");
+        let line = Line::fit(&[(1.0, 5.0), (2.0, 7.0), (4.0, 11.0)]).expect("two x values");
         assert_eq!((line.slope, line.intercept), (2.0, 3.0));
-        let middle = Line::fit(&[(0.0, 0.0), (0.0, 2.0), (1.0, 3.0)]).expect("two places");
+        let middle = Line::fit(&[(0.0, 0.0), (0.0, 2.0), (1.0, 3.0)]).expect("two x values");
         assert!((middle.slope - 2.0).abs() < 1e-12 && (middle.intercept - 1.0).abs() < 1e-12);
         assert_eq!(Line::fit(&[(3.0, 1.0), (3.0, 2.0)]), None);
         assert_eq!(Line::fit(&[]), None);

@@ -1,4 +1,4 @@
-//! Configuration values that are chosen from a fixed set of names.
+//! Configuration values that are names, such as `auto`, `float16` or `cuda:0`.
 
 use std::str::FromStr;
 
@@ -75,9 +75,7 @@ impl FromStr for AttentionBackend {
             "auto" => Ok(Self::Auto),
             "native" => Ok(Self::Native),
             _ => Err(format!(
-                "is {name:?}, must be auto or native: there is one backend for each device, native, which is this \
-                 project's own kernels (on cpu for every supported model and KV dtype, on cuda for models with equal heads \
-                 in all layers and KV in the dtype of the weights)"
+                "is {name:?}, must be auto or native, which are the same: on cpu and on cuda there is one backend"
             )),
         }
     }
@@ -157,7 +155,7 @@ impl From<Device> for String {
 }
 
 impl DtypeChoice {
-    /// The requested type; `None` for that of the weights.
+    /// The requested type; `None` means the type of the weights.
     pub fn named(self) -> Option<Dtype> {
         match self {
             Self::Auto => None,
@@ -169,7 +167,7 @@ impl DtypeChoice {
 }
 
 impl KvCacheDtype {
-    /// The requested type; `None` for that of the weights.
+    /// The requested type; `None` means the type of the weights.
     pub fn named(self) -> Option<KvDtype> {
         match self {
             Self::Auto => None,

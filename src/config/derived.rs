@@ -94,7 +94,7 @@ impl EngineConfig {
         }
     }
 
-    /// Chunk size in whole pages, `None` with chunked prefill off.
+    /// Chunk size in tokens, rounded down to whole pages; `None` if chunked prefill is off.
     pub fn chunk_tokens(&self) -> Option<usize> {
         let size = usize::try_from(self.chunked_prefill_size)
             .ok()
@@ -141,7 +141,6 @@ impl EngineConfig {
         (!every.is_zero()).then_some(every)
     }
 
-    /// The number of attempts to rebuild the actors, and the waits between them.
     pub fn rebuild_rules(&self) -> RebuildRules {
         RebuildRules {
             attempts: self.rebuild_attempts,

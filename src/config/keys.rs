@@ -25,7 +25,7 @@ pub struct Key {
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
     pub heading: &'static str,
-    /// The placeholder of the value: `TOKENS` in `--page-size <TOKENS>`. `None` for the key in capitals.
+    /// The placeholder of the value: `TOKENS` in `--page-size <TOKENS>`. `None` means the key in capitals.
     pub value_name: Option<&'static str>,
     /// A second name, which the help does not show.
     pub alias: Option<&'static str>,

@@ -1,7 +1,7 @@
 //! The engine's configuration. Names and defaults follow SGLang.
 //!
-//! [`EngineConfig`] declares a key with its doc, its default and its bounds; the binary derives its flag and its
-//! environment variable from them. `config/default.toml` gives the reasons for the defaults.
+//! [`EngineConfig`] declares each key with its doc, default and bounds; the binary derives a flag and an environment
+//! variable from each declaration. `config/default.toml` gives the reasons for the defaults.
 
 mod choices;
 mod derived;

@@ -20,23 +20,23 @@ pub(super) const MAX_THREADS: usize = 1024;
 pub(super) const MAX_RUNNING_REQUESTS: usize = 1 << 16;
 /// Limited because each query of a prefill sorts this many tokens.
 pub(super) const MAX_CHOSEN_TOKENS: usize = 1 << 16;
-/// Longest distance of saved states, in tokens.
+/// Longest distance between saved states, in tokens.
 pub(super) const MAX_STATE_INTERVAL_TOKENS: usize = 1 << 30;
-/// Longest time that a prefill step is allowed, in milliseconds: an hour.
+/// Largest time limit of a prefill step, in milliseconds: an hour.
 pub(super) const MAX_STEP_MS: u32 = 3_600_000;
-/// Limited because further events are merged without loss.
+/// A larger channel is of no use: events that do not fit are merged without loss.
 pub(super) const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
-/// The message log's header, some records and its end fit.
+/// Enough for the message log's header, some records and its end.
 pub(super) const MIN_RECORD_BYTES: u64 = 64 << 10;
-/// Limited because the wait reaches its maximum after a few attempts.
+/// With the default waits, this number of attempts takes more than 16 hours.
 pub(super) const MAX_REBUILD_ATTEMPTS: usize = 1000;
 /// Longest interval of the log of long-running requests, in seconds: a day.
 pub(super) const MAX_LONG_REQUEST_S: f64 = 86_400.0;
 /// Longest wait between two attempts to rebuild the actors, in seconds.
 pub(super) const MAX_REBUILD_BACKOFF_S: f64 = 60.0;
-/// A few blocks of any model fit.
+/// Enough for a few blocks of a tiny model. The KV store checks that a block of the loaded model fits.
 pub(super) const MIN_KV_DISK_BYTES: u64 = 1 << 20;
-/// A few blocks of any model fit.
+/// Enough for a block of a tiny model. The KV store checks that blocks of the loaded model fit.
 pub(super) const MIN_KV_HOST_BYTES: u64 = 1 << 16;
 /// The smallest share of the compute threads' time for writes: with less, a block would take minutes.
 pub(super) const MIN_KV_WRITE_SHARE: f64 = 0.001;
@@ -130,12 +130,14 @@ impl EngineConfig {
             check(
                 fraction > 0.0 && fraction < 1.0,
                 "mem_fraction_static",
-                || format!("is {fraction}, must lie between 0 and 1"),
+                || format!("is {fraction}, must be more than 0 and less than 1"),
             )?;
         }
         let ratio = self.swa_full_tokens_ratio;
         check(ratio > 0.0 && ratio <= 1.0, "swa_full_tokens_ratio", || {
-            format!("is {ratio}, must lie between 0 and 1: 1 holds every token of the pool")
+            format!(
+                "is {ratio}, must be more than 0 and at most 1 (1: sliding windows keep every token of the pool)"
+            )
         })?;
         let least = IntakeLimits::min_capacity_tokens(page_size);
         let tokens = self.max_total_tokens.unwrap_or(least);
@@ -163,10 +165,10 @@ impl EngineConfig {
 
     fn validate_chunks(&self) -> Result<(), ConfigError> {
         let (chunk, page) = (self.chunked_prefill_size, self.page_size);
-        let is_whole_page = chunk <= 0 || chunk >= i64::from(page);
-        check(is_whole_page, "chunked_prefill_size", || {
+        let is_valid = chunk <= 0 || chunk >= i64::from(page);
+        check(is_valid, "chunked_prefill_size", || {
             format!(
-                "is {chunk}, must be at least page_size ({page}), or at most 0 to turn chunks off"
+                "is {chunk}, must be at least page_size ({page}); 0 or -1 turns chunked prefill off"
             )
         })
     }
@@ -226,7 +228,7 @@ impl EngineConfig {
         for (key, value) in timeouts {
             let seconds = value.unwrap_or(1.0);
             check(seconds > 0.0 && seconds.is_finite(), key, || {
-                format!("is {seconds}, must be more than 0; unset it for no limit")
+                format!("is {seconds}, must be finite and more than 0; unset it for no limit")
             })?;
         }
         Ok(())
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_needs_a_cache_and_whole_pages() {
+    fn a_store_needs_a_cache_and_pages_that_fit_its_blocks() {
         let refusal = |page_size, disable_radix_cache| {
             let config = EngineConfig {
                 kv_disk_path: Some("kv".into()),
@@ -284,7 +286,7 @@ mod tests {
             (refusal(48, false), "page_size is 48"),
             (refusal(1, true), "disable_radix_cache is on"),
         ] {
-            let refusal = refusal.expect("nothing could be stored");
+            let refusal = refusal.expect("the store is refused");
             assert!(refusal.contains("kv_disk_path"), "{refusal}");
             assert!(refusal.contains(reason), "{refusal}");
         }
@@ -293,7 +295,7 @@ mod tests {
     #[test]
     fn the_gpt_oss_format_conflicts_with_other_formats() {
         for (tool, reasoning) in [("gpt-oss", "qwen3"), ("qwen25", "gpt-oss")] {
-            let error = refusal(tool, reasoning).expect("no output follows both");
+            let error = refusal(tool, reasoning).expect("the formats conflict");
             assert_eq!(error.key, "reasoning_parser");
             for part in [tool, reasoning, "tool_call_parser", "auto", "none"] {
                 assert!(error.reason.contains(part), "{part}: {}", error.reason);
@@ -315,8 +317,8 @@ mod tests {
         }
         for ratio in [0.0, -0.1, 1.01, f64::NAN, f64::INFINITY] {
             let reason = error(ratio).expect("the ratio is refused");
-            assert!(reason.starts_with("swa_full_tokens_ratio: is "), "{reason}");
-            assert!(reason.contains("between 0 and 1"), "{reason}");
+            assert!(reason.starts_with("swa_full_tokens_ratio is "), "{reason}");
+            assert!(reason.contains("more than 0 and at most 1"), "{reason}");
         }
     }
 
@@ -332,12 +334,12 @@ mod tests {
             disable_radix_cache: true,
             ..config.clone()
         };
-        assert!(error(uncached).starts_with("kv_events_config: is given, but disable_radix_cache"));
+        assert!(error(uncached).starts_with("kv_events_config is given, but disable_radix_cache"));
         let wrong = EngineConfig {
             kv_events_config: Some(r#"{"publisher": "zmq", "endpoint": "5557"}"#.to_owned()),
             ..config
         };
-        assert!(error(wrong).starts_with("kv_events_config: endpoint is \"5557\""));
+        assert!(error(wrong).starts_with("kv_events_config endpoint is \"5557\""));
         let silent = EngineConfig {
             kv_events_config: Some("{}".to_owned()),
             disable_radix_cache: true,
@@ -347,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn double_sparsity_needs_a_file_and_the_cpu() {
+    fn double_sparsity_needs_a_file_the_cpu_and_unquantised_keys() {
         let sparse = EngineConfig {
             enable_double_sparsity: true,
             ds_channel_config_path: Some("channels.json".into()),
@@ -361,7 +363,7 @@ mod tests {
         };
         let reason = error(without.clone());
         assert!(
-            reason.starts_with("ds_channel_config_path: is not given"),
+            reason.starts_with("ds_channel_config_path is not given"),
             "{reason}"
         );
         let off = EngineConfig {
@@ -385,7 +387,7 @@ mod tests {
             ds_heavy_token_num: 0,
             ..sparse
         };
-        assert!(error(none).contains("ds_heavy_token_num: is 0, must be at least 1"));
+        assert!(error(none).contains("ds_heavy_token_num is 0, must be at least 1"));
     }
 
     #[test]

@@ -181,17 +181,17 @@ fn check_types(config: &EngineConfig) -> Result<(), ConfigError> {
 
 /// Refuses a KV type that differs from the weights' type, because the kernels support no other.
 fn check_kv_type(config: &EngineConfig, element: ElementType) -> Result<(), ConfigError> {
-    let own = match element {
+    let of_weights = match element {
         ElementType::F32 => KvDtype::F32,
         ElementType::Bf16 => KvDtype::BF16,
     };
     match config.kv_cache_dtype.named() {
-        Some(named) if named != own => Err(ConfigError {
+        Some(named) if named != of_weights => Err(ConfigError {
             key: "kv_cache_dtype".to_owned(),
             reason: format!(
                 "is {}, and the CUDA kernels support KV only in the type of the weights, {}: unset it, or use --device cpu",
                 named.name(),
-                own.name()
+                of_weights.name()
             ),
         }),
         _ => Ok(()),

@@ -35,8 +35,9 @@ type AdmitOne = fn(&Arc<Admission>) -> Result<Permit, RequestError>;
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
 /// The time that a shutdown then waits for the running step.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+const DOWN_REASON: &str = "it is being rebuilt or has stopped: try again later";
 
-/// A host's side of one engine. Cheap to clone; the engine stops when the last clone is dropped.
+/// A host's access to one engine. Cheap to clone; the engine stops when the last clone is dropped.
 #[derive(Clone)]
 pub struct EngineHandle {
     pub(super) inner: Arc<Inner>,
@@ -129,12 +130,12 @@ impl EngineHandle {
         request: GenerateRequest,
         recipient: Recipient<TokenEvent>,
     ) -> Result<Canceller, RequestError> {
-        let mut sent = None;
+        let mut cancel_handle = None;
         self.send(vec![request], Admission::admit, |rid, permit, canceller| {
-            sent = Some(canceller);
+            cancel_handle = Some(canceller);
             EventSink::recipient(rid, recipient.clone(), Some(permit))
         })?;
-        Ok(sent.expect("one request has one canceller"))
+        Ok(cancel_handle.expect("one request has one canceller"))
     }
 
     fn send(
@@ -157,7 +158,7 @@ impl EngineHandle {
         let admitted: Result<(Vec<Permit>, Doors), RequestError> = admit_all();
         let (permits, doors) =
             admitted.inspect_err(|error| self.inner.metrics.failed(error.code()))?;
-        let ask = |(request, permit): (GenerateRequest, Permit)| {
+        let to_asked = |(request, permit): (GenerateRequest, Permit)| {
             let cancel = CancelFlag::default();
             let canceller = Canceller {
                 rid: request.rid.clone(),
@@ -170,7 +171,7 @@ impl EngineHandle {
                 cancel,
             }
         };
-        let asked: Vec<_> = requests.into_iter().zip(permits).map(ask).collect();
+        let asked: Vec<_> = requests.into_iter().zip(permits).map(to_asked).collect();
         doors.generate.do_send(Generate::weighed(asked, prompts));
         Ok(())
     }
@@ -285,11 +286,7 @@ impl EngineHandle {
             .doors
             .read()
             .expect("a holder of the lock of the doors must not panic");
-        let down = || {
-            RequestError::EngineDown(
-                "it is being rebuilt or has stopped: try again later".to_owned(),
-            )
-        };
+        let down = || RequestError::EngineDown(DOWN_REASON.to_owned());
         doors.clone().ok_or_else(down)
     }
 
@@ -419,8 +416,8 @@ async fn join(thread: JoinHandle<()>) {
     let _ = is_joined.await;
 }
 
-pub(super) fn down(error: MailboxError) -> RequestError {
-    RequestError::EngineDown(error.to_string())
+pub(super) fn down(_: MailboxError) -> RequestError {
+    RequestError::EngineDown(DOWN_REASON.to_owned())
 }
 
 #[derive(Clone)]

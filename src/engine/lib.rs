@@ -117,7 +117,7 @@ impl Engine {
             watched,
             thread: Some(thread),
         };
-        Ok(EngineHandle::new(inner(&config, parts, started, began)))
+        Ok(EngineHandle::new(new_inner(&config, parts, started, began)))
     }
 
     /// Loads the model and starts the actors on an Arbiter of the host's System. Files are read on other threads, so
@@ -181,7 +181,7 @@ impl Engine {
             watched,
             thread: None,
         };
-        Ok(EngineHandle::new(inner(&config, parts, started, began)))
+        Ok(EngineHandle::new(new_inner(&config, parts, started, began)))
     }
 }
 
@@ -251,7 +251,7 @@ struct Started {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-fn inner(config: &EngineConfig, parts: EngineParts, started: Started, began: Instant) -> Inner {
+fn new_inner(config: &EngineConfig, parts: EngineParts, started: Started, began: Instant) -> Inner {
     record_capacity(&parts.info, began);
     Inner {
         metrics: RequestMetrics::register(&parts.info.served_model_name),

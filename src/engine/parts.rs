@@ -13,7 +13,7 @@ use crate::memory::{context_length, memory_plan};
 use crate::origin::from_the_same_files;
 use crate::progress::Progress;
 use crate::store::{record_weight_files, store_setup, tier_limits};
-use crate::text::TextSide;
+use crate::text::ModelText;
 use crate::threads::threads;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
@@ -53,7 +53,7 @@ pub struct ModelInfo {
     pub page_size: usize,
     pub max_running_requests: usize,
     pub vocab_size: usize,
-    /// The size of a vector that replaces a token; `None` if the executor takes no vectors.
+    /// The size of a prompt embedding; `None` if the executor takes no prompt embeddings.
     pub hidden_size: Option<usize>,
     /// The length (prompt and longest output) above which a sequence uses long-context RoPE factors, if any.
     pub long_above: Option<usize>,
@@ -105,7 +105,7 @@ impl EngineParts {
             gpu.check(config, &model)?;
         }
         let memory = memory_plan(config, &model, gpu.as_ref())?;
-        let TextSide { text, generation } = text_side(config)?;
+        let ModelText { text, generation } = model_text(config)?;
         let text = text.map(Arc::new);
         let context_length = context_length(config, &model)?;
         let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);
@@ -163,9 +163,9 @@ impl EngineParts {
     /// # Errors
     /// [`LoadError::Io`] and [`LoadError::Format`], naming the file; [`ConfigError`] for a parser that does not
     /// match the model.
-    pub fn text_of(config: &EngineConfig) -> Result<Option<TextModel>, StartError> {
+    pub fn text_model_of(config: &EngineConfig) -> Result<Option<TextModel>, StartError> {
         let config = with_a_model(config)?;
-        Ok(text_side(&config)?.text)
+        Ok(model_text(&config)?.text)
     }
 
     /// The limits of the scheduler of an engine with this model.
@@ -306,17 +306,17 @@ fn describe(config: &EngineConfig) -> Result<(CpuDescription, Option<ModelSparsi
 fn kernel_path() -> Result<Arc<str>, LoadError> {
     let path = KernelPath::of_process().map_err(LoadError::Memory)?;
     let name = path.to_string();
-    tracing::debug!(path = %name, "CPU kernel path");
+    tracing::debug!(path = %name, "CPU instruction set");
     Ok(name.into())
 }
 
 /// Reads a model's tokenizer and sampling defaults, and checks the output formats of the configuration.
-fn text_side(config: &EngineConfig) -> Result<TextSide, StartError> {
-    let side = TextSide::read(config)?;
-    if let Some(text) = &side.text {
+fn model_text(config: &EngineConfig) -> Result<ModelText, StartError> {
+    let model_text = ModelText::read(config)?;
+    if let Some(text) = &model_text.text {
         output_formats(config, text)?;
     }
-    Ok(side)
+    Ok(model_text)
 }
 
 /// The output formats that the configuration names, or else those of the model.
@@ -401,6 +401,6 @@ fn record(
     let sink = LogSink::create(path, config.record_max_bytes, &header);
     sink.map(Some).map_err(|error| ConfigError {
         key: "record".to_owned(),
-        reason: format!("{}: {error}", path.display()),
+        reason: format!("is {}, which cannot be written: {error}", path.display()),
     })
 }

@@ -78,7 +78,7 @@ pub(super) fn store_setup(
             // A GPU's memory plan leaves out host memory.
             0 => {
                 let available = available_bytes().map_err(StartError::from)?;
-                host_bytes_of(config, memory.kv_bytes, available)
+                checked_host_bytes(config, memory.kv_bytes, available)
                     .map_err(|reason| invalid("kv_host_bytes", reason))?
             }
             planned => host_bytes(config, memory.kv_bytes).min(planned),
@@ -94,7 +94,8 @@ pub(super) fn store_setup(
         None => cpu_kernels(),
     };
     let parts = fingerprint(config, model, sparsity, (kernels, geometry.block_tokens));
-    let recorded = recorded.map_err(|error| invalid("model_path", error.to_string()))?;
+    let unread = |error: LoadError| invalid("model_path", format!("cannot be read: {error}"));
+    let recorded = recorded.map_err(unread)?;
     let (model_path, hash_file) = (config.model_path.clone(), path.join(HASH_FILE));
     let identify = move || -> Identify {
         let (parts, recorded) = (parts.clone(), recorded.clone());
@@ -182,8 +183,8 @@ fn host_bytes(config: &EngineConfig, kv_bytes: u64) -> u64 {
     config.kv_host_bytes.unwrap_or(default)
 }
 
-/// As [`host_bytes`], on a host with `available_bytes`. The default is at most 1/`POOL_SHARE` of those.
-fn host_bytes_of(
+/// As [`host_bytes`], but by default at most 1/`POOL_SHARE` of `available_bytes`. More than these bytes is an error.
+fn checked_host_bytes(
     config: &EngineConfig,
     kv_bytes: u64,
     available_bytes: u64,
@@ -209,7 +210,8 @@ fn prefetch_timeout(config: &EngineConfig) -> PrefetchTimeout {
 fn n_buffers(host_bytes: u64, geometry: &Geometry) -> Result<(usize, usize), String> {
     let (freed, _) = crossbeam_channel::bounded(1);
     let pools = BlockPools::new(geometry, host_bytes, &freed);
-    let pools = pools.map_err(|error| error.to_string())?;
+    // The reason follows the key.
+    let pools = pools.map_err(|error| error.to_string().replacen("kv_host_bytes is", "is", 1))?;
     let of = |kind| pools.of(kind).map_or(0, |pool| pool.counts().total);
     Ok((of(BlockKind::Kv), of(BlockKind::State)))
 }
@@ -221,7 +223,8 @@ fn geometry(layout: &KvLayout, page_tokens: usize) -> Result<Geometry, String> {
              or be a multiple of it"
         )
     })?;
-    layout.block_planes(block_tokens)?;
+    let planes = layout.block_planes(block_tokens);
+    planes.map_err(|reason| format!("cannot be used: {reason}"))?;
     let layers = layout.layers().iter().enumerate();
     let planes = layers.flat_map(|(layer, kv)| {
         let buffers = kv.pages().into_iter().flat_map(|pages| pages.buffers());
@@ -336,7 +339,7 @@ mod tests {
                 kv_host_bytes: asked,
                 ..EngineConfig::default()
             };
-            host_bytes_of(&config, kv_bytes, available_bytes)
+            checked_host_bytes(&config, kv_bytes, available_bytes)
         };
         assert_eq!(of(None, 64 * GIB, 256 * GIB), Ok(8 * GIB));
         assert_eq!(of(None, 64 * GIB, 16 * GIB), Ok(4 * GIB));
@@ -359,7 +362,7 @@ mod tests {
         };
         let start = || EngineParts::from_model(&config, Progress::silent()).expect("it can run");
         let parts = start();
-        let print = identified(&parts)
+        let first = identified(&parts)
             .expect("nothing has changed")
             .fingerprint();
         // Another file with the same bytes: the engine may have loaded either file.
@@ -370,6 +373,6 @@ mod tests {
         let error = identified(&parts).expect_err("a file was replaced");
         assert!(error.contains("changed while the model"), "{error}");
         let again = identified(&start()).expect("nothing has changed since");
-        assert_eq!(again.fingerprint(), print);
+        assert_eq!(again.fingerprint(), first);
     }
 }

@@ -9,13 +9,13 @@ use souffleur_model::gguf::{self, Gguf};
 use souffleur_model::location::ModelLocation;
 use souffleur_model::text::TextModel;
 
-pub(super) struct TextSide {
+pub(super) struct ModelText {
     /// The tokenizer and chat template; `None` if the configuration skips the tokenizer.
     pub text: Option<TextModel>,
     pub generation: GenerationConfig,
 }
 
-impl TextSide {
+impl ModelText {
     /// Reads the files of the configuration's model.
     ///
     /// # Errors
@@ -42,10 +42,10 @@ impl TextSide {
 /// The vocabulary and the chat template of a GGUF file. A `tokenizer.json` next to it replaces a vocabulary that is
 /// absent or not supported.
 fn text_of_gguf(file: &Path, gguf: &Gguf) -> Result<TextModel, LoadError> {
-    let own = gguf::vocabulary(gguf)?;
-    let own = own.map(|fields| TextModel::from_vocabulary(file, fields));
+    let vocabulary = gguf::vocabulary(gguf)?;
+    let vocabulary = vocabulary.map(|fields| TextModel::from_vocabulary(file, fields));
     let dir = file.parent().unwrap_or(Path::new(""));
-    match own {
+    match vocabulary {
         Some(Ok(text)) => Ok(text),
         unusable if dir.join("tokenizer.json").is_file() => {
             if let Some(Err(error)) = unusable {

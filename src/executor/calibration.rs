@@ -131,12 +131,12 @@ fn measure(
     (request, wish, ranked_by): (&CalibrationRequest, RecallRequest, ChannelType),
     described: &CpuDescription,
 ) -> Result<Option<f64>, LoadError> {
-    let kept = described.kv_layout.layers().iter();
-    let dims = kept
+    let all = described.kv_layout.layers().iter();
+    let dims = all
         .filter_map(|layer| layer.pages())
         .map(|pages| pages.key_dim);
-    let least = dims.min().unwrap_or(1);
-    let channels = wish.channels.map(|channels| channels.min(least));
+    let min_dim = dims.min().unwrap_or(1);
+    let channels = wish.channels.map(|channels| channels.min(min_dim));
     let tokens = wish.tokens.max(2);
     let wish = SparsityWish {
         file: request.output.clone(),

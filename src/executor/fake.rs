@@ -20,7 +20,7 @@ use self::hashes::{fake_logits, fake_state, mix, sample};
 use self::refusal::rejected;
 use self::windows::FakeWindows;
 use crate::Executor;
-use crate::host::Host;
+use crate::host::StoreLink;
 use crate::script::Script;
 use souffleur_base::error::StepError;
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
@@ -34,7 +34,7 @@ use souffleur_state::step::{
 
 /// Bytes of a token in a block of the fake executor, and of a state.
 pub const FAKE_TOKEN_BYTES: usize = size_of::<u64>();
-/// Margin of the chosen token's logit over the highest of the others.
+/// Margin of the chosen token's logit over the highest possible logit of other tokens.
 const CHOSEN_MARGIN: f32 = 4.0;
 
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ pub struct FakeExecutor {
     windows: Option<FakeWindows>,
     /// One hash per state; `None` before anything is written.
     states: Vec<Option<u64>>,
-    host: Option<Host>,
+    store: Option<StoreLink>,
     rows: FxHashMap<RowId, FakeRow>,
 }
 
@@ -104,7 +104,7 @@ impl FakeExecutor {
             options,
             script: None,
             windows: None,
-            host: None,
+            store: None,
             kv: vec![0; slots],
             rows: FxHashMap::default(),
         }
@@ -124,7 +124,7 @@ impl FakeExecutor {
         }
     }
 
-    /// The configured error of a step that is to be rejected before it begins.
+    /// The configured fault of a step, if the fault is a rejection.
     pub fn refusal(&self, step: StepId) -> Option<StepError> {
         self.fault(step)
             .filter(|fault| matches!(fault, StepError::Rejected(_)))
@@ -391,7 +391,7 @@ impl FakeExecutor {
             if self.kv[self.slot(row, position)?] != expected {
                 let seq = row.seq;
                 return Err(StepError::Lost(format!(
-                    "K/V of {seq} at position {position} belongs to another sequence"
+                    "K/V of {seq} at position {position} was not computed from its tokens"
                 )));
             }
         }

@@ -8,8 +8,8 @@ use souffleur_state::tiers::BlockKind;
 
 /// The executor's access to the store's block buffers. No call waits or does I/O.
 pub trait BlockPort: Send {
-    /// Calls `gather` with a free buffer of a kind and keeps its content under `ticket` until the store is told to
-    /// write or drop it. Returns false if no buffer is free (`gather` is not called) or if the store has shut down.
+    /// Calls `gather` with a free buffer of a kind and keeps its content under `ticket` until the store writes
+    /// or drops it. Returns false if no buffer is free (`gather` is not called) or if the store has shut down.
     fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool;
 
     /// Calls `scatter` with each part of a fetched run, and frees the run's buffers. Returns false, without calling
@@ -24,8 +24,8 @@ pub trait BlockPort: Send {
     /// Called when a step begins to compute and when it has ended: threads of the store may pause during the step.
     fn computes(&mut self, _is_computing: bool) {}
 
-    /// Takes a free buffer of a kind, for a device that fills it asynchronously; then call [`HostBuffer::keep`], as
-    /// [`Self::save`] does. `None` if no buffer is free, or the port does not support this.
+    /// Takes a free buffer of a kind, for a device that fills it asynchronously; [`HostBuffer::keep`] then keeps the
+    /// content, as [`Self::save`] does. `None` if no buffer is free, or the port does not support this.
     fn take_buffer(&mut self, _kind: BlockKind) -> Option<Box<dyn HostBuffer>> {
         None
     }
@@ -71,7 +71,7 @@ pub enum LoadedPart<'a> {
     State(&'a [u8]),
 }
 
-pub(super) struct Host {
+pub(super) struct StoreLink {
     pub(super) port: Box<dyn BlockPort>,
     pub(super) block_tokens: usize,
 }

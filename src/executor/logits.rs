@@ -80,10 +80,10 @@ pub fn logits(
     };
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     for (index, prompt) in prompts.iter().enumerate() {
-        let seen = executor.score(prompt, CHUNK_TOKENS, &mut |position, logits| {
+        let scored = executor.score(prompt, CHUNK_TOKENS, &mut |position, logits| {
             on_logits(index, position, logits);
         });
-        seen.map_err(|error| {
+        scored.map_err(|error| {
             let reason = format!("failed to compute the logits of prompt {index}: {error}");
             format_error(dir, reason)
         })?;

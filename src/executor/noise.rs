@@ -39,7 +39,7 @@ pub struct NoiseContext {
     executor: CpuExecutor,
     prefix: Arc<[PageId]>,
     /// Pages after the prefix.
-    own: Vec<PageId>,
+    new_pages: Vec<PageId>,
     prompt: Arc<[u32]>,
     decoded_tokens: usize,
     step: u64,
@@ -69,7 +69,7 @@ impl NoiseContext {
         Ok(Self {
             executor,
             prefix: pages(0..n_prefix).collect(),
-            own: pages(n_prefix..n_pages).collect(),
+            new_pages: pages(n_prefix..n_pages).collect(),
             prompt: vec![0; prompt_tokens].into(),
             decoded_tokens: request.decoded_tokens,
             step: 0,
@@ -108,7 +108,7 @@ impl NoiseContext {
             }),
         };
         let mut starts = vec![start];
-        let pages = self.own.iter().copied().collect();
+        let pages = self.new_pages.iter().copied().collect();
         let mut table = vec![TableDelta::Append { row, pages }];
         let mut began = Instant::now();
         for n in 0..=self.decoded_tokens as u32 {

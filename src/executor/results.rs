@@ -5,17 +5,17 @@ use smallvec::SmallVec;
 use souffleur_state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, StepPlan};
 
 /// Most buffers that are kept: one more than the steps in flight.
-const MAX_SPENT: usize = PIPELINE_DEPTH + 1;
+const MAX_SPARE: usize = PIPELINE_DEPTH + 1;
 
 #[derive(Default)]
-pub(super) struct SpentResults {
-    spent: Vec<Vec<RowResult>>,
+pub(super) struct ResultBuffers {
+    spare: Vec<Vec<RowResult>>,
 }
 
-impl SpentResults {
+impl ResultBuffers {
     /// Empty results of a step, one for each row of the plan.
     pub(super) fn begin(&mut self, plan: &StepPlan) -> Vec<RowResult> {
-        let mut rows = self.spent.pop().unwrap_or_default();
+        let mut rows = self.spare.pop().unwrap_or_default();
         rows.extend(plan.rows.iter().map(|work| RowResult {
             seq: work.seq,
             tokens: SmallVec::new(),
@@ -28,8 +28,8 @@ impl SpentResults {
 
     pub(super) fn recycle(&mut self, mut rows: Vec<RowResult>) {
         rows.clear();
-        if self.spent.len() < MAX_SPENT {
-            self.spent.push(rows);
+        if self.spare.len() < MAX_SPARE {
+            self.spare.push(rows);
         }
     }
 }

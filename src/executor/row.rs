@@ -11,11 +11,11 @@ pub(super) struct Row {
     /// The prompt, and the output sampled before the row started.
     pub(super) tokens: Arc<[u32]>,
     pub(super) prompt_tokens: usize,
-    /// Whether the prompt consists of vectors, not tokens.
-    pub(super) has_vectors: bool,
-    /// The prompt's vectors, until the last of them is computed.
-    pub(super) vectors: Option<Arc<PromptVectors>>,
-    /// The sum of states for the prompt's embedding, until the embedding is complete.
+    /// Whether the request has prompt embeddings in place of prompt tokens.
+    pub(super) has_prompt_embeds: bool,
+    /// The prompt embeddings, until the step that computes the last of them is launched.
+    pub(super) prompt_embeds: Option<Arc<PromptVectors>>,
+    /// The pooled hidden states of an embedding request, until its embedding is complete.
     pub(super) pool: Option<PoolSum>,
     pub(super) n_pages: usize,
     /// Number of the row's sliding-window pages; `first_window` is the index of the first mapped page.

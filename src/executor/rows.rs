@@ -79,8 +79,8 @@ impl Rows {
             seq: start.seq,
             tokens: start.tokens.clone(),
             prompt_tokens: start.prompt_tokens as usize,
-            has_vectors: start.vectors.is_some(),
-            vectors: start.vectors.clone(),
+            has_prompt_embeds: start.vectors.is_some(),
+            prompt_embeds: start.vectors.clone(),
             pool: start.pooling.map(PoolSum::new),
             n_pages: start.prefix.len(),
             n_windows: match self.limits.windows {
@@ -140,18 +140,18 @@ impl Rows {
         row.pool = None;
     }
 
-    /// Returns the prompt's vectors at the positions of `work`, whose first token has index `first_token` in the step.
-    /// The row drops the vectors with the last position, since each is computed once.
-    pub(super) fn take_vectors(&mut self, work: &StepRow, first_token: usize) -> Option<VectorRun> {
+    /// Returns the prompt embeddings at the positions of `work`, whose first token has index `first_token` in the step.
+    /// The row drops the prompt embeddings with the last position, since each is computed once.
+    pub(super) fn take_embeds(&mut self, work: &StepRow, first_token: usize) -> Option<VectorRun> {
         let RowWork::Prefill { positions } = &work.work else {
             return None;
         };
         let row = self.row_mut(work.row);
         let (first, end) = (positions.start as usize, positions.end as usize);
         let prompt = if end >= row.prompt_tokens {
-            row.vectors.take()?
+            row.prompt_embeds.take()?
         } else {
-            row.vectors.clone()?
+            row.prompt_embeds.clone()?
         };
         (first < row.prompt_tokens).then(|| VectorRun {
             first_token,
@@ -170,11 +170,11 @@ impl Rows {
         row.sampled_tokens += usize::from(work.sample);
     }
 
-    pub(super) fn have_windows(&self) -> bool {
+    pub(super) fn has_windows(&self) -> bool {
         self.limits.windows.is_some()
     }
 
-    pub(super) fn keep_states(&self) -> bool {
+    pub(super) fn has_states(&self) -> bool {
         self.limits.n_state_slots.is_some()
     }
 

@@ -17,10 +17,10 @@ pub(super) struct Wanted {
     pub(super) pools: bool,
 }
 
-/// The next entries of `wanted` from `first` on, at most `most`: all logits or all states. `None` at the end.
-pub(super) fn part(wanted: &[Wanted], first: usize, most: usize) -> Option<Range<usize>> {
+/// The next entries of `wanted` from `first` on, at most `max_len`: all logits or all states. `None` at the end.
+pub(super) fn part(wanted: &[Wanted], first: usize, max_len: usize) -> Option<Range<usize>> {
     let kind = wanted.get(first)?.pools;
-    let rest = wanted[first..].iter().take(most);
+    let rest = wanted[first..].iter().take(max_len);
     let len = rest.take_while(|wanted| wanted.pools == kind).count();
     Some(first..first + len)
 }
@@ -38,7 +38,7 @@ pub(super) fn find_wanted(
     for work in order {
         let row = &plan.rows[work];
         let positions = row.work.positions();
-        let place = |position: u32, sample| Wanted {
+        let wanted_at = |position: u32, sample| Wanted {
             work,
             token: first_token + position - positions.start,
             position: position as usize,
@@ -50,17 +50,17 @@ pub(super) fn find_wanted(
             let prompt_tokens = rows.row(row.row).prompt_tokens as u32;
             let first = positions.start.max(start);
             let end = positions.end.min(prompt_tokens.saturating_sub(1));
-            wanted.extend((first..end).map(|position| place(position, false)));
+            wanted.extend((first..end).map(|position| wanted_at(position, false)));
         }
         if let RowWork::Prefill { .. } = &row.work {
             let pooled = rows.pooled(row.row, positions.clone());
             wanted.extend(pooled.map(|position| Wanted {
                 pools: true,
-                ..place(position, false)
+                ..wanted_at(position, false)
             }));
         }
         if row.sample {
-            wanted.push(place(positions.end - 1, true));
+            wanted.push(wanted_at(positions.end - 1, true));
         }
         first_token += positions.len() as u32;
     }

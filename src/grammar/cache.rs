@@ -1,4 +1,4 @@
-//! LRU cache of compiled grammars, with slots for compilations in flight.
+//! LRU cache of compiled grammars, with slots for compilations in flight, and permits that limit their number.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

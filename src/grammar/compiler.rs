@@ -96,7 +96,7 @@ impl GrammarCompiler {
         self.compile_with_notes(wish, is_cancelled, &mut CompileNotes::default())
     }
 
-    /// As [`GrammarCompiler::compile`], with notes on the cache hit and the timeout.
+    /// Like [`GrammarCompiler::compile`], with notes on the cache hit and the timeout.
     pub fn compile_with_notes(
         &self,
         wish: &GrammarWish,
@@ -250,12 +250,12 @@ impl Core {
 
 /// llguidance replaces the panic hook on its first call. This restores the application's hook.
 fn keep_panic_hook() {
-    static KEPT: Once = Once::new();
-    KEPT.call_once(|| {
-        let hosts = panic::take_hook();
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let host_hook = panic::take_hook();
         let called = panic_utils::catch_unwind(|| Ok(()));
         drop((panic::take_hook(), called));
-        panic::set_hook(hosts);
+        panic::set_hook(host_hook);
     });
 }
 
@@ -276,7 +276,8 @@ fn cancelled() -> RequestError {
 
 fn refusal(field: &'static str, reason: &str) -> RequestError {
     let message: String = words::for_client(reason).chars().take(MAX_CHARS).collect();
-    let reason = format!("{field} cannot be compiled to a grammar: {message}; simplify it");
+    let reason =
+        format!("{field} cannot be compiled to a grammar: {message}; correct or simplify it");
     RequestError::Field(FieldError::new(field, reason))
 }
 

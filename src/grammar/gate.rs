@@ -114,7 +114,7 @@ impl Gate {
     }
 
     /// Appends a token to the partly written opening tag.
-    fn opening(&self, opened: &mut Vec<u8>, token: u32) -> TagStep {
+    fn append_to_tag(&self, opened: &mut Vec<u8>, token: u32) -> TagStep {
         match &self.open {
             Tag::Token(id) if *id == token && opened.is_empty() => TagStep::Complete,
             Tag::Token(_) => TagStep::Broken,
@@ -132,7 +132,7 @@ impl Gate {
         }
     }
 
-    fn reason(&mut self, mut tail: Vec<u8>, token: u32) -> Result<GrammarProgress, GrammarFailure> {
+    fn inside(&mut self, mut tail: Vec<u8>, token: u32) -> Result<GrammarProgress, GrammarFailure> {
         if self.call == Some(token) {
             let mut inner = self.inner.begin();
             if let Ok(progress) = inner.commit(token) {
@@ -184,7 +184,7 @@ impl Gate {
         let step = if self.is_end(token) {
             TagStep::Broken
         } else {
-            self.opening(&mut opened, token)
+            self.append_to_tag(&mut opened, token)
         };
         if matches!(step, TagStep::Complete) {
             self.phase = Phase::Inside(Vec::new());
@@ -262,7 +262,7 @@ impl GrammarState for Gate {
                 self.phase = Phase::After(inner);
                 progress
             }
-            Phase::Inside(tail) => self.reason(tail, token),
+            Phase::Inside(tail) => self.inside(tail, token),
             Phase::Before { opened, inner } => self.before(opened, inner, token),
         }
     }

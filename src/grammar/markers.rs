@@ -48,7 +48,7 @@ impl Markers {
             .map(|(_, id)| *id)
     }
 
-    /// Splits a text at the names of markers, which become the markers.
+    /// Splits a text at the names of markers, which become [`Span::Marker`].
     pub(super) fn spans(&self, text: &str) -> Vec<Span> {
         let mut spans = Vec::new();
         let mut plain = String::new();
@@ -77,8 +77,8 @@ impl Markers {
         spans
     }
 
-    /// Writes all markers except `without` as a token reference in Lark; `None` if there are no others.
-    pub(super) fn others(&self, without: &[u32]) -> Option<String> {
+    /// Writes the markers allowed in free text, except `without`, as a token reference in Lark; `None` if none is left.
+    pub(super) fn all_except(&self, without: &[u32]) -> Option<String> {
         let ids = self.ids.iter().copied().filter(|id| !without.contains(id));
         let mut ranges: Vec<(u32, u32)> = Vec::new();
         for id in ids {

@@ -17,11 +17,11 @@ pub(super) enum Part {
     Grammar(String),
     Sequence(Vec<Part>),
     Choice(Vec<Part>),
-    /// No `most` means no upper bound.
+    /// No `max` means no upper bound.
     Repeat {
         part: Box<Part>,
-        least: u32,
-        most: Option<u32>,
+        min: u32,
+        max: Option<u32>,
     },
     /// The required fields and any of the optional fields, in order.
     Fields {
@@ -88,8 +88,8 @@ impl Part {
     pub(super) fn any_number(part: Self) -> Self {
         Self::Repeat {
             part: Box::new(part),
-            least: 0,
-            most: None,
+            min: 0,
+            max: None,
         }
     }
 

@@ -24,7 +24,7 @@ const ESCAPES: &str = "nrbtf\\\"";
 pub(super) struct Source {
     /// The field of the request, for errors.
     pub(super) field: &'static str,
-    /// The rules, including `start`; empty if the source is only the first nested grammar.
+    /// The rules, including `start`; empty if the first of `nested` is the whole grammar.
     lark: String,
     /// The schemas and grammars that the rules refer to as `@s0`, `@s1` and so on.
     nested: Vec<Nested>,

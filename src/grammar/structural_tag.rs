@@ -3,12 +3,13 @@
 use serde_json::{Map, Value};
 
 use super::ebnf;
-use super::limits::GrammarLimits;
+use super::limits::{GrammarLimits, check_bytes};
 use super::part::{Free, Part, Triggered};
 use super::regex;
 use super::schema::{self, Objects};
 use super::tools::xml;
 use souffleur_base::error::FieldError;
+use souffleur_base::field::Cut;
 
 /// The field that errors name.
 const FIELD: &str = "structural_tag";
@@ -21,8 +22,9 @@ pub(super) fn read(tag: &Value, limits: &GrammarLimits) -> Result<Part, FieldErr
     let reader = Reader { limits };
     let object = reader.object(tag, "#")?;
     let kind = object.get("type").and_then(Value::as_str);
-    if kind.is_some_and(|kind| kind != FIELD) {
-        return Err(refusal("#/type", "is not \"structural_tag\""));
+    if let Some(kind) = kind.filter(|kind| *kind != FIELD) {
+        let reason = format!("{FIELD} at #/type is {}, must be {FIELD:?}", Cut(kind));
+        return Err(FieldError::new(FIELD, reason));
     }
     match (object.get("format"), object.get("structures")) {
         (Some(format), None) => reader.format(format, "#/format", 0),
@@ -67,9 +69,9 @@ impl Reader<'_> {
             Some(inner) => self.format(inner, &format!("{place}/{name}"), depth + 1),
             None => Err(refusal(place, &format!("has no {name}"))),
         };
-        let repeated = |least, most| {
+        let repeated = |min, max| {
             let part = Box::new(inner("content")?);
-            Ok(Part::Repeat { part, least, most })
+            Ok(Part::Repeat { part, min, max })
         };
         match kind.as_str() {
             "const_string" => Ok(Part::Text(self.string(object, "value", place)?)),
@@ -78,7 +80,8 @@ impl Reader<'_> {
             "regex" => self.regex(object, place),
             "grammar" => {
                 let text = self.string(object, "grammar", place)?;
-                ebnf::to_lark(FIELD, &text, self.limits).map(Part::Grammar)
+                let lark = ebnf::to_lark(&at(place, "grammar"), &text, self.limits);
+                lark.map_err(|error| error.within(FIELD)).map(Part::Grammar)
             }
             "any_text" => self.any_text(object, place),
             "sequence" => self.formats(object, place, depth).map(Part::Sequence),
@@ -87,12 +90,10 @@ impl Reader<'_> {
             "plus" => repeated(1, None),
             "star" => repeated(0, None),
             "repeat" => {
-                let least = self.count(object, "min", place)?;
-                let most = self.count(object, "max", place)?;
-                match (least, most) {
-                    (Some(least), most) if most.is_none_or(|most| least <= most) => {
-                        repeated(least, most)
-                    }
+                let min = self.count(object, "min", place)?;
+                let max = self.count(object, "max", place)?;
+                match (min, max) {
+                    (Some(min), max) if max.is_none_or(|max| min <= max) => repeated(min, max),
                     _ => Err(refusal(place, "has a min that is -1 or above its max")),
                 }
             }
@@ -165,8 +166,9 @@ impl Reader<'_> {
                 "excludes strings, which is not supported for regex",
             ));
         }
-        let body = regex::whole_match(FIELD, &pattern, self.limits)?;
-        Ok(Part::Terminal(body))
+        let body = regex::whole_match(&at(place, "pattern"), &pattern, self.limits);
+        body.map_err(|error| error.within(FIELD))
+            .map(Part::Terminal)
     }
 
     fn any_text(&self, object: &Map<String, Value>, place: &str) -> Result<Part, FieldError> {
@@ -225,12 +227,12 @@ impl Reader<'_> {
         if triggers.is_empty() || triggers.iter().any(String::is_empty) {
             return Err(refusal(place, "has no triggers, or an empty trigger"));
         }
-        let mut begun: Vec<(String, Vec<Part>)> = triggers
+        let mut by_trigger: Vec<(String, Vec<Part>)> = triggers
             .iter()
             .map(|trigger| (trigger.clone(), Vec::new()))
             .collect();
         for tag in tags {
-            let mut begins = begun
+            let mut begins = by_trigger
                 .iter_mut()
                 .filter(|(trigger, _)| tag.begin.starts_with(trigger.as_str()));
             let (Some((trigger, rests)), None) = (begins.next(), begins.next()) else {
@@ -245,8 +247,8 @@ impl Reader<'_> {
             let begin = tag.begin[trigger.len()..].to_owned();
             rests.push(Tag { begin, ..tag }.into_part());
         }
-        begun.retain(|(_, rests)| !rests.is_empty());
-        let triggers = begun
+        by_trigger.retain(|(_, rests)| !rests.is_empty());
+        let triggers = by_trigger
             .into_iter()
             .map(|(trigger, rests)| (trigger, Part::Choice(rests)));
         Ok(Triggered {
@@ -276,8 +278,8 @@ impl Reader<'_> {
         } else {
             Part::Repeat {
                 part: Box::new(tags),
-                least: 0,
-                most: Some(1),
+                min: 0,
+                max: Some(1),
             }
         })
     }
@@ -348,11 +350,9 @@ impl Reader<'_> {
     ) -> Result<String, FieldError> {
         let text = object.get(name).and_then(Value::as_str);
         let text = text.ok_or_else(|| refusal(place, &format!("has no string {name}")))?;
-        if text.len() <= self.limits.text_bytes {
-            Ok(text.to_owned())
-        } else {
-            Err(refusal(place, &format!("has a {name} that is too long")))
-        }
+        check_bytes(&at(place, name), text.len(), self.limits)
+            .map_err(|error| error.within(FIELD))?;
+        Ok(text.to_owned())
     }
 
     fn strings(&self, value: Option<&Value>, place: &str) -> Result<Vec<String>, FieldError> {
@@ -414,6 +414,11 @@ impl Tag {
             ends: self.ends,
         }
     }
+}
+
+/// Names a field of the object at `place`, for an error.
+fn at(place: &str, name: &str) -> String {
+    format!("{FIELD} at {place}/{name}")
 }
 
 fn refusal(place: &str, reason: &str) -> FieldError {

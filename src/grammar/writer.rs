@@ -25,7 +25,7 @@ pub(super) fn write(
     let mut writer = Writer {
         source: Source::of_lark(field, String::new()),
         markers,
-        names: 0,
+        n_names: 0,
     };
     let start = writer.until(&part, &[])?;
     writer.source.rule("start", &start);
@@ -35,7 +35,7 @@ pub(super) fn write(
 struct Writer<'a> {
     source: Source,
     markers: &'a Markers,
-    names: usize,
+    n_names: usize,
 }
 
 /// The grammar of free text, which consists of texts with markers between them.
@@ -141,14 +141,14 @@ impl Writer<'_> {
                 let parts: Result<Vec<_>, _> = parts.iter().map(|part| self.part(part)).collect();
                 self.choice(parts?)
             }
-            Part::Repeat { part, least, most } => {
+            Part::Repeat { part, min, max } => {
                 let body = self.part(part)?;
                 let name = self.hoist("r", &body);
-                match (least, most) {
+                match (min, max) {
                     (_, Some(0)) => "\"\"".to_owned(),
                     (0, None) => format!("{name}*"),
-                    (least, None) => format!("{name}{{{least},}}"),
-                    (least, Some(most)) => format!("{name}{{{least},{most}}}"),
+                    (min, None) => format!("{name}{{{min},}}"),
+                    (min, Some(max)) => format!("{name}{{{min},{max}}}"),
                 }
             }
             Part::Fields { fields, separator } => self.fields(fields, separator)?,
@@ -290,7 +290,7 @@ impl Writer<'_> {
             others: if free.is_plain {
                 None
             } else {
-                self.markers.others(&without)
+                self.markers.all_except(&without)
             },
             conditions,
             before_ends: without_texts(&letters),
@@ -300,8 +300,8 @@ impl Writer<'_> {
 
     /// Writes any number of texts and markers.
     fn run(&mut self, texts: &Texts, is_first: bool) -> String {
-        let first = self.text_like(texts, "", is_first);
-        let later = self.text_like(texts, "", false);
+        let first = self.text_terminal(texts, "", is_first);
+        let later = self.text_terminal(texts, "", false);
         match &texts.others {
             None => first,
             Some(others) => {
@@ -337,8 +337,8 @@ impl Writer<'_> {
         let at_once = ending(self, is_first);
         let mut runs = vec![at_once.clone()];
         if let Some(others) = &texts.others {
-            let first = self.text_like(texts, "", is_first);
-            let later = self.text_like(texts, "", false);
+            let first = self.text_terminal(texts, "", is_first);
+            let later = self.text_terminal(texts, "", false);
             let marker = self.hoist("r", &format!("{later} {others}"));
             let after = ending(self, false);
             runs.push(format!("{first} {others} {marker}* {after}"));
@@ -347,7 +347,7 @@ impl Writer<'_> {
         format!("{run} {rest}")
     }
 
-    fn text_like(&mut self, texts: &Texts, end: &str, is_first: bool) -> String {
+    fn text_terminal(&mut self, texts: &Texts, end: &str, is_first: bool) -> String {
         let body = self.text_body(texts, end, is_first, false);
         self.hoist("T", &body)
     }
@@ -399,15 +399,15 @@ impl Writer<'_> {
     }
 
     fn hoist(&mut self, prefix: &str, body: &str) -> String {
-        let name = format!("{prefix}{}", self.names);
-        self.names += 1;
+        let name = format!("{prefix}{}", self.n_names);
+        self.n_names += 1;
         self.source.rule(&name, body);
         name
     }
 
     fn hoist_lazy(&mut self, body: &str) -> String {
-        let name = format!("l{}", self.names);
-        self.names += 1;
+        let name = format!("l{}", self.n_names);
+        self.n_names += 1;
         self.source.rule(&format!("{name}[lazy]"), body);
         name
     }

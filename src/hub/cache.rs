@@ -54,7 +54,7 @@ impl RepoCache {
     }
 
     pub fn keep_commit(&self, commit: &str) -> Result<(), HubError> {
-        // Does not write: the cache may be read-only.
+        // An unchanged reference is not written, as the cache may be read-only.
         if self.known_commit().as_deref() == Some(commit) {
             return Ok(());
         }
@@ -107,6 +107,7 @@ impl RepoCache {
             if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
                 tracing::info!(
                     blob = etag.as_str(),
+                    lock = %path.display(),
                     "another process is downloading this file, waiting"
                 );
                 file.lock()?;
@@ -130,7 +131,7 @@ impl RepoCache {
             if is_same_file(&link, &blob) {
                 return Ok(());
             }
-            // A stale entry: a link to a deleted blob, or a copy of another blob.
+            // Removes a stale entry: a link to a deleted blob, or a copy of another blob.
             match fs::remove_file(&link) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                 _ => symlink_or_copy(&blob, path, &link),

@@ -220,7 +220,7 @@ impl<'a> Client<'a> {
         Err(unreachable_host(&url, &reason))
     }
 
-    /// Sends one request, with the token if the host is the hub itself.
+    /// Sends one request, with the token if the URL has the endpoint's origin.
     fn call(
         &self,
         request: ureq::RequestBuilder<ureq::typestate::WithoutBody>,

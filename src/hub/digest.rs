@@ -1,4 +1,4 @@
-//! The hashes in etags: SHA-256 for files in LFS, git's blob hash (SHA-1) for all others.
+//! Hashes files as the hub's etags do: SHA-256 for files in LFS, git's blob hash (SHA-1) for all others.
 
 use sha1::{Digest, Sha1};
 use sha2::Sha256;

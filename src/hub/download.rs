@@ -15,7 +15,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// HTTP status 416.
 const RANGE_NOT_SATISFIABLE: u16 = 416;
 
-pub(super) struct Downloads<'a> {
+pub(super) struct FileDownloader<'a> {
     pub settings: &'a HubSettings,
     pub client: &'a Client<'a>,
     pub cache: &'a RepoCache,
@@ -29,38 +29,38 @@ struct Partial {
     hasher: Hasher,
 }
 
-impl Downloads<'_> {
+impl FileDownloader<'_> {
     pub fn missing_bytes(&self, file: &RemoteFile) -> u64 {
         if size_of_file(&self.cache.blob(&file.etag)) == Some(file.bytes) {
             return 0;
         }
-        let here = size_of_file(&self.cache.partial(&file.etag)).unwrap_or(0);
-        file.bytes.saturating_sub(here)
+        let present = size_of_file(&self.cache.partial(&file.etag)).unwrap_or(0);
+        file.bytes.saturating_sub(present)
     }
 
-    /// Makes sure that the snapshot has the file. `at` is called with the number of bytes present so far.
-    pub fn ensure(&self, file: &RemoteFile, at: &mut dyn FnMut(u64)) -> Result<(), HubError> {
+    /// Makes sure that the snapshot has the file. `progress` is called with the number of bytes present so far.
+    pub fn ensure(&self, file: &RemoteFile, progress: &mut dyn FnMut(u64)) -> Result<(), HubError> {
         let blob = self.cache.blob(&file.etag);
         let is_here = || size_of_file(&blob) == Some(file.bytes);
         let is_linked = || self.cache.is_linked(self.commit, &file.path, &file.etag);
-        // Checks before taking the lock, as the cache may be read-only.
+        // A complete file is used without the lock, as the cache may be read-only.
         if !is_here() || !is_linked() {
             let _lock = self.cache.lock(&file.etag)?;
             if !is_here() {
-                self.fetch(file, at)?;
+                self.fetch(file, progress)?;
             }
             self.cache.link(self.commit, &file.path, &file.etag)?;
         }
-        at(file.bytes);
+        progress(file.bytes);
         Ok(())
     }
 
-    fn fetch(&self, file: &RemoteFile, at: &mut dyn FnMut(u64)) -> Result<(), HubError> {
+    fn fetch(&self, file: &RemoteFile, progress: &mut dyn FnMut(u64)) -> Result<(), HubError> {
         let mut fetch = Fetch {
-            downloads: self,
+            downloader: self,
             file,
             path: self.cache.partial(&file.etag),
-            at,
+            progress,
         };
         let resumed = size_of_file(&fetch.path).is_some_and(|bytes| bytes > 0);
         match fetch.once() {
@@ -79,11 +79,11 @@ impl Downloads<'_> {
 }
 
 struct Fetch<'a> {
-    downloads: &'a Downloads<'a>,
+    downloader: &'a FileDownloader<'a>,
     file: &'a RemoteFile,
     /// Path of the incomplete file.
     path: PathBuf,
-    at: &'a mut dyn FnMut(u64),
+    progress: &'a mut dyn FnMut(u64),
 }
 
 impl Fetch<'_> {
@@ -91,7 +91,7 @@ impl Fetch<'_> {
     fn once(&mut self) -> Result<(), HubError> {
         let file = self.file;
         let mut partial = Partial::open(&self.path, file).map_err(self.io())?;
-        (self.at)(partial.bytes);
+        (self.progress)(partial.bytes);
         self.complete(&mut partial)?;
         if let Some((algorithm, got)) = partial.hasher.finish() {
             if got != file.etag.as_str() {
@@ -110,7 +110,7 @@ impl Fetch<'_> {
             );
         }
         // Syncs before the rename, so that the final name has complete contents even after a power cut.
-        let blob = self.downloads.cache.blob(&file.etag);
+        let blob = self.downloader.cache.blob(&file.etag);
         let named = partial
             .file
             .sync_all()
@@ -151,19 +151,19 @@ impl Fetch<'_> {
                 reason,
                 "the download was interrupted, resuming"
             );
-            wait(self.downloads.settings, attempts);
+            wait(self.downloader.settings, attempts);
         }
         Ok(())
     }
 
     fn append(&mut self, partial: &mut Partial) -> Result<(), HubError> {
         let file = self.file;
-        let Downloads {
+        let FileDownloader {
             settings,
             client,
             commit,
             ..
-        } = self.downloads;
+        } = self.downloader;
         let part = client.part(commit, file, partial.bytes)?;
         if part.from != partial.bytes {
             // The host ignores range requests, and sends the file from its first byte.
@@ -192,7 +192,7 @@ impl Fetch<'_> {
                     reason: format!("received more than the {} bytes of the file", file.bytes),
                 });
             }
-            (self.at)(partial.bytes);
+            (self.progress)(partial.bytes);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Errors of downloads from the hub, each with its remedy.
+//! Errors of downloads from the hub. Messages name the remedy if there is one.
 
 use std::io;
 use std::path::PathBuf;
@@ -29,8 +29,8 @@ pub enum HubError {
     },
     /// The hub refuses the token, or requires one.
     #[error(
-        "{endpoint} denies access to {repo}: if it is private, {}; else check its name (there is no local \
-        folder {repo} either)",
+        "{endpoint} has no model {repo}, or denies access to it: check the name (there is no local folder of this \
+        name either); if it is private, {}",
         token_advice(*has_token)
     )]
     NoAccess {
@@ -65,7 +65,6 @@ pub enum HubError {
         status: u16,
         what: String,
     },
-    /// A response that violates the hub's protocol.
     #[error("{host} sent an invalid answer for {what}: {reason}")]
     Protocol {
         host: String,
@@ -82,7 +81,6 @@ pub enum HubError {
         got_bytes: u64,
         attempts: u32,
     },
-    /// The hash of the downloaded file is not the hub's.
     #[error(
         "{file}: its {algorithm} is {got}, the hub says {expected}: the download is corrupt and was deleted; try \
          again, and if that fails too, look for a proxy or mirror that changes files"
@@ -93,10 +91,10 @@ pub enum HubError {
         got: String,
         expected: String,
     },
-    /// The disk is too small.
+    /// The disk has too little free space.
     #[error(
         "the download needs {needed_bytes} bytes in {}, which has {free_bytes} bytes free: free some space, or set \
-         HF_HOME to a folder on a larger disk",
+         HF_HUB_CACHE to a folder on a larger disk",
         folder.display()
     )]
     NoSpace {
@@ -119,7 +117,7 @@ impl HubError {
         }
     }
 
-    /// True unless the hub has no such revision: a cached model may then be used, as in `huggingface_hub`.
+    /// True if a cached model may be used instead, as in `huggingface_hub`: after every error but an unknown revision.
     pub(super) fn allows_cached_model(&self) -> bool {
         !matches!(self, Self::NoRevision { .. })
     }
@@ -137,19 +135,19 @@ impl HubError {
 
 fn token_advice(has_token: bool) -> &'static str {
     if has_token {
-        "use a token (HF_TOKEN) of an account that may read it, the one that was sent may not"
+        "set HF_TOKEN to a token of an account that may read it (the token that was sent has no access)"
     } else {
-        "set HF_TOKEN to a token of an account that may read it, or save one with `hf auth login`: none was sent"
+        "set HF_TOKEN to a token of an account that may read it, or run `hf auth login` (no token was sent)"
     }
 }
 
 fn disk_advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            ": free some space, or set HF_HOME to a folder on a larger disk; the download resumes there"
+            ": free some space and start again to resume, or set HF_HUB_CACHE to a folder on a larger disk"
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            ": set HF_HOME to a writable folder"
+            ": set HF_HUB_CACHE to a writable folder"
         }
         _ => "",
     }

@@ -50,7 +50,7 @@ impl Choice {
     pub fn is_certain(&self, model: &HubModel) -> bool {
         match (&self.weights, &model.wish) {
             (WeightFiles::None, _) | (WeightFiles::Gguf(_), Wish::File(_)) => true,
-            // Other programs may not have downloaded files that only this program reads.
+            // Another program may have downloaded the weights without the tokenizer's files.
             (WeightFiles::Single | WeightFiles::Sharded, _) => {
                 self.small.contains(&TOKENIZER) && self.small.contains(&TOKENIZER_CONFIG)
             }
@@ -166,7 +166,7 @@ impl GgufModel<'_> {
             Ok(self.parts.iter().map(|part| (*part).to_owned()).collect())
         } else {
             Err(format!(
-                "has {} of the {} parts of {}",
+                "has only {} of the {} parts of {}: choose another quantisation",
                 self.parts.len(),
                 self.count,
                 self.stem
@@ -235,7 +235,7 @@ fn of_quantisation<'a, 'b>(
                     let stems: Vec<&str> =
                         several.iter().map(|model| model.stem.as_str()).collect();
                     Err(format!(
-                        "has several GGUF models whose names end with {name}: {}; choose one by its file",
+                        "has several GGUF models whose names end with {name}: {}; choose one as owner/name/FILE.gguf",
                         stems.join(", ")
                     ))
                 }
@@ -417,7 +417,7 @@ mod tests {
                 "a/b:Q4_XS",
                 "ends with Q4_XS; it has IQ4_XS/m-IQ4_XS",
             ),
-            (&SEVERAL, "a/b:Q2_K", "has 1 of the 2 parts of m-Q2_K"),
+            (&SEVERAL, "a/b:Q2_K", "has only 1 of the 2 parts of m-Q2_K"),
             (
                 &SEVERAL,
                 "a/b/other.gguf",

@@ -34,7 +34,7 @@ pub enum Wish {
     Model,
     /// The GGUF model with this quantisation in its name (`Q4_K_M`).
     Quantisation(String),
-    /// The GGUF model in this file; if the file is one part of a model, in all parts.
+    /// The GGUF model in this file, or in all parts of a split model if the file is one of them.
     File(String),
 }
 

@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 
 use cache::{RepoCache, is_commit};
 use client::{Client, Listing, RemoteFile};
-use download::Downloads;
+use download::FileDownloader;
 pub use error::HubError;
 pub use files::Extent;
 use files::{Choice, WeightFiles};
@@ -63,7 +63,7 @@ pub type Watch<'a> = &'a mut dyn FnMut(Transfer<'_>);
 /// model's path. The served name of the model is the id, unless the configuration sets another name.
 ///
 /// # Errors
-/// [`HubError`], whose message is one line with the remedy.
+/// [`HubError`], whose message is one line.
 pub fn localise(config: EngineConfig, watch: Watch<'_>) -> Result<EngineConfig, HubError> {
     let revision = config.revision.clone();
     let Some(model) = HubModel::of_path(&config.model_path) else {
@@ -114,7 +114,7 @@ impl Hub {
         let cache = RepoCache::new(&self.settings.cache, &model.repo, revision);
         let find = || cached(&cache, model, extent);
         if self.settings.is_offline {
-            let why = "HF_HUB_OFFLINE is set: unset it once to download the model";
+            let why = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set: unset it once to download the model";
             let found = find().ok_or_else(|| self.not_cached(model, revision, why))?;
             return Ok(found.chosen_without_hub());
         }
@@ -137,7 +137,7 @@ impl Hub {
             settings: &self.settings,
             model,
             listing: &listing,
-            downloads: Downloads {
+            downloader: FileDownloader {
                 settings: &self.settings,
                 client: &client,
                 cache: &cache,
@@ -186,7 +186,7 @@ struct Download<'a> {
     settings: &'a HubSettings,
     model: &'a HubModel,
     listing: &'a Listing,
-    downloads: Downloads<'a>,
+    downloader: FileDownloader<'a>,
 }
 
 impl Download<'_> {
@@ -199,14 +199,15 @@ impl Download<'_> {
             extent,
         )?;
         for name in small {
-            self.downloads.ensure(&self.describe(name)?, &mut |_| ())?;
+            self.downloader.ensure(&self.describe(name)?, &mut |_| ())?;
         }
-        let snapshot = self.downloads.cache.snapshot(self.downloads.commit);
+        let snapshot = self.downloader.cache.snapshot(self.downloader.commit);
         let names: Vec<String> = match weights {
             WeightFiles::None => return Ok(snapshot),
             WeightFiles::Single => vec![SINGLE.to_owned()],
             WeightFiles::Sharded => {
-                self.downloads.ensure(&self.describe(INDEX)?, &mut |_| ())?;
+                self.downloader
+                    .ensure(&self.describe(INDEX)?, &mut |_| ())?;
                 self.shards(&snapshot.join(INDEX))?.into_iter().collect()
             }
             WeightFiles::Gguf(names) => {
@@ -220,7 +221,7 @@ impl Download<'_> {
     }
 
     fn describe(&self, name: &str) -> Result<RemoteFile, HubError> {
-        let file = self.downloads.client.describe(self.listing, name)?;
+        let file = self.downloader.client.describe(self.listing, name)?;
         let max_bytes = files::max_bytes(name);
         if file.bytes <= max_bytes {
             Ok(file)
@@ -256,7 +257,7 @@ impl Download<'_> {
     fn fetch_weights(&self, names: &[String], watch: Watch<'_>) -> Result<(), HubError> {
         let files = names.iter().map(|name| self.describe(name));
         let files = files.collect::<Result<Vec<_>, _>>()?;
-        let missing = files.iter().map(|file| self.downloads.missing_bytes(file));
+        let missing = files.iter().map(|file| self.downloader.missing_bytes(file));
         let missing_bytes = missing.fold(0u64, u64::saturating_add);
         self.check_space(missing_bytes)?;
         let all_bytes = files
@@ -264,7 +265,7 @@ impl Download<'_> {
             .fold(0u64, |sum, file| sum.saturating_add(file.bytes));
         let mut before_bytes = 0u64;
         for file in &files {
-            let mut at = |bytes: u64| {
+            let mut progress = |bytes: u64| {
                 if missing_bytes > 0 {
                     watch(Transfer {
                         file: &file.path,
@@ -273,7 +274,7 @@ impl Download<'_> {
                     });
                 }
             };
-            self.downloads.ensure(file, &mut at)?;
+            self.downloader.ensure(file, &mut progress)?;
             before_bytes = before_bytes.saturating_add(file.bytes);
         }
         Ok(())
@@ -305,7 +306,7 @@ impl Found {
         if !self.is_certain && self.path.is_file() {
             tracing::warn!(
                 file = %self.path.display(),
-                "using a cached GGUF file without the hub, which may have a file that fits the name better"
+                "using this cached GGUF file; the hub was not asked, and may have one that fits the name better"
             );
         }
         self.path

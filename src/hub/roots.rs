@@ -13,21 +13,21 @@ pub(super) const VARIABLES: [&str; 3] = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", 
 pub fn trusted_roots() -> Vec<Vec<u8>> {
     let mut files = VARIABLES.iter().filter_map(std::env::var_os);
     let file = files.find(|file| !file.is_empty()).map(PathBuf::from);
-    found(file.as_deref())
+    load(file.as_deref())
 }
 
 pub(super) fn of(file: Option<&Path>) -> RootCerts {
-    let found = found(file);
-    if found.is_empty() {
+    let roots = load(file);
+    if roots.is_empty() {
         return RootCerts::WebPki;
     }
-    let certificates = found
+    let certificates = roots
         .iter()
         .map(|der| Certificate::from_der(der).to_owned());
     RootCerts::from(certificates.collect::<Vec<_>>())
 }
 
-fn found(file: Option<&Path>) -> Vec<Vec<u8>> {
+fn load(file: Option<&Path>) -> Vec<Vec<u8>> {
     let read = match file {
         Some(file) => load_certs_from_paths(Some(file), None),
         None => load_native_certs(),
@@ -59,7 +59,7 @@ mod tests {
         }
         let one = "-----BEGIN CERTIFICATE-----\nAQID\n-----END CERTIFICATE-----\n";
         std::fs::write(&file, one).expect("the file can be written");
-        assert_eq!(found(Some(&file)), [[1, 2, 3]]);
+        assert_eq!(load(Some(&file)), [[1, 2, 3]]);
         assert!(matches!(of(Some(&file)), RootCerts::Specific(_)));
     }
 }

@@ -9,7 +9,6 @@ use super::error::HubError;
 use super::roots;
 
 const ENDPOINT: &str = "https://huggingface.co";
-/// Time without data after which a download is retried.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The wait before the third attempt; each further wait is twice as long. The second attempt comes at once.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
@@ -48,7 +47,7 @@ pub struct HubSettings {
     pub endpoint: String,
     /// The folder that holds `models--owner--name`.
     pub cache: PathBuf,
-    /// Sent to the endpoint's host and to no other.
+    /// Sent to the endpoint's origin and to no other.
     pub token: Option<Token>,
     /// Whether all requests are disabled.
     pub is_offline: bool,
@@ -86,13 +85,13 @@ impl HubSettings {
             values.find(|value| !value.is_empty())
         };
         let text = |names: &[&str]| found(names).map(|value| value.to_string_lossy().into_owned());
-        let user = found(&["HOME"]).map(PathBuf::from);
+        let user_home = found(&["HOME"]).map(PathBuf::from);
         let path = |names: &[&str]| {
-            found(names).map(|value| expand_home(Path::new(&value), user.as_deref()))
+            found(names).map(|value| expand_home(Path::new(&value), user_home.as_deref()))
         };
         let home = path(&["HF_HOME"])
             .or_else(|| Some(path(&["XDG_CACHE_HOME"])?.join("huggingface")))
-            .or_else(|| Some(user.as_ref()?.join(".cache/huggingface")));
+            .or_else(|| Some(user_home.as_ref()?.join(".cache/huggingface")));
         let home = home.ok_or_else(|| HubError::Setting {
             name: "HF_HOME",
             value: String::new(),
@@ -166,9 +165,9 @@ fn token_in(file: &Path) -> Result<Option<Token>, HubError> {
 }
 
 /// Replaces a leading `~` by the home folder.
-fn expand_home(path: &Path, user: Option<&Path>) -> PathBuf {
-    match (path.strip_prefix("~"), user) {
-        (Ok(rest), Some(user)) => user.join(rest),
+fn expand_home(path: &Path, user_home: Option<&Path>) -> PathBuf {
+    match (path.strip_prefix("~"), user_home) {
+        (Ok(rest), Some(user_home)) => user_home.join(rest),
         _ => path.to_owned(),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Models are written against [`Backend`], which has tensors, weights, layers and the rows of a step, but no requests,
 //! sampling or scheduling. Parameter types are in [`dtype`], [`latent`], [`tensor_view`], [`random`], [`rope`],
-//! [`shape`] and [`sparsity`]; model files are out of scope. `kernels/README.md` lists every kernel and its CPU twin.
+//! [`shape`] and [`sparsity`]; model files are out of scope. `kernels/README.md` lists each kernel and its CPU version.
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
 
@@ -87,8 +87,8 @@ pub trait Backend {
     /// Collects the matrices of the heads, in order; all have equal shapes.
     fn head_matrices(&mut self, heads: Vec<Self::Matrix>) -> Self::HeadMatrices;
 
-    /// Looks up the row of each token, times `factor` if given. A token that a prompt vector replaces gets the row of
-    /// its placeholder.
+    /// Looks up the row of each token, times `factor` if given. A position with a prompt embedding gets the row of its
+    /// placeholder token.
     ///
     /// # Shapes
     /// `table: [vocab, width]`, result `[n_tokens, width]`.
@@ -101,8 +101,8 @@ pub trait Backend {
 
     fn zeros_like(&mut self, x: &Self::Tensor) -> Self::Tensor;
 
-    /// Looks up the embedding of each token, times `factor` if given; a prompt vector replaces its token's embedding,
-    /// unscaled.
+    /// Looks up the embedding of each token, times `factor` if given; a prompt embedding replaces that of its
+    /// placeholder token, unscaled.
     ///
     /// # Shapes
     /// `table: [vocab, hidden]`, result `[n_tokens, hidden]`.

@@ -6,7 +6,7 @@ pub struct Routing {
     /// Experts per token, from 1 to `n_experts`.
     pub n_used: usize,
     pub score: Score,
-    /// `None` to choose among all experts.
+    /// If set, a token's experts come from its best groups only.
     pub groups: Option<Groups>,
     pub sum: WeightSum,
     pub scale: f32,

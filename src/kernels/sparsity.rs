@@ -54,7 +54,7 @@ pub struct DoubleSparsity {
     pub threshold: usize,
     /// Tokens that each head of a sparse query attends to, including its own.
     pub tokens: usize,
-    /// The labels of each layer; `None` for layers with full attention.
+    /// The label channels of each layer with sparse attention.
     pub layers: Vec<Option<LabelChannels>>,
 }
 

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warning_has_the_number_of_suppressed_warnings() {
+    fn a_warning_counts_the_faults_since_the_last_one() {
         let complaints = Complaints::default();
         let began = Instant::now();
         assert_eq!(complaints.count(began), Some(1));

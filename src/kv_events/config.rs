@@ -10,7 +10,7 @@ use souffleur_state::pool::pages::PageSize;
 
 /// The default block size is the smallest multiple of the page size with at least this many tokens.
 const BLOCK_TOKENS: usize = 16;
-/// The largest block size: larger blocks would exceed most prompts, and the size of a batch.
+/// The largest block size: larger blocks would be longer than most prompts.
 const MAX_BLOCK_TOKENS: usize = 4096;
 /// The largest number of batches kept for replays. The ring also limits their total bytes.
 const MAX_BUFFER_STEPS: usize = 1 << 20;
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn default_blocks_are_the_smallest_multiple_of_the_page_size_from_16_tokens() {
+    fn default_blocks_are_the_smallest_multiple_of_the_page_size_with_at_least_16_tokens() {
         let json = r#"{"publisher": "zmq"}"#;
         for (page_size, expected) in [(1, 16), (4, 16), (7, 21), (16, 16), (64, 64), (256, 256)] {
             let config = KvEventsConfig::parse(json, page(page_size)).expect("valid");

@@ -1,11 +1,11 @@
-//! A bounded queue that sends the changes of the radix tree to the publisher's thread, one list per plan.
+//! A bounded queue that sends the changes of the radix tree to the publisher's thread, one list per step plan.
 //!
 //! If the queue overflows, changes are dropped until the publisher has drained it. Then the cache sends an event that
 //! tells subscribers to discard all blocks, and reports its contents again, one part after each plan. It sends no part
 //! while the queue is more than half full, so that a large cache does not overflow the queue again.
 //!
-//! Changes do not travel in the messages of a plan: the Allocator's answer to a plan never reverts them, and cache
-//! probes make changes too.
+//! The changes are not sent with a plan's messages, because cache probes also change the tree. They need not wait for
+//! the end of the plan, because a plan that the Allocator refuses does not undo them.
 
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 
@@ -97,6 +97,7 @@ impl ChangeFeed {
         let mut changes = self.spare.pop().unwrap_or_default();
         if self.has_lost && self.queued_changes == 0 {
             self.has_lost = false;
+            // Drops the recorded changes, and records a clear event and then all nodes.
             cache.record_changes();
         }
         cache.take_changes(&mut changes);
@@ -253,7 +254,7 @@ mod tests {
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[1, 2, 3]);
         world.insert(&[1, 2, 4]);
-        // The queue now holds two lists: the clear event, and two new nodes with a split.
+        // The queue holds the clear event. This call adds a second list: two new nodes and a split.
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[5]);
         assert!(world.feed.pass_on(&mut world.tree), "the queue is full");

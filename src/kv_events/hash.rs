@@ -10,7 +10,7 @@ use souffleur_state::cache::namespace::Namespace;
 const SALT_PREFIX: &[u8] = b"sglang-cache-salt-v1\0";
 const NAMESPACE_PREFIX: &[u8] = b"sglang-kv-event-namespace-v1";
 /// Hashed into the ids of sequences with long-context RoPE factors. SGLang has no such namespace.
-const LONG_ROTATION: &[u8] = b"\x02souffleur-long-rotation";
+const LONG_ROPE: &[u8] = b"\x02souffleur-long-rotation";
 
 /// The hash of a block and all blocks before it.
 pub type BlockHash = [u8; 32];
@@ -28,16 +28,16 @@ pub struct IdSpace {
 
 impl IdSpace {
     /// Creates the inputs for a namespace. SGLang's default format hashes an `extra_key` only if it names an adapter.
-    /// This function hashes every key: an eviction in one namespace must not look like an eviction in another.
+    /// This function hashes every `extra_key`: an eviction in one namespace must not look like an eviction in another.
     pub fn new(namespace: &Namespace, format: IdFormat) -> Self {
         let salt = namespace.cache_salt();
-        let mixed_salt = salt.filter(|_| format == IdFormat::Dynamo);
-        let names = [namespace.extra_key(), mixed_salt];
-        let is_long = namespace.has_long_rotation();
-        let is_mixed = is_long || names.iter().any(Option::is_some);
+        let hashed_salt = salt.filter(|_| format == IdFormat::Dynamo);
+        let names = [namespace.extra_key(), hashed_salt];
+        let has_long_rope = namespace.has_long_rotation();
+        let has_seed = has_long_rope || names.iter().any(Option::is_some);
         Self {
             prior: salt.map(|salt| hash(&[SALT_PREFIX, salt.as_bytes()])),
-            seed: is_mixed.then(|| namespace_seed(names, is_long)),
+            seed: has_seed.then(|| namespace_seed(names, has_long_rope)),
             cache_salt: salt.map(Arc::from),
             is_named: salt.or(namespace.extra_key()).is_some(),
         }
@@ -73,7 +73,7 @@ impl IdSpace {
     }
 }
 
-fn namespace_seed(names: [Option<&str>; 2], is_long: bool) -> BlockHash {
+fn namespace_seed(names: [Option<&str>; 2], has_long_rope: bool) -> BlockHash {
     let mut text = NAMESPACE_PREFIX.to_vec();
     for name in names {
         match name {
@@ -85,8 +85,8 @@ fn namespace_seed(names: [Option<&str>; 2], is_long: bool) -> BlockHash {
             }
         }
     }
-    if is_long {
-        text.extend(LONG_ROTATION);
+    if has_long_rope {
+        text.extend(LONG_ROPE);
     }
     hash(&[&text])
 }
@@ -135,23 +135,23 @@ mod tests {
     fn different_namespaces_have_different_ids() {
         let mut ids = Vec::new();
         for format in [IdFormat::Default, IdFormat::Dynamo] {
-            let mut of_format = Vec::new();
+            let mut format_ids = Vec::new();
             for extra_key in [None, Some(""), Some("a"), Some("ab")] {
                 for salt in [None, Some("a"), Some("b")] {
                     let namespace = Namespace::new(extra_key, salt);
                     for namespace in namespace.of_both_rotations() {
                         let space = IdSpace::new(&namespace, format);
-                        of_format.push(space.id(&space.hash(None, &[7; 16])));
+                        format_ids.push(space.id(&space.hash(None, &[7; 16])));
                     }
                 }
             }
-            let mut sorted = of_format.clone();
+            let mut sorted = format_ids.clone();
             sorted.sort_unstable();
             sorted.dedup();
-            assert_eq!(sorted.len(), of_format.len(), "{format:?}");
-            ids.push(of_format);
+            assert_eq!(sorted.len(), format_ids.len(), "{format:?}");
+            ids.push(format_ids);
         }
-        // Without a salt and an `extra_key`, both formats give the same id; with a salt, they do not.
+        // With neither a salt nor an `extra_key`, both formats give the same id; with a salt, they do not.
         assert_eq!(ids[0][0], ids[1][0]);
         assert_ne!(ids[0][2], ids[1][2]);
     }

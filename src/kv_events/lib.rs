@@ -6,9 +6,9 @@
 //! - [`ring`]: keeps the last batches; `sockets` and `zmtp` send them to clients
 //! - [`subscription`]: serves subscribers in this process, for whom [`read`] decodes batches into events
 //!
-//! A client that applies the events in order knows exactly the blocks of the tree. The tree holds the keys and
-//! values of a stored block. A prompt may still be unable to resume after the block, if layers with
-//! sliding windows or recurrent states have evicted their data there. No event reports this.
+//! A client that applies the events in order knows exactly the blocks of the tree. The tree holds the K/V of
+//! these blocks. A prompt may still be unable to resume after a block, because window pages or recurrent states there
+//! have been evicted. No event reports this.
 
 pub mod batch;
 mod complaints;

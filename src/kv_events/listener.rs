@@ -1,4 +1,4 @@
-//! Binds a TCP port or a Unix socket, and accepts the connections of subscribers.
+//! Binds a TCP port or a Unix socket, and accepts the connections of subscribers and replay clients.
 
 use std::io;
 use std::path::Path;
@@ -39,7 +39,7 @@ impl Bound {
                 Endpoint::Ipc { .. } => "choose another path",
             };
             invalid_config(format!(
-                "failed to bind {key} {endpoint}: {error}; {advice}"
+                "has the {key} {endpoint}, which cannot be bound: {error}; {advice}"
             ))
         })
     }
@@ -68,7 +68,7 @@ impl Bound {
 pub(super) enum Listener {
     Tcp(tokio::net::TcpListener),
     #[cfg(unix)]
-    /// The file is dropped first, as in [`Bound::Ipc`].
+    /// The file is removed before the listener closes, since fields are dropped in the order of their declaration.
     Ipc {
         _file: SocketFile,
         listener: tokio::net::UnixListener,

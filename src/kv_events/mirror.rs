@@ -18,7 +18,7 @@ use souffleur_state::pool::pages::PageSize;
 pub struct BlockMirror {
     block_size: usize,
     format: IdFormat,
-    /// True if a split may cut a block: the mirror then needs the tokens to hash the later blocks again.
+    /// True if a node may end inside a block: hashing this block then needs the tokens of several nodes.
     keeps_tokens: bool,
     nodes: Vec<Option<Node>>,
 }
@@ -26,7 +26,7 @@ pub struct BlockMirror {
 #[derive(Debug)]
 struct Node {
     space: Arc<IdSpace>,
-    /// The last block of the path that ends before this node.
+    /// The last block, on the path from the root, that ends before this node.
     before: Option<BlockHash>,
     /// The tokens of the path between `before` and this node: fewer than a block.
     head: Vec<u32>,
@@ -36,12 +36,12 @@ struct Node {
 }
 
 impl Node {
-    /// The last block of the path that ends in this node or before it.
+    /// The last block that ends in this node or before it.
     fn last_block(&self) -> Option<BlockHash> {
         self.blocks.last().copied().or(self.before)
     }
 
-    fn tail(&self, block_size: usize) -> Vec<u32> {
+    fn tokens_after_blocks(&self, block_size: usize) -> Vec<u32> {
         let in_blocks = self.blocks.len() * block_size;
         match in_blocks.checked_sub(self.head.len()) {
             Some(at) => self.tokens.get(at..).unwrap_or_default().to_vec(),
@@ -75,8 +75,8 @@ impl BlockMirror {
             } => self.store(*node, above, tokens.get(), events),
             CacheChange::Split { upper, lower, at } => self.split(*upper, *lower, *at),
             CacheChange::Removed { node } => {
-                let place = self.nodes.get_mut(*node as usize);
-                if let Some(node) = place.and_then(Option::take) {
+                let slot = self.nodes.get_mut(*node as usize);
+                if let Some(node) = slot.and_then(Option::take) {
                     events.removed(node.blocks.iter().map(|block| node.space.id(block)));
                 }
             }
@@ -98,8 +98,8 @@ impl BlockMirror {
                     debug_assert!(false, "unknown parent node {above}");
                     return;
                 };
-                let tail = above.tail(self.block_size);
-                (above.space.clone(), above.last_block(), tail)
+                let tokens_after_blocks = above.tokens_after_blocks(self.block_size);
+                (above.space.clone(), above.last_block(), tokens_after_blocks)
             }
         };
         let path = if head.is_empty() {
@@ -132,8 +132,8 @@ impl BlockMirror {
     }
 
     fn split(&mut self, upper: u32, lower: u32, at: usize) {
-        let place = self.nodes.get_mut(lower as usize);
-        let Some(mut below) = place.and_then(Option::take) else {
+        let slot = self.nodes.get_mut(lower as usize);
+        let Some(mut below) = slot.and_then(Option::take) else {
             debug_assert!(false, "unknown node {lower} is split");
             return;
         };
@@ -150,7 +150,7 @@ impl BlockMirror {
         let below = Node {
             space: below.space,
             before: above.last_block(),
-            head: above.tail(self.block_size),
+            head: above.tokens_after_blocks(self.block_size),
             tokens: rest_tokens,
             blocks: rest,
         };
@@ -201,8 +201,8 @@ mod tests {
         batches.take().into_iter().flatten().collect()
     }
 
-    fn shapes(events: &[KvEvent]) -> Vec<String> {
-        let shape = |event: &KvEvent| match event {
+    fn texts(events: &[KvEvent]) -> Vec<String> {
+        let text = |event: &KvEvent| match event {
             KvEvent::Stored(blocks) => {
                 let parent = blocks.parent.map_or("root", |_| "block");
                 format!("{:?} below {parent}", blocks.tokens)
@@ -210,31 +210,31 @@ mod tests {
             KvEvent::Removed(ids) => format!("{} removed", ids.len()),
             KvEvent::Cleared => "cleared".to_owned(),
         };
-        events.iter().map(shape).collect()
+        events.iter().map(text).collect()
     }
 
     #[test]
     fn a_block_belongs_to_the_node_of_its_last_token() {
         let mut mirror = BlockMirror::new(page(1), 4, IdFormat::Default);
         let first = events(&mut mirror, &[store(0, None, &[1, 2, 3, 4, 5, 6])]);
-        assert_eq!(shapes(&first), ["[1, 2, 3, 4] below root"]);
+        assert_eq!(texts(&first), ["[1, 2, 3, 4] below root"]);
         // Both blocks start with the tokens 5 and 6 of the parent node.
         let second = events(
             &mut mirror,
             &[store(1, Some(0), &[7, 8, 9]), store(2, Some(0), &[70, 80])],
         );
         let expected = ["[5, 6, 7, 8] below block", "[5, 6, 70, 80] below block"];
-        assert_eq!(shapes(&second), expected);
+        assert_eq!(texts(&second), expected);
         let third = events(&mut mirror, &[store(3, Some(1), &[10, 11])]);
-        assert_eq!(shapes(&third), Vec::<String>::new());
+        assert_eq!(texts(&third), Vec::<String>::new());
         let fourth = events(&mut mirror, &[store(4, Some(3), &[12])]);
-        assert_eq!(shapes(&fourth), ["[9, 10, 11, 12] below block"]);
+        assert_eq!(texts(&fourth), ["[9, 10, 11, 12] below block"]);
         assert_eq!(mirror.n_blocks(), 4);
         let gone = [4, 3, 1].map(|node| CacheChange::Removed { node });
-        assert_eq!(shapes(&events(&mut mirror, &gone)), ["2 removed"]);
+        assert_eq!(texts(&events(&mut mirror, &gone)), ["2 removed"]);
         let cleared = events(&mut mirror, &[CacheChange::Cleared]);
         assert_eq!(
-            (shapes(&cleared), mirror.n_blocks()),
+            (texts(&cleared), mirror.n_blocks()),
             (vec!["cleared".to_owned()], 0)
         );
     }
@@ -250,8 +250,8 @@ mod tests {
                 for again in (step..24).step_by(step).filter(|again| *again != at) {
                     let mut mirror = BlockMirror::new(page(page_size), block, IdFormat::Default);
                     let (upper, lower) = (7, 0);
-                    let cut = CacheChange::Split { upper, lower, at };
-                    let second = if again < at {
+                    let first_split = CacheChange::Split { upper, lower, at };
+                    let second_split = if again < at {
                         CacheChange::Split {
                             upper: 3,
                             lower: upper,
@@ -264,8 +264,8 @@ mod tests {
                             at: again - at,
                         }
                     };
-                    let cuts = [store(0, None, &tokens), cut, second];
-                    assert_eq!(events(&mut mirror, &cuts), all);
+                    let changes = [store(0, None, &tokens), first_split, second_split];
+                    assert_eq!(events(&mut mirror, &changes), all);
                     assert_eq!(mirror.n_blocks(), 24 / block);
                     // A branch at each split gets the ids of an unsplit path.
                     let (short, long) = (at.min(again), at.max(again));

@@ -73,7 +73,7 @@ pub struct KvEventsOutlet {
     pub subscriptions: Subscriptions,
 }
 
-struct Work {
+struct ThreadInputs {
     config: KvEventsConfig,
     page_size: PageSize,
     queue: mpsc::Receiver<ChangeList>,
@@ -101,7 +101,7 @@ fn info(
 ) -> KvEventsInfo {
     let (endpoint_host, port) = match &config.endpoint {
         Endpoint::Tcp { host, port } => (host.clone(), *port),
-        whole @ Endpoint::Ipc { .. } => (whole.to_string(), 0),
+        ipc @ Endpoint::Ipc { .. } => (ipc.to_string(), 0),
     };
     let is_ipc = |endpoint: &&Endpoint| matches!(endpoint, Endpoint::Ipc { .. });
     KvEventsInfo {
@@ -141,7 +141,7 @@ impl KvEventPublisher {
         let (running, ended) = crossbeam_channel::bounded(1);
         let max_changes = config.max_queue_size;
         let (subscriptions, readers) = Subscriptions::new();
-        let work = Work {
+        let inputs = ThreadInputs {
             config,
             page_size,
             queue: queued,
@@ -160,7 +160,7 @@ impl KvEventPublisher {
             match runtime {
                 Ok(runtime) => {
                     let _ = running.send(Ok(()));
-                    run(&runtime, work, watch);
+                    run(&runtime, inputs, watch);
                     // Does not wait for DNS lookups, which may outlast every timeout.
                     runtime.shutdown_background();
                 }
@@ -173,12 +173,12 @@ impl KvEventPublisher {
         });
         spawned.map_err(|error| {
             invalid_config(format!(
-                "failed to start the KV event publisher's thread: {error}"
+                "is on, but the KV event publisher's thread failed to start: {error}"
             ))
         })?;
         if let Ok(Err(error)) = ended.recv() {
             return Err(invalid_config(format!(
-                "failed to start the KV event publisher: {error}"
+                "is on, but the KV event publisher failed to start: {error}"
             )));
         }
         log_start(&info);
@@ -237,7 +237,7 @@ impl DeathWatch {
     fn failed(mut self, error: &io::Error) {
         if let Some(deaths) = self.0.take() {
             deaths.died(NAME);
-            tracing::error!(%error, "the KV event publisher died: nothing is published until the engine restarts");
+            tracing::error!(%error, "the KV event publisher died: nothing is published until the server is restarted");
         }
     }
 }
@@ -249,22 +249,22 @@ impl Drop for DeathWatch {
             let panicked = std::thread::panicking();
             tracing::error!(
                 panicked,
-                "the KV event publisher died: nothing is published until the engine restarts"
+                "the KV event publisher died: nothing is published until the server is restarted"
             );
         }
     }
 }
 
-fn run(runtime: &Runtime, work: Work, watch: DeathWatch) {
+fn run(runtime: &Runtime, inputs: ThreadInputs, watch: DeathWatch) {
     let tasks = LocalSet::new();
-    match tasks.block_on(runtime, publish(work)) {
+    match tasks.block_on(runtime, publish(inputs)) {
         Ok(()) => watch.disarm(),
         Err(error) => watch.failed(&error),
     }
 }
 
-async fn publish(work: Work) -> io::Result<()> {
-    let Work {
+async fn publish(inputs: ThreadInputs) -> io::Result<()> {
+    let ThreadInputs {
         config,
         page_size,
         mut queue,
@@ -273,7 +273,7 @@ async fn publish(work: Work) -> io::Result<()> {
         replays,
         readers,
         metrics,
-    } = work;
+    } = inputs;
     let limits = RingLimits {
         replayed: config.buffer_steps,
         waiting: config.hwm,

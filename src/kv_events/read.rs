@@ -82,22 +82,22 @@ impl<'de> Visitor<'de> for EventVisitor {
         Ok(fields)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut places: A) -> Result<EventFields, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<EventFields, A::Error> {
         let mut fields = EventFields::default();
         let missing = |what: &str| A::Error::custom(format_args!("an event without {what}"));
-        let name = places.next_element()?;
+        let name = elements.next_element()?;
         fields.name = name.ok_or_else(|| missing("a name"))?;
         if fields.name != CLEARED {
-            let ids = places.next_element()?;
+            let ids = elements.next_element()?;
             fields.ids = ids.ok_or_else(|| missing("blocks"))?;
         }
         if fields.name == STORED {
-            let parent = places.next_element()?;
+            let parent = elements.next_element()?;
             fields.parent = parent.ok_or_else(|| missing("a parent block"))?;
-            let tokens = places.next_element()?;
+            let tokens = elements.next_element()?;
             fields.tokens = tokens.ok_or_else(|| missing("tokens"))?;
         }
-        while places.next_element::<IgnoredAny>()?.is_some() {}
+        while elements.next_element::<IgnoredAny>()?.is_some() {}
         Ok(fields)
     }
 }

@@ -61,8 +61,8 @@ impl Ring {
         self.n_bytes += batch.n_bytes();
         self.batches.push_back(Arc::new(batch));
         let waiting = self.limits.waiting.unwrap_or(usize::MAX);
-        let most = self.limits.replayed.max(waiting).max(1);
-        while self.batches.len() > most || self.n_bytes > self.max_bytes && self.batches.len() > 1 {
+        let max = self.limits.replayed.max(waiting).max(1);
+        while self.batches.len() > max || self.n_bytes > self.max_bytes && self.batches.len() > 1 {
             let oldest = self.batches.pop_front();
             self.n_bytes -= oldest.map_or(0, |batch| batch.n_bytes());
         }
@@ -89,8 +89,8 @@ impl Ring {
         self.batches.get(index).cloned()
     }
 
-    fn first_of(&self, most: usize) -> u64 {
-        self.next - self.batches.len().min(most) as u64
+    fn first_of(&self, max: usize) -> u64 {
+        self.next - self.batches.len().min(max) as u64
     }
 }
 
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_byte_limit_drops_all_batches_but_the_last() {
+    fn the_byte_limit_drops_the_oldest_batches_but_never_the_last() {
         let mut ring = Ring {
             max_bytes: 100,
             ..ring(1000, None)

@@ -107,7 +107,7 @@ async fn accept<F>(
         let stream = match listener.accept().await {
             Ok(stream) => stream,
             Err(error) => {
-                let what = "failed to accept a KV event subscriber";
+                let what = "failed to accept a KV event client";
                 sockets.complaints.log(what, &error);
                 sleep(ACCEPT_RETRY).await;
                 continue;
@@ -115,7 +115,7 @@ async fn accept<F>(
         };
         if open.get() >= MAX_CONNECTIONS {
             let reason = format_args!("the limit of {MAX_CONNECTIONS} connections is reached");
-            let what = "rejected a KV event subscriber";
+            let what = "rejected a KV event client";
             sockets.complaints.log(what, &reason);
             continue;
         }
@@ -133,9 +133,9 @@ fn log_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     match ended {
         Ok(()) => (),
         Err(error @ (ZmtpError::Io(_) | ZmtpError::Idle | ZmtpError::Silent)) => {
-            tracing::debug!(%error, "a KV event subscriber disconnected");
+            tracing::debug!(%error, "a KV event client disconnected");
         }
-        Err(error) => complaints.log("disconnected a KV event subscriber", &error),
+        Err(error) => complaints.log("disconnected a KV event client", &error),
     }
 }
 

@@ -39,31 +39,31 @@ async fn introduce(peer: &mut DuplexStream, minor: u8, subscriptions: &[u8]) {
     peer.read_exact(&mut ready).await.expect("it is ready");
 }
 
-/// Answers the first `most` PINGs. Returns the number of PINGs until the connection closes.
-async fn answer(peer: &mut DuplexStream, most: usize) -> usize {
+/// Answers the first `max` PINGs. Returns the number of PINGs until the connection closes.
+async fn answer_pings(peer: &mut DuplexStream, max: usize) -> usize {
     let mut ping = vec![0; PING.len()];
     let mut n_pings = 0;
     while peer.read_exact(&mut ping).await.is_ok() {
         assert_eq!(ping, PING);
         n_pings += 1;
-        if n_pings <= most {
+        if n_pings <= max {
             peer.write_all(PONG).await.expect("the bytes fit");
         }
     }
     n_pings
 }
 
-/// Serves a subscriber that answers the first `most` PINGs. Returns the error, its time, and the number of PINGs.
-async fn serve(minor: u8, subscriptions: &[u8], most: usize) -> (ZmtpError, Duration, usize) {
-    let (ours, mut peer) = duplex(1 << 12);
+/// Serves a subscriber that answers the first `max` PINGs. Returns the error, its time, and the number of PINGs.
+async fn serve(minor: u8, subscriptions: &[u8], max: usize) -> (ZmtpError, Duration, usize) {
+    let (stream, mut peer) = duplex(1 << 12);
     let begun = Instant::now();
     let served = async {
-        let ended = serve_subscriber(ours, sockets()).await;
+        let ended = serve_subscriber(stream, sockets()).await;
         (ended.expect_err("it is disconnected"), begun.elapsed())
     };
     let peer = async {
         introduce(&mut peer, minor, subscriptions).await;
-        answer(&mut peer, most).await
+        answer_pings(&mut peer, max).await
     };
     let ((ended, at), n_pings) = tokio::join!(served, peer);
     (ended, at, n_pings)
@@ -73,7 +73,7 @@ async fn serve(minor: u8, subscriptions: &[u8], most: usize) -> (ZmtpError, Dura
 async fn a_subscriber_that_answers_no_ping_is_disconnected() {
     let (ended, at, n_pings) = serve(1, b"\0\x03\x01kv", 0).await;
     assert!(matches!(ended, ZmtpError::Silent), "{ended}");
-    assert_eq!((at.as_secs(), n_pings), (120, 1));
+    assert_eq!((at.as_secs(), n_pings), (120, 1)); // the PING after 30 s, and 90 s without a PONG
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,14 +95,14 @@ async fn a_peer_without_a_matching_topic_is_disconnected() {
 
 #[tokio::test(start_paused = true)]
 async fn a_peer_of_the_older_version_gets_no_ping() {
-    let (ours, mut peer) = duplex(1 << 12);
+    let (stream, mut peer) = duplex(1 << 12);
     let peer = async {
         introduce(&mut peer, 0, b"\0\x03\x01kv").await;
         let heard = timeout(Duration::from_secs(3600), peer.read_u8()).await;
         assert!(heard.is_err(), "it gets no PING, and stays connected");
     };
     tokio::select! {
-        ended = serve_subscriber(ours, sockets()) => panic!("{ended:?}"),
+        ended = serve_subscriber(stream, sockets()) => panic!("{ended:?}"),
         () = peer => {}
     }
 }
@@ -110,7 +110,7 @@ async fn a_peer_of_the_older_version_gets_no_ping() {
 #[tokio::test(start_paused = true)]
 async fn a_slow_but_steady_subscriber_stays_connected() {
     const EVERY: Duration = Duration::from_secs(40);
-    let (ours, mut peer) = duplex(64 << 10);
+    let (stream, mut peer) = duplex(64 << 10);
     let sockets = sockets();
     let peer = async {
         introduce(&mut peer, 1, b"\0\x03\x01kv").await;
@@ -135,7 +135,7 @@ async fn a_slow_but_steady_subscriber_stays_connected() {
         assert!(n_pings > 0);
     };
     tokio::select! {
-        ended = serve_subscriber(ours, sockets.clone()) => panic!("{ended:?}"),
+        ended = serve_subscriber(stream, sockets.clone()) => panic!("{ended:?}"),
         () = peer => {}
     }
 }

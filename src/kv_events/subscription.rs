@@ -3,8 +3,8 @@
 //! A reader gets batches from the same ring as the PUB socket. Batches are numbered without gaps, so that a reader can
 //! resume after the last number that it saw. Numbers start at the publisher's start time in microseconds since 1970, so
 //! that numbers from an earlier run of the engine are smaller. One clear event replaces all lost batches, so that a
-//! reader's numbers may lag the publisher's. A reader that resumes with such a number gets some batches twice, which
-//! does not change its final state.
+//! reader's later numbers may be smaller than the publisher's. A reader that resumes with such a number gets some
+//! batches twice, which does not change its final state.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -162,7 +162,7 @@ async fn deliver(mut reader: Reader, sockets: Rc<Sockets>) {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NumberedEvents {
-    /// The number of the previous batch of this subscription, plus one.
+    /// Consecutive within a subscription.
     pub number: u64,
     /// Seconds since 1970.
     pub time_s: f64,
@@ -293,10 +293,10 @@ mod tests {
 
     #[test]
     fn a_clear_event_replaces_lost_batches() {
-        let from = |last: u64| [(last + 1, None), (last + 2, Some(3)), (last + 3, Some(4))];
-        // Numbers of: a lost batch, an earlier run (1 and 999), and a run whose clock was ahead.
+        let expected = |last: u64| [(last + 1, None), (last + 2, Some(3)), (last + 3, Some(4))];
+        // Batch 1001 is lost, 1 and 999 are of an earlier run, and 2000 is of a run whose clock was ahead.
         for last in [1001, 1, 999, 2000] {
-            assert_eq!(read(last, &[ring(5)]), from(last), "{last}");
+            assert_eq!(read(last, &[ring(5)]), expected(last), "{last}");
         }
         // A slow reader loses batches, and then resumes.
         let seen = read(0, &[ring(1), ring(5)]);

@@ -207,7 +207,7 @@ fn buffer_steps_limits_the_replayed_batches() {
     assert_eq!(seqs, [4, 5, 6]);
 }
 
-/// The unread batches exceed any socket's buffers.
+/// The subscriber reads nothing until all batches are published. Together they exceed the sockets' buffers.
 #[test]
 fn a_slow_subscriber_loses_the_oldest_batches() {
     const BATCHES: u32 = 120;
@@ -308,14 +308,14 @@ fn only_peers_that_violate_the_protocol_are_disconnected() {
         (
             info.endpoint_port_base,
             "SUB",
-            &b"\x02\0\0\0\0\x40\0\0\0"[..],
+            &b"\x02\0\0\0\0\x40\0\0\0"[..], // a frame of 1 GiB
         ),
-        (info.endpoint_port_base, "SUB", b"\x40\0"),
-        (replays, "REQ", b"\x01\0\0\x07seven b"),
+        (info.endpoint_port_base, "SUB", b"\x40\0"), // an unknown flag
+        (replays, "REQ", b"\x01\0\0\x07seven b"),    // a number of 7 bytes
         (
             replays,
             "DEALER",
-            b"\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0",
+            b"\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0", // nine frames before the number
         ),
     ] {
         let mut peer = Peer::connect(port, socket);

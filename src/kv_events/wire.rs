@@ -42,7 +42,7 @@ impl Serialize for Events<'_> {
         let mut list = serializer.serialize_seq(Some(self.events.len()))?;
         for event in self.events {
             match self.encoding {
-                Encoding::Map => list.serialize_element(&Named::new(event, block_size))?,
+                Encoding::Map => list.serialize_element(&EventMap::new(event, block_size))?,
                 Encoding::Array => match event {
                     KvEvent::Stored(blocks) => {
                         list.serialize_element(&stored_array(blocks, block_size))?;
@@ -59,7 +59,7 @@ impl Serialize for Events<'_> {
 /// An event as a map. Absent fields are omitted, except SGLang's mandatory ones.
 #[derive(serde::Serialize)]
 #[serde(untagged)]
-enum Named<'a> {
+enum EventMap<'a> {
     Stored {
         r#type: &'static str,
         block_hashes: &'a [i64],
@@ -81,7 +81,7 @@ enum Named<'a> {
     },
 }
 
-impl<'a> Named<'a> {
+impl<'a> EventMap<'a> {
     fn new(event: &'a KvEvent, block_size: u64) -> Self {
         match event {
             KvEvent::Stored(blocks) => Self::Stored {

@@ -30,7 +30,7 @@ pub enum ZmtpError {
     Late,
     #[error("the peer did not answer a PING")]
     Silent,
-    #[error("the peer sent no request for too long")]
+    #[error("the peer sent no request or matching subscription for too long")]
     Idle,
 }
 
@@ -184,7 +184,7 @@ pub fn is_pong(frame: &Frame) -> bool {
 
 fn greeting() -> [u8; GREETING_BYTES] {
     let mut bytes = [0; GREETING_BYTES];
-    (bytes[0], bytes[9]) = (0xff, 0x7f);
+    (bytes[0], bytes[9]) = (0xff, 0x7f); // the first and last byte of the signature
     // Version 3.1.
     (bytes[10], bytes[11]) = (3, 1);
     bytes[12..32].copy_from_slice(MECHANISM);
@@ -248,7 +248,7 @@ fn split_prefixed(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(usize::from(*n_bytes))
 }
 
-/// Encodes the PONG to a PING with this body, a TTL and a context to repeat.
+/// Encodes the PONG for a PING. Its body has a TTL, and a context to repeat.
 fn pong(ping: &[u8]) -> Option<Vec<u8>> {
     let (_, context) = ping.split_first_chunk::<2>()?;
     let context = &context[..context.len().min(MAX_PING_BYTES)];

@@ -91,7 +91,7 @@ fn run_handshake(peer: &[u8], socket: SocketType) -> Result<PeerVersion, String>
 }
 
 #[test]
-fn peers_with_other_protocols_are_refused() {
+fn compatible_peers_are_accepted_and_others_refused() {
     // The greeting of libzmq 4.3, whose signature contains a length.
     let mut subscriber = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
     subscriber.resize(GREETING_BYTES, 0);

@@ -17,7 +17,7 @@ impl CacheMetrics {
         }
     }
 
-    /// Records one eviction, of a number of `tokens` that took `seconds`.
+    /// Records the number of evicted tokens and the duration of the eviction, unless it evicted nothing.
     pub fn evicted(&self, tokens: u64, seconds: f64) {
         if tokens > 0 {
             self.evicted_tokens.increment(tokens);

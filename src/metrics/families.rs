@@ -17,7 +17,6 @@ pub enum Kind {
 pub struct Family {
     pub name: &'static str,
     pub kind: Kind,
-    /// Describes the meaning and the unit.
     pub help: &'static str,
     pub buckets: &'static [f64],
 }
@@ -33,7 +32,7 @@ pub fn describe_all() {
     }
 }
 
-/// The buckets of each histogram. A recorder's builder makes summaries of histograms without buckets.
+/// The buckets of each histogram. Without buckets, a Prometheus recorder renders a histogram as a summary.
 pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     let histograms = families().filter(|family| family.kind == Kind::Histogram);
     histograms.map(|family| (family.name, family.buckets))
@@ -58,7 +57,7 @@ pub fn with_counter_types(page: &str) -> String {
     corrected
 }
 
-/// Every metric that the library records, its server's included.
+/// Every metric that the library records, including those of the server.
 pub fn families() -> impl Iterator<Item = Family> {
     let plain = |kind, rows: &'static [(&'static str, &'static str)]| {
         rows.iter().map(move |(name, help)| Family {
@@ -469,7 +468,7 @@ const GRAMMAR_SECONDS: [f64; 17] = [
     0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 90.0, 120.0, 240.0,
 ];
 
-/// From one hop between actors (under a microsecond) to a delay of a decode step.
+/// From one message between actors (under a microsecond) to a handler that delays a decode step.
 const HANDLER_SECONDS: [f64; 14] = [
     1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1,
 ];

@@ -32,7 +32,7 @@ impl GrammarMetrics {
     pub(super) fn register(model_name: &str) -> Self {
         let labels = || scheduler_labels(model_name);
         let waiting = gauge!("sglang:num_grammar_queue_reqs", labels());
-        // Requests of dead actors no longer wait.
+        // After a rebuild of the actors, requests of the dead ones no longer wait.
         waiting.set(0.0);
         Self {
             requested: counter!("sglang:num_grammar_total", labels()),

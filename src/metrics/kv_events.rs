@@ -81,7 +81,6 @@ impl KvEventMetrics {
         self.skipped_batches.increment(n_batches);
     }
 
-    /// Counts a request to replay earlier batches.
     pub fn replayed(&self) {
         self.replays.increment(1);
     }

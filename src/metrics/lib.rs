@@ -34,7 +34,7 @@ pub use store::StoreMetrics;
 
 use metrics::Label;
 
-/// The labels of metrics of the scheduler in SGLang, for an engine of one rank.
+/// The labels of SGLang's scheduler metrics, for an engine of one rank.
 fn scheduler_labels(model_name: &str) -> Vec<Label> {
     let mut labels = request_labels(model_name);
     labels.extend(["tp_rank", "pp_rank", "moe_ep_rank"].map(|key| Label::new(key, "0")));

@@ -25,10 +25,10 @@ pub(super) const FAILURE_CODES: [&str; 11] = [
 /// Tokens are counted at a request's end, from the same [`Usage`] that the client gets: once all requests have
 /// ended, the counters equal the sums over all `meta_info`.
 pub struct RequestMetrics {
-    streaming: ByKind,
-    whole: ByKind,
+    streaming: ByStreaming,
+    non_streaming: ByStreaming,
     cached_tokens: Counter,
-    /// The labels of `cached_tokens_total` for tokens from the KV store. Most engines have no store.
+    /// Labels for tokens from the KV store. Their counter is registered at first use: most engines have no store.
     stored_labels: Vec<Label>,
     inter_token_seconds: Histogram,
     prompt_tokens_histogram: Histogram,
@@ -41,7 +41,7 @@ pub struct RequestMetrics {
     grammars: GrammarMetrics,
 }
 
-struct ByKind {
+struct ByStreaming {
     received: Counter,
     requests: Counter,
     prompt_tokens: Counter,
@@ -51,7 +51,7 @@ struct ByKind {
     e2e_seconds: Histogram,
 }
 
-impl ByKind {
+impl ByStreaming {
     fn register(labels: &[Label], is_streaming: &'static str) -> Self {
         let labels = with_label(labels, "is_streaming", is_streaming);
         Self {
@@ -76,8 +76,8 @@ impl RequestMetrics {
         let labels = request_labels(model_name);
         let device = with_label(&labels, "cache_source", "device");
         Self {
-            streaming: ByKind::register(&labels, "true"),
-            whole: ByKind::register(&labels, "false"),
+            streaming: ByStreaming::register(&labels, "true"),
+            non_streaming: ByStreaming::register(&labels, "false"),
             cached_tokens: counter!("sglang:cached_tokens_total", device),
             stored_labels: with_label(&labels, "cache_source", "storage_file"),
             inter_token_seconds: histogram!("sglang:inter_token_latency_seconds", labels.clone()),
@@ -100,11 +100,11 @@ impl RequestMetrics {
         }
     }
 
-    fn of(&self, is_streaming: bool) -> &ByKind {
+    fn of(&self, is_streaming: bool) -> &ByStreaming {
         if is_streaming {
             &self.streaming
         } else {
-            &self.whole
+            &self.non_streaming
         }
     }
 
@@ -177,7 +177,7 @@ impl RequestMetrics {
         }
     }
 
-    /// Counts the text of a prompt that is encoded now.
+    /// Counts the bytes of a prompt's text, which is being encoded.
     pub fn encoded_prompt_bytes(&self, bytes: usize) {
         self.encoded_bytes.increment(bytes as u64);
     }

@@ -25,7 +25,7 @@ pub struct SchedulerMetrics {
 pub struct StepTokens {
     pub prefilled: u64,
     pub decoded: u64,
-    /// Output tokens that requests got: with the first tokens after prefills, without tokens after an output's end.
+    /// Output tokens that requests got. Includes first tokens, which prefills compute; excludes tokens after an end.
     pub delivered: u64,
 }
 
@@ -64,7 +64,7 @@ impl SchedulerMetrics {
         }
     }
 
-    /// Records the state after a plan. Counters grow by differences, so that they survive a rebuild of the unit.
+    /// Records the state after a plan. Counters grow by differences, so that they survive a rebuild of the actors.
     pub fn record_plan(&self, stats: &EngineStats) {
         let before = self.last_stats.replace(*stats);
         self.requests.set(stats, &before);

@@ -17,7 +17,7 @@ use crate::latent::LatentAttention;
 use crate::layer_inputs::LayerInput;
 pub use crate::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::loader::Loader;
-use crate::side_experts::SideExperts;
+use crate::parallel_experts::ParallelExperts;
 use crate::state_mixer::StateMixer;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::{Backend, Gate};
@@ -31,7 +31,7 @@ pub fn load<B: Backend>(loader: &mut Loader<'_, B>) -> Result<Decoder<B>, LoadEr
     Decoder::load(loader, layer)
 }
 
-/// The tokens of a step whose logits are needed. For the other tokens, the last layer only stores keys and values.
+/// The tokens of a step whose logits are needed. The last layer with K/V or a state only stores those of other tokens.
 pub struct Reads<'a, B: Backend> {
     pub n_tokens: usize,
     pub tokens: &'a B::TokenList,
@@ -234,8 +234,8 @@ impl<B: Backend> FeedForward<B> {
         };
         let mlp = Mlp {
             post_norm,
-            side: match experts {
-                Some(experts) => Some(SideExperts::load(loader, layer, experts)?),
+            parallel: match experts {
+                Some(experts) => Some(ParallelExperts::load(loader, layer, experts)?),
                 None => None,
             },
             ..Mlp::load(loader, layer, bias)?

@@ -23,7 +23,7 @@ pub(crate) static FAMILY: Family = Family {
     }),
     keys: deepseek_v3::KEYS,
     experts,
-    // GGUF files of both versions are named `deepseek2`.
+    // In GGUF files the architecture of both versions is `deepseek2`.
     gguf: GgufFamily {
         name: None,
         ..deepseek_v3::GGUF

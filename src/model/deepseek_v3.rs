@@ -58,8 +58,8 @@ pub(crate) const GGUF: GgufFamily = GgufFamily {
         has_shared: true,
         ..GgufExperts::PLAIN
     }),
-    // In GGUF files YaRN scales the scores instead of cos and sin, so that both weights are equal.
-    yarn_weights: |multiplier| Some((10.0 * multiplier, 10.0 * multiplier)),
+    // In these GGUF files YaRN scales only the scores, not cos and sin: `mscale` equals `mscale_all_dim`.
+    yarn_mscales: |multiplier| Some((10.0 * multiplier, 10.0 * multiplier)),
     ..GgufFamily::named(Some("deepseek2"))
 };
 

@@ -71,7 +71,6 @@ pub(crate) struct Family {
     pub mlp_bias: bool,
     pub qk_norm: QkNorm,
     pub norms: BlockNorms,
-    /// Whether each query head has an attention sink.
     pub sinks: bool,
     pub latent: Option<LatentDefaults>,
     pub gemma: Option<GemmaRules>,
@@ -180,7 +179,7 @@ impl KeyNames {
 #[derive(Clone, Copy)]
 pub(crate) enum Intermediate {
     Required,
-    /// 0 if every layer has experts.
+    /// Default of `intermediate_size`; 0 if every layer has experts.
     Default(usize),
     Read(fn(&JsonFile) -> Result<usize, LoadError>),
 }
@@ -263,7 +262,7 @@ pub(crate) struct GgufFamily {
     /// The recurrent layers, from metadata and the number of layers.
     pub states: fn(&Keys<'_>, usize) -> Result<Option<RecurrentConfig>, LoadError>,
     /// YaRN's `mscale` and `mscale_all_dim`, from `yarn_log_multiplier`.
-    pub yarn_weights: fn(f64) -> Option<(f64, f64)>,
+    pub yarn_mscales: fn(f64) -> Option<(f64, f64)>,
     /// Whether YaRN rounds the ends of its ramp to whole dimensions. GGUF has no key for this.
     pub yarn_truncates: bool,
     /// Whether `rope.scaling.finetuned` can disable RoPE.
@@ -282,7 +281,7 @@ impl GgufFamily {
             windows: GgufWindows::Refused,
             experts: None,
             states: |_, _| Ok(None),
-            yarn_weights: |_| None,
+            yarn_mscales: |_| None,
             yarn_truncates: true,
             reads_finetuned: false,
         }

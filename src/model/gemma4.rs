@@ -3,7 +3,7 @@
 //! Full-attention layers have wider heads, partial rotary (a quarter), and in larger models no value projection: values
 //! are the keys before their norm. In smaller models the last layers share the KV of earlier ones, and all have
 //! per-layer inputs ([`crate::layer_inputs`]). One model has experts in parallel with its MLPs
-//! ([`crate::side_experts`]). Layers end with a factor on the residual stream. Norm weights are stored as factors.
+//! ([`crate::parallel_experts`]). Layers end with a factor on the residual stream. Norm weights are stored as factors.
 
 use crate::config::ModelConfig;
 use crate::config::experts::{ExpertNames, ExpertsConfig};

@@ -16,7 +16,7 @@ pub(crate) const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
 pub(crate) const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
 pub(crate) const PENALTY: RangeInclusive<f64> = f64::MIN_POSITIVE..=2.0;
 
-/// `None` for absent keys.
+/// Sampling defaults and EOS tokens of a file; a field is `None` if its key is absent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     pub eos_token_ids: Option<Vec<u32>>,
@@ -33,7 +33,7 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    /// Nothing is set if the file is missing.
+    /// Reads the file in a model's folder; all fields are `None` if it is missing.
     ///
     /// # Errors
     /// [`LoadError::Io`], [`LoadError::Format`] naming key, value and limit.

@@ -1,6 +1,5 @@
-//! GLM-4-MoE-Lite (GLM-4.7-Flash): DeepSeek-V3's latent attention and router, in other sizes.
-//!
-//! The configuration lists the layers with experts.
+//! GLM-4-MoE-Lite (GLM-4.7-Flash): DeepSeek-V3's latent attention and router, in other sizes. The configuration lists
+//! the layers with experts.
 
 use crate::config::ModelConfig;
 use crate::config::deepseek;

@@ -1,5 +1,5 @@
 //! LFM2: gated short convolutions in most layers, Qwen3's attention with different tensor names in the others. The last
-//! layer may be a convolution, whose state needs every token.
+//! layer may be a convolution, which processes every token to update its state.
 
 use crate::config::ModelConfig;
 use crate::config::experts::{ExpertNames, ExpertsConfig, count_key};

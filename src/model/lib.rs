@@ -2,7 +2,7 @@
 //!
 //! Each family has a file with its record (`family.rs`): names, defaults, keys, tensors and layers. [`llama`] is the
 //! simplest; `families.rs` lists all. Shared parts are in [`blocks`], [`attention`], [`latent`], [`layer_inputs`],
-//! [`routed_experts`], [`side_experts`] and [`state_mixer`]. All are generic
+//! [`routed_experts`], [`parallel_experts`] and [`state_mixer`]. All are generic
 //! over [`Backend`](souffleur_kernels::Backend), and independent of devices, requests and steps.
 
 pub mod attention;
@@ -33,6 +33,7 @@ pub mod mistral;
 pub mod mixtral;
 pub mod olmo2;
 pub mod origin;
+pub mod parallel_experts;
 pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;
@@ -41,7 +42,6 @@ pub mod qwen3_moe;
 pub mod random;
 pub mod rope;
 pub mod routed_experts;
-pub mod side_experts;
 pub mod smollm3;
 pub mod sparsity;
 pub mod state_mixer;

@@ -13,7 +13,7 @@ const CONFIG: &str = "config.json";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelLocation {
-    /// A folder with `config.json`.
+    /// A folder in Hugging Face layout, which may lack files or not exist.
     Folder(PathBuf),
     /// The model's only file, or the first of several.
     Gguf(PathBuf),

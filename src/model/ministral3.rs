@@ -36,7 +36,7 @@ pub(crate) static FAMILY: Family = Family {
         numbers: &[QUERY_SLOPE],
         paired_rows: true,
         // llama.cpp assumes an `mscale` of 1.
-        yarn_weights: |all| (all != 0.0).then_some((1.0, all)),
+        yarn_mscales: |all| (all != 0.0).then_some((1.0, all)),
         ..GgufFamily::named(Some("mistral3"))
     },
     ..Family::new("Ministral3ForCausalLM", "ministral3", layer)

@@ -20,7 +20,7 @@ const CONFIG: &str = "config.json";
 #[derive(Debug)]
 pub struct ModelFiles {
     path: PathBuf,
-    files: Vec<(PathBuf, Facts)>,
+    files: Vec<(PathBuf, FileRecord)>,
     /// False for random weights.
     has_weights: bool,
 }
@@ -32,8 +32,8 @@ impl ModelFiles {
     /// [`LoadError::Io`] if a file cannot be read; errors of [`ModelLocation::find`].
     pub fn look(path: &Path) -> Result<Self, LoadError> {
         let record = |file: PathBuf| -> Result<_, LoadError> {
-            let facts = Facts::of(&file)?;
-            Ok((file, facts))
+            let recorded = FileRecord::of(&file)?;
+            Ok((file, recorded))
         };
         let location = ModelLocation::find(path)?;
         let (files, has_weights) = match (location.weight_files(), location) {
@@ -68,13 +68,13 @@ impl ModelFiles {
         if !self.files.iter().map(|(file, _)| file).eq(&now) {
             let then = self.files.len();
             let what = format!(
-                "it names other weight files now ({} files, {then} before)",
+                "the model has other files now ({} files, {then} before)",
                 now.len()
             );
             return replaced(&self.path, what);
         }
         for (file, then) in &self.files {
-            if let Some(what) = then.differs_from(&Facts::of(file)?) {
+            if let Some(what) = then.differs_from(&FileRecord::of(file)?) {
                 return replaced(file, what);
             }
         }
@@ -83,7 +83,7 @@ impl ModelFiles {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Facts {
+struct FileRecord {
     bytes: u64,
     /// `None` if unsupported by the system.
     modified: Option<SystemTime>,
@@ -91,7 +91,7 @@ struct Facts {
     header: [u8; 32],
 }
 
-impl Facts {
+impl FileRecord {
     fn of(path: &Path) -> Result<Self, LoadError> {
         let read = || -> io::Result<Self> {
             let file = File::open(path)?;
@@ -198,7 +198,7 @@ mod tests {
 
         let files = look();
         put(dir, "quantize_config.json", "{}");
-        assert!(replacement_error(&files).contains("names other weight files now"));
+        assert!(replacement_error(&files).contains("the model has other files now"));
     }
 
     #[cfg(unix)]

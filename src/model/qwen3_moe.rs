@@ -41,7 +41,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
 }
 
 /// Softmax over all experts, renormalised if `norm_topk_prob`. Every `decoder_sparse_step`-th layer has experts, except
-/// the listed ones.
+/// those in `mlp_only_layers`.
 pub(crate) fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let count = json
         .size(count_key(json), 0..=*EXPERTS.end())?

@@ -6,7 +6,7 @@ use souffleur_kernels::random::RandomTensor;
 /// Log decay rate of recurrent states, which halves them in some tens of tokens.
 const A_LOG: f32 = -3.5;
 
-/// The elements of the vector `name`: a norm, a bias or a convolution.
+/// The elements of the vector `name`: ones, unless it is a bias, a convolution or a decay.
 pub fn random_vector(name: &str, width: usize) -> Vec<f32> {
     let random = [".bias", "dt_bias", "conv1d.weight", "conv.weight"];
     if random.iter().any(|end| name.ends_with(end)) {

@@ -5,7 +5,7 @@ use crate::loader::Loader;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::{Backend, Expert, Router};
 
-/// Each expert is a gated MLP: `sum of weight * down(g(gate(x), up(x)))` over the chosen experts.
+/// The output is the sum of `weight * down(g(gate(x), up(x)))` over the chosen experts.
 pub struct RoutedExperts<B: Backend> {
     router: Router<B>,
     experts: B::Experts,

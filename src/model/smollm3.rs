@@ -1,6 +1,7 @@
 //! SmolLM3: Llama without RoPE in some layers (NoPE), usually every fourth.
 //!
-//! Layers without RoPE infer token order only from earlier layers (arXiv 2501.18795). Their keys are cached unrotated.
+//! Layers without RoPE get the order of tokens from the causal mask and from earlier layers (arXiv 2501.18795). Their
+//! keys are cached unrotated.
 
 use crate::config::ModelConfig;
 use crate::family::{Defaults, Family, GgufFamily, Slides, WindowLayers, Windows};
@@ -30,7 +31,6 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("SmolLM3ForCausalLM", "smollm3", layer)
 };
 
-/// [`ModelConfig::rotated`] lists the layers with RoPE.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

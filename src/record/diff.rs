@@ -8,7 +8,7 @@ const SHOWN_CHARS: usize = 120;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldDifference {
-    /// The path of the field, such as `rows[3].seq`; empty for the whole value.
+    /// The path of the field, such as `rows[3].seq` or `rows (length)`; empty for the whole value.
     pub field: String,
     pub recorded: String,
     pub replayed: String,
@@ -18,27 +18,27 @@ pub struct FieldDifference {
 pub fn first_difference<T: Serialize>(recorded: &T, replayed: &T) -> Option<FieldDifference> {
     let value = |of: &T| serde_json::to_value(of).unwrap_or(Value::Null);
     let mut path = String::new();
-    differs(&value(recorded), &value(replayed), &mut path)
+    difference_at(&value(recorded), &value(replayed), &mut path)
 }
 
-fn differs(recorded: &Value, replayed: &Value, path: &mut String) -> Option<FieldDifference> {
+fn difference_at(recorded: &Value, replayed: &Value, path: &mut String) -> Option<FieldDifference> {
     if recorded == replayed {
         return None;
     }
-    let here = path.len();
+    let parent_len = path.len();
     match (recorded, replayed) {
         (Value::Object(recorded), Value::Object(replayed))
             if recorded.keys().eq(replayed.keys()) =>
         {
             for ((key, recorded), replayed) in recorded.iter().zip(replayed.values()) {
-                if here > 0 {
+                if parent_len > 0 {
                     path.push('.');
                 }
                 path.push_str(key);
-                if let Some(found) = differs(recorded, replayed, path) {
-                    return Some(found);
+                if let Some(difference) = difference_at(recorded, replayed, path) {
+                    return Some(difference);
                 }
-                path.truncate(here);
+                path.truncate(parent_len);
             }
             None
         }
@@ -46,20 +46,20 @@ fn differs(recorded: &Value, replayed: &Value, path: &mut String) -> Option<Fiel
             let pairs = recorded.iter().zip(replayed).enumerate();
             for (index, (recorded, replayed)) in pairs {
                 path.push_str(&format!("[{index}]"));
-                if let Some(found) = differs(recorded, replayed, path) {
-                    return Some(found);
+                if let Some(difference) = difference_at(recorded, replayed, path) {
+                    return Some(difference);
                 }
-                path.truncate(here);
+                path.truncate(parent_len);
             }
             let length = |items: &[Value]| format!("{} entries", items.len());
             path.push_str(" (length)");
-            Some(found(path, length(recorded), length(replayed)))
+            Some(difference(path, length(recorded), length(replayed)))
         }
-        _ => Some(found(path, shown(recorded), shown(replayed))),
+        _ => Some(difference(path, shown(recorded), shown(replayed))),
     }
 }
 
-fn found(path: &str, recorded: String, replayed: String) -> FieldDifference {
+fn difference(path: &str, recorded: String, replayed: String) -> FieldDifference {
     FieldDifference {
         field: path.trim_start().to_owned(),
         recorded,
@@ -83,12 +83,12 @@ mod tests {
     fn the_first_differing_field_is_shown_with_both_values() {
         let difference = |a: Value, b: Value| first_difference(&a, &b);
         let check = |a: Value, b: Value, field: &str, recorded: &str, replayed: &str| {
-            let found = difference(a, b).expect("they differ");
+            let difference = difference(a, b).expect("they differ");
             assert_eq!(
                 (
-                    found.field.as_str(),
-                    found.recorded.as_str(),
-                    found.replayed.as_str()
+                    difference.field.as_str(),
+                    difference.recorded.as_str(),
+                    difference.replayed.as_str()
                 ),
                 (field, recorded, replayed)
             );
@@ -117,7 +117,7 @@ mod tests {
             "{\"Plan\":1}",
         );
         let long = "é".repeat(500);
-        let found = difference(json!(long), json!(0)).expect("they differ");
-        assert!(found.recorded.chars().count() <= SHOWN_CHARS + 1);
+        let difference = difference(json!(long), json!(0)).expect("they differ");
+        assert!(difference.recorded.chars().count() <= SHOWN_CHARS + 1);
     }
 }

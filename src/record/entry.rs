@@ -77,7 +77,7 @@ pub enum Entry {
     FlushCache,
     /// As `Submit`, for a request whose output must start with the given tokens.
     SubmitOpened(Box<SubmitEntry>, Arc<[u32]>),
-    /// As `Submit`, for a model with recurrent states.
+    /// As `Submit`, for a chat with a model that has recurrent or window layers.
     SubmitAnchored {
         request: Box<SubmitEntry>,
         opening: Arc<[u32]>,
@@ -87,7 +87,7 @@ pub enum Entry {
     SetPaused {
         paused: bool,
     },
-    /// As `Submit`, for a request that bypasses the cache: its prompt is vectors, of which only the number matters.
+    /// As `Submit`, for a request that bypasses the cache: the log omits its prompt embeddings.
     SubmitBypassing {
         request: Box<SubmitEntry>,
         opening: Arc<[u32]>,

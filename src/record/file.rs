@@ -27,7 +27,6 @@ const MAX_HEADER_BYTES: usize = 1 << 20;
 /// Bytes of the block's kind and lengths, which precede the checksum.
 const SUMMED_BYTES: usize = 9;
 const FRAME_BYTES: usize = SUMMED_BYTES + 4;
-/// Bytes of the final block.
 pub const END_BYTES: usize = FRAME_BYTES + 9;
 /// Deflate's fastest level: the writer shares the cores with the model.
 const COMPRESSION: u32 = 1;
@@ -60,7 +59,7 @@ pub enum LogEnd {
     Closed,
     /// The log reached its size limit.
     SizeLimit,
-    /// The log is truncated: the writer was killed.
+    /// The log is truncated: the writer was killed, or is still running.
     CutOff,
 }
 
@@ -75,10 +74,8 @@ pub enum Record {
 pub enum LogError {
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// The magic number is missing.
     #[error("is not a message log: it does not begin with SOUFLOG and its version")]
     NoLog,
-    /// Another version of the engine wrote the log.
     #[error(
         "has format {found}, this engine reads format {FORMAT_VERSION}: replay it with {engine}"
     )]
@@ -87,6 +84,8 @@ pub enum LogError {
         /// The version of the engine that wrote the log, if known.
         engine: String,
     },
+    #[error("has the header of another version of the engine ({0}): replay it with that version")]
+    Header(String),
     #[error("is damaged at byte {at}: {reason}")]
     Damaged { at: u64, reason: String },
 }
@@ -114,7 +113,7 @@ fn checksum(frame: &[u8], stored: &[u8]) -> u32 {
     crc.sum()
 }
 
-fn framed(kind: Kind, n_raw: u32, stored: &[u8]) -> Vec<u8> {
+fn encode(kind: Kind, n_raw: u32, stored: &[u8]) -> Vec<u8> {
     let mut block = Vec::with_capacity(FRAME_BYTES + stored.len());
     block.push(kind as u8);
     block.extend(n_raw.to_le_bytes());
@@ -127,7 +126,7 @@ fn framed(kind: Kind, n_raw: u32, stored: &[u8]) -> Vec<u8> {
 pub fn opening(header: &Header) -> io::Result<Vec<u8>> {
     let json = serde_json::to_vec(header)?;
     let mut bytes = MAGIC.to_vec();
-    bytes.extend(framed(Kind::Header, json.len() as u32, &json));
+    bytes.extend(encode(Kind::Header, json.len() as u32, &json));
     Ok(bytes)
 }
 
@@ -135,19 +134,19 @@ pub fn block(raw: &[u8]) -> io::Result<Vec<u8>> {
     let mut packer = DeflateEncoder::new(Vec::new(), Compression::new(COMPRESSION));
     packer.write_all(raw)?;
     let stored = packer.finish()?;
-    Ok(framed(Kind::Entries, raw.len() as u32, &stored))
+    Ok(encode(Kind::Entries, raw.len() as u32, &stored))
 }
 
 /// Encodes a gap block, which marks missing entries even in a truncated log, without an end block.
 pub fn gap() -> Vec<u8> {
-    framed(Kind::Gap, 0, &[])
+    encode(Kind::Gap, 0, &[])
 }
 
 /// Encodes the end block: the reason, and the number of missing entries.
 pub fn end(ending: LogEnd, n_dropped: u64) -> Vec<u8> {
     let mut stored = vec![u8::from(ending == LogEnd::SizeLimit)];
     stored.extend(n_dropped.to_le_bytes());
-    framed(Kind::End, stored.len() as u32, &stored)
+    encode(Kind::End, stored.len() as u32, &stored)
 }
 
 pub struct LogReader<R> {
@@ -192,8 +191,8 @@ impl<R: Read> LogReader<R> {
             .map_err(|error| damaged(format!("header: {error}")))?;
         check_version(&json)?;
         // The checksum is correct, so the file is not damaged: another engine version wrote this header.
-        let header = serde_json::from_value(json)
-            .map_err(|error| damaged(format!("the header does not match this engine: {error}")))?;
+        let header =
+            serde_json::from_value(json).map_err(|error| LogError::Header(error.to_string()))?;
         Ok(Self {
             source,
             header,
@@ -218,7 +217,7 @@ impl<R: Read> LogReader<R> {
     ///
     /// # Errors
     /// The contents violate the format.
-    #[allow(clippy::should_implement_trait)] // this may fail
+    #[allow(clippy::should_implement_trait)] // unlike an iterator's `next`, this may fail
     pub fn next(&mut self) -> Result<Option<Record>, LogError> {
         loop {
             if self.at < self.block.len() {
@@ -275,13 +274,13 @@ impl<R: Read> LogReader<R> {
     }
 
     fn read_end(&self, stored: &[u8]) -> Result<(LogEnd, u64), LogError> {
-        let (why, n_dropped) = match stored {
-            [why, n_dropped @ ..] => (*why, <[u8; 8]>::try_from(n_dropped).ok()),
+        let (reason, n_dropped) = match stored {
+            [reason, n_dropped @ ..] => (*reason, <[u8; 8]>::try_from(n_dropped).ok()),
             [] => (0, None),
         };
         let n_dropped =
             n_dropped.ok_or_else(|| self.damaged("the end block is too short".to_owned()))?;
-        let ending = match why {
+        let ending = match reason {
             0 => LogEnd::Closed,
             _ => LogEnd::SizeLimit,
         };
@@ -353,27 +352,27 @@ fn read_frame(
 mod tests {
     use super::*;
 
-    fn opened(json: &str) -> String {
+    fn open_error(json: &str) -> String {
         let mut log = MAGIC.to_vec();
-        log.extend(framed(Kind::Header, json.len() as u32, json.as_bytes()));
-        let opened = LogReader::open(log.as_slice()).err();
-        opened.expect("the header is invalid").to_string()
+        log.extend(encode(Kind::Header, json.len() as u32, json.as_bytes()));
+        let open_error = LogReader::open(log.as_slice()).err();
+        open_error.expect("the header is invalid").to_string()
     }
 
     #[test]
-    fn the_error_for_another_format_names_the_engine_version() {
+    fn the_error_for_an_unreadable_header_names_the_cause() {
         for found in [0, FORMAT_VERSION + 1] {
             let header = format!(r#"{{"format_version": {found}, "engine_version": "9.8"}}"#);
             let expected = format!(
                 "has format {found}, this engine reads format {FORMAT_VERSION}: replay it with souffleur 9.8, which wrote it"
             );
-            assert_eq!(opened(&header), expected);
+            assert_eq!(open_error(&header), expected);
         }
-        let error = opened("{}");
+        let error = open_error("{}");
         assert!(error.ends_with("with the engine that wrote it"), "{error}");
-        let error = opened(&format!(r#"{{"format_version": {FORMAT_VERSION}}}"#));
+        let error = open_error(&format!(r#"{{"format_version": {FORMAT_VERSION}}}"#));
         assert!(error.contains("missing field `engine_version`"), "{error}");
-        let error = opened("[");
+        let error = open_error("[");
         assert!(
             error.starts_with("is damaged at byte 8: header: "),
             "{error}"

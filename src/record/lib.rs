@@ -6,8 +6,8 @@
 //! - [`replay`](mod@replay): repeats the calls in a log and compares their outcomes
 //!
 //! The states use no randomness and no clock, so the calls determine all outcomes. Three inputs arrive without a
-//! message: raised cancel flags ([`entry::Entry::CancelsSeen`]), the clock for expiring pins
-//! ([`entry::Entry::ExpirePins`]), and step durations that bound later steps ([`entry::Entry::StepTook`]). The only
+//! message: raised cancel flags ([`entry::Entry::CancelsSeen`]), the clock for timeouts ([`entry::Entry::ExpirePins`],
+//! [`entry::Entry::ExpireRequests`]), and step durations that bound later steps ([`entry::Entry::StepTook`]). The only
 //! inputs of the tree and the pools are plans, one at a time, which have no entries of their own: a replay runs a plan
 //! when it reads the entry of the answer.
 //!

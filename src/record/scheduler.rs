@@ -1,4 +1,4 @@
-//! A wrapper around the scheduler's state that writes each input to the message log.
+//! A wrapper around the scheduler's state that writes each input and outcome to the message log.
 //!
 //! The actor holds a [`RecordedScheduler`] instead of the state: it reads the state through [`Deref`], and changes the
 //! state only through methods of the wrapper. Without a log, each method costs one more branch.
@@ -64,10 +64,10 @@ impl RecordedScheduler {
 
     pub fn cancel(&mut self, rid: &RequestId, flag: Option<&CancelFlag>) {
         self.write(|state| {
-            let holder = state.in_flight(rid).map(|(_, holder)| holder);
+            let active = state.in_flight(rid).map(|(_, active)| active);
             let flag = match flag {
                 None => FlagOf::Nobody,
-                Some(flag) if holder.is_some_and(|holder| holder.is_same(flag)) => FlagOf::Holder,
+                Some(flag) if active.is_some_and(|active| active.is_same(flag)) => FlagOf::Holder,
                 Some(_) => FlagOf::Another,
             };
             let rid = rid.clone();
@@ -253,7 +253,7 @@ impl RecordedScheduler {
         next
     }
 
-    #[allow(clippy::should_implement_trait)] // as in `Scheduler`
+    #[allow(clippy::should_implement_trait)] // an iterator would end at `Nothing`
     pub fn next(&mut self) -> Next {
         if self.state.must_wait() {
             return Next::Nothing;

@@ -1,7 +1,7 @@
 //! Writes the message log without blocking the scheduler: through a bounded channel, to a thread that compresses.
 //!
-//! If the disk is too slow, new entries are dropped and counted, and a gap is marked in the log: a replay cannot
-//! continue after the gap. The scheduler never waits.
+//! If the disk is too slow or an entry too large, entries are dropped and counted, and a gap is marked in the log: a
+//! replay cannot continue after the gap. The scheduler never waits.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -19,7 +19,6 @@ use crate::file::{self, END_BYTES, Header, LogEnd, MAX_BLOCK_BYTES};
 const BLOCK_BYTES: usize = 64 << 10;
 /// The largest number of bytes queued for the writer.
 const MAX_WAITING_BYTES: usize = 32 << 20;
-/// The largest number of blocks queued for the writer.
 const MAX_WAITING_BLOCKS: usize = 1024;
 /// How long a stopping engine waits for a disk that does not respond.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,7 +39,7 @@ pub struct LogSink {
     blocks: Option<Sender<Vec<u8>>>,
     shared: Arc<Shared>,
     /// Disconnects when the writer's thread ends.
-    written: Receiver<()>,
+    writer_end: Receiver<()>,
 }
 
 impl LogSink {
@@ -67,7 +66,7 @@ impl LogSink {
         to.flush()?;
         let shared = Arc::new(Shared::default());
         let (blocks, to_write) = crossbeam_channel::bounded(MAX_WAITING_BLOCKS);
-        let (writing, written) = crossbeam_channel::bounded(0);
+        let (writing, writer_end) = crossbeam_channel::bounded(0);
         let mut writer = Writer {
             to,
             n_bytes: opening.len() as u64,
@@ -88,7 +87,7 @@ impl LogSink {
         Ok(Arc::new(Self {
             blocks: Some(blocks),
             shared,
-            written,
+            writer_end,
         }))
     }
 
@@ -104,7 +103,7 @@ impl LogSink {
         recorder
     }
 
-    /// Number of entries dropped because the disk was too slow.
+    /// Number of dropped entries.
     pub fn dropped(&self) -> u64 {
         self.shared.n_dropped.load(Ordering::Relaxed)
     }
@@ -126,7 +125,7 @@ impl LogSink {
 impl Drop for LogSink {
     fn drop(&mut self) {
         self.blocks = None;
-        let ended = self.written.recv_timeout(CLOSING_TIMEOUT);
+        let ended = self.writer_end.recv_timeout(CLOSING_TIMEOUT);
         if ended == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
             tracing::warn!("the message log is incomplete: its disk is not responding");
         }
@@ -136,7 +135,7 @@ impl Drop for LogSink {
 fn create_file(path: &Path) -> io::Result<File> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => {
-            let reason = "is not a regular file: give a new file or an existing log";
+            let reason = "it is not a regular file: give a new file or an existing log";
             return Err(io::Error::other(reason));
         }
         Ok(_) => {
@@ -180,7 +179,7 @@ impl Recorder {
         self.n_entries += 1;
         match postcard::to_extend(entry, raw) {
             Ok(raw) if raw.len() <= MAX_BLOCK_BYTES => self.raw = raw,
-            _ => self.lose(),
+            _ => self.drop_entries(),
         }
         if self.raw.len() >= BLOCK_BYTES {
             self.flush();
@@ -195,11 +194,11 @@ impl Recorder {
         if self.sink.send(raw) {
             self.n_entries = 0
         } else {
-            self.lose()
+            self.drop_entries()
         }
     }
 
-    fn lose(&mut self) {
+    fn drop_entries(&mut self) {
         if !self.is_open() {
             // The log has ended as intended: no entry is missing.
             self.raw = Vec::new();
@@ -214,7 +213,7 @@ impl Recorder {
         self.n_entries = 0;
         self.is_broken = true;
         tracing::warn!(
-            "the disk is too slow for the message log: entries were dropped, and later entries cannot be replayed"
+            "disk too slow or entry too large: entries of the message log were dropped, later ones cannot be replayed"
         );
     }
 }

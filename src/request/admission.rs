@@ -18,7 +18,7 @@ pub struct Admission {
     is_closed: AtomicBool,
 }
 
-/// The number of permits reserved for servers' probes. Each server uses one, and a host may have several servers.
+/// The number of permits reserved for health probes. Each server uses one; a process may run several servers.
 const MAX_PROBES: usize = 8;
 
 impl Admission {
@@ -53,7 +53,7 @@ impl Admission {
         Ok(Permit {
             admission: self.clone(),
             prompt_tokens: 0,
-            place: Place::Client,
+            kind: PermitKind::Client,
         })
     }
 
@@ -76,7 +76,7 @@ impl Admission {
         Ok(Permit {
             admission: self.clone(),
             prompt_tokens: 0,
-            place: Place::Reserved,
+            kind: PermitKind::Probe,
         })
     }
 
@@ -106,25 +106,25 @@ fn take(counter: &AtomicUsize, n: usize, limit: usize) -> bool {
         .is_ok()
 }
 
-/// The permission for one request to be in the engine. Dropping it returns the permission.
+/// The permission for one request to be in the engine. A drop returns the permission.
 #[derive(Debug)]
 #[must_use]
 pub struct Permit {
     admission: Arc<Admission>,
     prompt_tokens: usize,
-    place: Place,
+    kind: PermitKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum PermitKind {
     Client,
-    Reserved,
+    Probe,
 }
 
 impl Permit {
     /// True for the permit of a probe, which does not count as a client's request.
     pub fn is_probe(&self) -> bool {
-        self.place == Place::Reserved
+        self.kind == PermitKind::Probe
     }
 
     /// Counts the prompt's tokens: first an estimate, and the exact number once the prompt is encoded. Each count
@@ -161,9 +161,9 @@ impl Drop for Permit {
         self.admission
             .prompt_tokens
             .fetch_sub(self.prompt_tokens, Ordering::AcqRel);
-        let counter = match self.place {
-            Place::Client => &self.admission.requests,
-            Place::Reserved => &self.admission.probes,
+        let counter = match self.kind {
+            PermitKind::Client => &self.admission.requests,
+            PermitKind::Probe => &self.admission.probes,
         };
         counter.fetch_sub(1, Ordering::AcqRel);
     }

@@ -22,7 +22,6 @@ pub use souffleur_state::scheduler::submission::{CancelFlag, RequestTimeouts};
 /// Bytes of text that usually make a token.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// One generation request.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
     /// The client's id for the request, unique among the requests in flight.
@@ -37,14 +36,14 @@ pub struct GenerateRequest {
     pub pooling: Option<Pooling>,
     /// How the output is parsed into text, reasoning and tool calls; `None` for plain text.
     pub parsing: Option<OutputParsing>,
-    /// The cache namespace: prefixes are shared only inside one.
+    /// The cache namespace: only requests of the same namespace share prefixes.
     pub namespace: Namespace,
-    /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
-    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` uses it.
+    /// With `enable_priority_scheduling`, requests of larger priority are served first (of smaller priority with
+    /// `schedule_low_priority_values_first`). Otherwise only the eviction policy `priority` uses this value.
     pub priority: Option<i64>,
     /// Time limits of waiting and running; the engine's own limits also apply.
     pub timeouts: RequestTimeouts,
-    /// The client streams the answer. Only a label of metrics: deltas are sent either way.
+    /// The client streams the answer. Deltas are sent either way; this value is only a label of metrics.
     pub is_streaming: bool,
 }
 
@@ -74,7 +73,7 @@ pub enum Prompt {
     /// Token ids, taken as they are.
     Tokens(Arc<[u32]>),
     Chat(Arc<ChatPrompt>),
-    /// Vectors, each in place of a token's embedding. Such a prompt neither uses nor enters the cache.
+    /// Prompt embeddings: a vector in place of each token. Such a prompt neither uses nor enters the cache.
     Vectors(Arc<PromptVectors>),
 }
 
@@ -211,7 +210,8 @@ pub struct Delta {
     pub tokens: Vec<u32>,
     /// One entry for each of `tokens` if log probabilities were requested.
     pub output_logprobs: Vec<TokenLogprobs>,
-    /// One entry for each prompt token from the requested start on (the first has none), in one or more deltas.
+    /// One entry for each prompt token from the requested start on, in one or more deltas. The entry of the prompt's
+    /// first token has no log probability.
     pub input_logprobs: Vec<TokenLogprobs>,
     pub usage: Usage,
 }
@@ -220,8 +220,8 @@ impl Delta {
     /// Estimates the delta's size in bytes, to limit the backlog of a slow reader.
     pub fn bytes(&self) -> usize {
         let logprobs = self.output_logprobs.iter().chain(&self.input_logprobs);
-        let each = |at: &TokenLogprobs| {
-            let others = at.top.len() + at.chosen.len();
+        let each = |position: &TokenLogprobs| {
+            let others = position.top.len() + position.chosen.len();
             size_of::<TokenLogprobs>() + others * size_of::<(u32, f32)>()
         };
         let pieces = self.pieces.iter().map(OutputPiece::bytes).sum::<usize>();
@@ -298,6 +298,7 @@ mod tests {
             continue_final_message: false,
             known: None,
         }));
+        // A byte for each list, object and boolean, and the bytes of names and strings.
         let (messages, names, values) = (1 + 1 + 7 + 2, 5 + 2, 1 + 3 + 1);
         assert_eq!(prompt.text_bytes(), messages + names + values);
     }

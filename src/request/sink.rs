@@ -14,7 +14,7 @@ use crate::{Delta, Event};
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::RequestId;
 
-/// An event for an actor of the host. The request's sink is from [`EventSink::recipient`].
+/// An event of a request whose sink is from [`EventSink::recipient`], sent to an actor of the embedding program.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct TokenEvent {
@@ -24,7 +24,6 @@ pub struct TokenEvent {
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// The delta is in the channel.
     Sent,
     /// The client is slow: the delta was merged into the backlog of this many bytes.
     Waiting {
@@ -48,7 +47,7 @@ pub struct EventSink {
     backlog: Delta,
     permit: Option<Permit>,
     /// True once the Tokenizer has received the request.
-    is_inside: bool,
+    is_received: bool,
 }
 
 impl EventSink {
@@ -71,13 +70,13 @@ impl EventSink {
                 target,
                 backlog: Delta::default(),
                 permit,
-                is_inside: false,
+                is_received: false,
             },
             receiver,
         )
     }
 
-    /// A sink that sends to an actor of the host. The mailbox is unbounded, so the host must keep up or cancel.
+    /// A sink that sends to an actor of the embedding program, which must keep up or cancel: the mailbox is unbounded.
     pub fn recipient(
         rid: RequestId,
         recipient: Recipient<TokenEvent>,
@@ -89,7 +88,7 @@ impl EventSink {
             target,
             backlog: Delta::default(),
             permit,
-            is_inside: false,
+            is_received: false,
         }
     }
 
@@ -102,7 +101,7 @@ impl EventSink {
         admission: &Arc<Admission>,
         estimated_tokens: usize,
     ) -> Result<(), RequestError> {
-        self.is_inside = true;
+        self.is_received = true;
         if self.permit.is_none() {
             let mut permit = admission.admit()?;
             permit.charge_prompt(estimated_tokens)?;
@@ -153,7 +152,7 @@ impl EventSink {
         }
     }
 
-    /// Sends the terminal event, with the backlog before its own delta.
+    /// Sends the terminal event, whose delta gets the backlog prepended.
     pub fn finish(mut self, event: Event) {
         self.terminate(event);
     }
@@ -203,11 +202,11 @@ impl fmt::Debug for EventSink {
 impl Drop for EventSink {
     fn drop(&mut self) {
         if self.target.is_some() {
-            let reason = if self.is_inside {
+            let reason = if self.is_received {
                 "the engine dropped the request: send the request again"
             } else {
-                "the actors were rebuilt or stopped: send the request again (embedders: through the addresses that \
-                 EngineHandle::doors() now returns)"
+                "the engine was rebuilt or stopped before it read the request: send the request again (programs that \
+                 embed the engine: to the addresses that EngineHandle::doors() now returns)"
             };
             self.terminate(Event::Failed(RequestError::EngineDown(reason.to_owned())));
         }

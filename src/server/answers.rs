@@ -1,8 +1,8 @@
-//! Bounds the memory of log probabilities that clients have not yet read: one byte budget for all answers.
+//! Bounds the memory of large answers that clients have not yet read: one byte budget for all of them.
 //!
-//! The number of a prompt's log probabilities is known before the request begins. The log probabilities outlive the
-//! request: they wait in channels, are written as JSON, and are sent at the client's reading speed. So a call is
-//! charged before it starts, and the charge lasts until the answer has been sent.
+//! Charged are log probabilities of prompts, scores, embeddings, token ids and replayed events. An answer outlives its
+//! request: it is written as JSON, and sent at the client's reading speed. So a call is charged before it starts, and
+//! the charge lasts until the answer has been sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +41,7 @@ impl AnswerBudget {
     }
 
     /// Charges a call for the log probabilities of its prompts, each of at most `context_tokens` tokens; `None` if the
-    /// call asks for none. A call above the limit must be the only one. Fails with 503 if the budget is used up.
+    /// call asks for none. A call above the limit is charged if it is alone. Fails with 503 if the budget is used up.
     pub(super) fn charge(
         &self,
         requests: &[GenerateRequest],

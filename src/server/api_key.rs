@@ -22,8 +22,8 @@ impl ApiKey {
     }
 
     /// Compares in constant time.
-    pub(super) fn is(&self, shown: &[u8]) -> bool {
-        let pairs = self.0.into_iter().zip(hash(shown));
+    pub(super) fn is(&self, given: &[u8]) -> bool {
+        let pairs = self.0.into_iter().zip(hash(given));
         pairs.fold(0, |bits, (a, b)| std::hint::black_box(bits | (a ^ b))) == 0
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::error::ApiError;
 
-/// Number of bytes at the start of each body that are charged to the reserved share.
+/// Number of bytes at the start of each body that are charged to a share reserved for small bodies.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 /// The reserved share is the budget divided by this number.
 const SMALL_SHARE: usize = 4;
@@ -51,18 +51,18 @@ impl BodyCharge {
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         let limit = self.shares.limit_bytes;
         let most = limit - limit / SMALL_SHARE;
-        let first = bytes.min(SMALL_BODY_BYTES.saturating_sub(self.small));
-        if self.large.saturating_add(bytes - first) > most {
+        let small_part = bytes.min(SMALL_BODY_BYTES.saturating_sub(self.small));
+        if self.large.saturating_add(bytes - small_part) > most {
             return Err(ApiError::body_beyond_budget(most, limit));
         }
-        if take(&self.shares.small_free, first) {
-            self.small += first;
-            return self.grow_large(bytes - first);
+        if take(&self.shares.small_free, small_part) {
+            self.small += small_part;
+            return self.grow_large(bytes - small_part);
         }
         self.grow_large(bytes)
     }
 
-    /// An empty charge to the same budget, for another body.
+    /// An empty charge to the same budget.
     pub(super) fn sibling(&self) -> Self {
         BodyBudget(self.shares.clone()).open()
     }
@@ -70,9 +70,9 @@ impl BodyCharge {
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         let small = self.small.min(bytes);
         let large = self.large.min(bytes - small);
-        let (shares, given) = (&self.shares, (self.small - small, self.large - large));
-        shares.small_free.fetch_add(given.0, Ordering::AcqRel);
-        shares.large_free.fetch_add(given.1, Ordering::AcqRel);
+        let (shares, released) = (&self.shares, (self.small - small, self.large - large));
+        shares.small_free.fetch_add(released.0, Ordering::AcqRel);
+        shares.large_free.fetch_add(released.1, Ordering::AcqRel);
         (self.small, self.large) = (small, large);
     }
 

@@ -19,21 +19,21 @@ pub(super) struct CallLimits<'a> {
     pub(super) websocket: Option<WebSocketSlots>,
     pub(super) request: &'a RequestLimits,
     /// Limits of `input_embeds` prompts; `None` if the endpoint does not accept them.
-    pub(super) vectors: Option<VectorLimits>,
+    pub(super) embeds: Option<EmbedLimits>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct VectorLimits {
-    pub(super) width: usize,
-    pub(super) max_vectors: usize,
+pub(super) struct EmbedLimits {
+    pub(super) dim: usize,
+    pub(super) max_len: usize,
 }
 
-impl VectorLimits {
-    /// The limits of an engine. `max_vectors` only bounds parsing: the Tokenizer checks the exact prompt length.
+impl EmbedLimits {
+    /// The limits of an engine. `max_len` only bounds parsing: the Tokenizer checks the exact prompt length.
     pub(super) fn of(engine: &EngineHandle) -> Option<Self> {
         let model = engine.model();
-        let max_vectors = model.context_length.min(model.max_total_tokens);
-        model.hidden_size.map(|width| Self { width, max_vectors })
+        let max_len = model.context_length.min(model.max_total_tokens);
+        model.hidden_size.map(|dim| Self { dim, max_len })
     }
 }
 

@@ -20,7 +20,7 @@ const MAX_RESPONSES: usize = 1 << 20;
 /// Limit of `sessions_max_count`: each session has an entry in an index.
 const MAX_SESSIONS: usize = 1 << 16;
 
-/// Limit of `ws_lanes` and `ws_active_lanes`: each lane is a request of its connection.
+/// Limit of `ws_lanes` and `ws_active_lanes`: each lane has an entry in a map of its connection.
 const MAX_LANES: usize = 1 << 12;
 
 /// Routes that are polled too often for the access log.
@@ -208,8 +208,6 @@ keys! {
 }
 
 impl ServerConfig {
-    /// Checks every value against its limits.
-    ///
     /// # Errors
     /// Names the first key that is out of range, its value and the limit.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -275,7 +273,8 @@ impl ServerConfig {
             .iter()
             .find(|origin| !is_origin(origin))
         {
-            let reason = format!("holds {origin:?}, must be https://name, https://name:port or *");
+            let reason =
+                format!("holds {origin:?}, must be scheme://name, scheme://name:port or *");
             return Err(out_of_range("allowed_origins", reason));
         }
         let is_name = |host: &&String| !is_host(host) && *host != "*";
@@ -389,7 +388,7 @@ mod tests {
             "",
         ] {
             let list = origins(&[bad]);
-            let expected = Some(("allowed_origins", "https://name"));
+            let expected = Some(("allowed_origins", "scheme://name"));
             check(|config| config.allowed_origins = list, expected);
         }
         let good = origins(&["*", "souffleur", "souffleur:30000", "[::1]"]);

@@ -21,19 +21,19 @@ pub(super) fn may_differ(value: &Value) -> bool {
     }
 }
 
-/// The JSON of each item of the list `sent`; empty if no item of `read` may have other digits, or if lengths differ.
-pub(super) fn texts_of(sent: Option<&Raw>, read: &[Value]) -> Vec<Raw> {
-    let sent = sent.filter(|_| read.iter().any(may_differ));
-    let items = sent.and_then(|sent| sent.items("a list", read.len()).ok());
-    let items = items.filter(|(_, len)| *len == read.len());
+/// The JSON of each item of the list `raw`; empty if no item of `parsed` may have other digits, or if lengths differ.
+pub(super) fn texts_of(raw: Option<&Raw>, parsed: &[Value]) -> Vec<Raw> {
+    let raw = raw.filter(|_| parsed.iter().any(may_differ));
+    let items = raw.and_then(|raw| raw.items("a list", parsed.len()).ok());
+    let items = items.filter(|(_, len)| *len == parsed.len());
     items.map_or_else(Vec::new, |(items, _)| items)
 }
 
 /// Returns arguments for a template: the parsed value, or its JSON as a string if their digits may differ.
-pub(super) fn arguments(read: Value, sent: Option<Raw>) -> Value {
-    match sent.filter(|_| may_differ(&read)) {
-        Some(sent) => Value::String(sent.text().into_owned()),
-        None => read,
+pub(super) fn arguments(parsed: Value, raw: Option<Raw>) -> Value {
+    match raw.filter(|_| may_differ(&parsed)) {
+        Some(raw) => Value::String(raw.text().into_owned()),
+        None => parsed,
     }
 }
 
@@ -58,9 +58,9 @@ mod tests {
         ] {
             let value: Value = serde_json::from_str(json).expect("it is JSON");
             assert_eq!(may_differ(&value), differs, "{json}");
-            let read = arguments(value.clone(), Some(Raw::in_text(json)));
+            let parsed = arguments(value.clone(), Some(Raw::in_text(json)));
             let kept = if differs { Value::from(json) } else { value };
-            assert_eq!(read, kept);
+            assert_eq!(parsed, kept);
         }
     }
 }

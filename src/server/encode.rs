@@ -17,8 +17,8 @@ use souffleur_request::ChatPrompt;
 
 /// Fails if the engine runs without a tokenizer.
 pub(super) fn tokenizer(engine: &EngineHandle) -> Result<Arc<TextModel>, ApiError> {
-    let text = engine.text().cloned();
-    text.ok_or_else(|| ApiError::invalid("the engine runs without a tokenizer"))
+    let tokenizer = engine.text().cloned();
+    tokenizer.ok_or_else(|| ApiError::invalid("the engine runs without a tokenizer"))
 }
 
 /// Waits for the encode gate, then runs `work` with the tokenizer and the context length. `charges` are held until
@@ -33,10 +33,10 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let lost = || RequestError::EngineDown("the server is shutting down".to_owned());
     let engine = &state.serving()?.engine;
-    let (text, limit_tokens) = (tokenizer(engine)?, engine.model().context_length);
+    let (tokenizer, limit_tokens) = (tokenizer(engine)?, engine.model().context_length);
     let turn = state.encode_gate().turn().await.ok_or_else(lost)?;
     let work = spawn_blocking(move || {
-        let done = work(&text, limit_tokens);
+        let done = work(&tokenizer, limit_tokens);
         drop((turn, charges));
         done
     });
@@ -55,8 +55,8 @@ pub(super) async fn text(
         prompt: state.bodies().open(),
         request: state.bodies().open(),
     };
-    with_tokenizer(state, no_charges, move |text, limit_tokens| {
-        encode(text, &prompt, !continues, limit_tokens)
+    with_tokenizer(state, no_charges, move |tokenizer, limit_tokens| {
+        encode(tokenizer, &prompt, !continues, limit_tokens)
     })
     .await
 }
@@ -67,16 +67,16 @@ pub(super) async fn chat(
     prompt: ChatPrompt,
     charges: Charges,
 ) -> Result<Vec<u32>, ApiError> {
-    with_tokenizer(state, charges, move |text, limit_tokens| {
-        let rendered = render(text, &prompt)?;
+    with_tokenizer(state, charges, move |tokenizer, limit_tokens| {
+        let rendered = render(tokenizer, &prompt)?;
         drop(prompt);
-        encode(text, &rendered, false, limit_tokens)
+        encode(tokenizer, &rendered, false, limit_tokens)
     })
     .await
 }
 
-pub(super) fn render(text: &TextModel, prompt: &ChatPrompt) -> Result<String, RequestError> {
-    text.render_chat(&text::ChatPrompt {
+pub(super) fn render(tokenizer: &TextModel, prompt: &ChatPrompt) -> Result<String, RequestError> {
+    tokenizer.render_chat(&text::ChatPrompt {
         messages: &prompt.messages,
         tools: prompt.tools.as_deref(),
         add_generation_prompt: prompt.add_generation_prompt,
@@ -91,22 +91,22 @@ pub(super) fn render(text: &TextModel, prompt: &ChatPrompt) -> Result<String, Re
 /// The errors of encoding; an error if the text has more than `limit_tokens`. The length is checked before the whole
 /// text is encoded, because encoding takes about a hundred times the text's memory.
 pub(super) fn encode(
-    text: &TextModel,
+    tokenizer: &TextModel,
     prompt: &str,
     is_whole: bool,
     limit_tokens: usize,
 ) -> Result<Vec<u32>, RequestError> {
     let beyond = if is_whole {
-        text.count_prompt_above(prompt, limit_tokens)?
+        tokenizer.count_prompt_above(prompt, limit_tokens)?
     } else {
-        text.count_chat_above(prompt, limit_tokens)?
+        tokenizer.count_chat_above(prompt, limit_tokens)?
     };
     match beyond {
         Some(prompt_tokens) => Err(RequestError::PromptTooLong {
             prompt_tokens,
             limit_tokens,
         }),
-        None if is_whole => text.encode(prompt),
-        None => text.encode_chat(prompt),
+        None if is_whole => tokenizer.encode(prompt),
+        None => tokenizer.encode_chat(prompt),
     }
 }

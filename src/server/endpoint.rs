@@ -1,4 +1,4 @@
-//! Describes one path of the server: its methods, its access rule and their OpenAPI operations.
+//! Describes one path of the server: its access rule, its methods and the OpenAPI operation of each method.
 
 use actix_web::web::ServiceConfig;
 use utoipa::openapi::path::{HttpMethod, Operation};

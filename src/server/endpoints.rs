@@ -19,7 +19,7 @@ use super::{
 pub(super) fn all() -> Vec<Endpoint> {
     let mut all = generation();
     all.extend(control());
-    all.extend(facts());
+    all.extend(status());
     all.extend(aliases());
     // These come before the path of a single model, which also matches an empty name.
     for path in ["/v1/models", "/v1/models/"] {
@@ -93,7 +93,7 @@ fn control() -> Vec<Endpoint> {
 }
 
 /// Paths that read the state of models and of the server, and the OpenAPI document.
-fn facts() -> Vec<Endpoint> {
+fn status() -> Vec<Endpoint> {
     vec![
         get("/v1/models/{id:.*}", health::model, health::model_operation),
         open("/health", health::health, health::health_operation),
@@ -206,7 +206,7 @@ fn responses_at(path: &'static str) -> Endpoint {
     let mount = move |cfg: &mut ServiceConfig| {
         let connect = web::get().to(ws::connect_responses);
         let create = web::post().to(responses::create);
-        let create = create.wrap(from_fn(guard::takes_json));
+        let create = create.wrap(from_fn(guard::require_json));
         let resource = mount::resource(path, connect, "GET, HEAD, POST");
         mount::require_key(cfg, resource.route(create));
     };

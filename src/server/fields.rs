@@ -16,7 +16,7 @@ use souffleur_base::field::{self, Field, Integer, ReadTokenIds, Shallow};
 const MAX_FIELDS: usize = 1024;
 /// Maximum number of copies of a body's text that parsing makes.
 const TEXT_COPIES: usize = 2;
-/// Bytes of a token id while a list of token ids is parsed and converted to a shared one.
+/// Bytes of a token id while a list of token ids is copied from a `Vec` to an `Arc`.
 const TOKEN_BYTES: usize = 2 * size_of::<u32>();
 /// Maximum bytes that a JSON value takes in addition to its text, as an entry of an object.
 const VALUE_BYTES: usize = 256;
@@ -91,7 +91,7 @@ impl Fields {
         self.fields.remove(name).filter(|raw| !raw.is_null())
     }
 
-    /// Takes a field out without the contents of its lists and objects.
+    /// Takes a field out and parses it, except for the contents of lists and objects.
     pub(super) fn take(&mut self, name: &str) -> Result<Option<Shallow>, ApiError> {
         self.take_raw(name).map(|raw| raw.shallow(name)).transpose()
     }
@@ -148,8 +148,12 @@ impl Fields {
         if self.values <= limit {
             Ok(values)
         } else {
-            let text = format!("{name} holds {values} JSON values, limit is {limit} per body");
-            Err(ApiError::field(name, format!("{text}: send less at once")))
+            let (all, less) = (self.values, "send less at once");
+            let text = format!("{name} holds {values} JSON values and the body {all}");
+            Err(ApiError::field(
+                name,
+                format!("{text}, limit is {limit} per body: {less}"),
+            ))
         }
     }
 
@@ -372,7 +376,7 @@ mod tests {
         );
         check(
             json!([1, 2]),
-            "best_of is a list of 2, must be a whole number from 0 to 4294967295",
+            "best_of is a list of 2 items, must be a whole number from 0 to 4294967295",
         );
         let range = "must be a whole number from 0 to 4294967295";
         check(
@@ -417,7 +421,7 @@ mod tests {
             "0,".repeat(99)
         ));
         let error = fields.take_tree("messages").expect_err("it is too large");
-        let text = "messages holds 101 JSON values, limit is 100 per body: send less at once";
+        let text = "messages holds 101 JSON values and the body 101, limit is 100 per body: send less at once";
         assert_eq!(error, ApiError::field("messages", text));
         let mut fields = of_text(r#"{"messages": [",,,,"], "tools": [1.5]}"#.to_owned());
         assert_eq!(fields.take_tree("messages"), Ok(Some(json!([",,,,"]))));
@@ -438,7 +442,7 @@ mod tests {
     fn values_kept_with_a_request_are_charged_until_it_ends() {
         const LIMIT: usize = 8 << 20;
         let budget = BodyBudget::new(LIMIT);
-        let limit_of_one_body = LIMIT / 4 * 3 + (64 << 10);
+        let limit_of_one_body = LIMIT / 4 * 3 + (64 << 10); // The large share, and 64 KiB of the small one.
         let is_full = || budget.open().grow(limit_of_one_body).is_err();
         let body = json!({"messages": ["a"], "regex": "x".repeat(100_000)}).to_string();
         let read = Fields::read(body.into(), budget.open(), 100);

@@ -9,7 +9,7 @@ use super::fields::Fields;
 use souffleur_base::field::Shallow;
 use souffleur_state::sampling;
 
-/// A field's name, and its values without effect. Null, the empty string and, unless `Yes` is listed, false have no
+/// A field's name, and its values without effect. Null, the empty string and, unless `True` is listed, false have no
 /// effect either.
 type Refused = (&'static str, &'static [Off]);
 
@@ -17,14 +17,14 @@ type Refused = (&'static str, &'static [Off]);
 enum Off {
     Number(f64),
     /// True has no effect, and false has one.
-    Yes,
+    True,
     Text(&'static str),
     EmptyList,
     EmptyObject,
 }
 
 const NOTHING: &[Off] = &[];
-const YES: &[Off] = &[Off::Yes];
+const TRUE: &[Off] = &[Off::True];
 const ZERO: &[Off] = &[Off::Number(0.0)];
 const ONE: &[Off] = &[Off::Number(1.0)];
 /// llama.cpp's number for the Euclidean norm, which this server uses to normalise embeddings.
@@ -45,11 +45,11 @@ const REFUSED: &[Refused] = &[
     ("add_special_tokens", &[]), ("chat_template", &[]),
     ("documents", &[]), ("ec_transfer_params", EMPTY_OBJECT), ("embed_dtype", &[Off::Text("float32")]),
     ("enable_response_messages", &[]), ("endianness", &[Off::Text("native")]), ("kv_transfer_params", EMPTY_OBJECT),
-    ("length_penalty", ONE), ("logprob_token_ids", &[]), ("normalize", YES), ("padding", &[Off::Text("do_not_pad")]),
+    ("length_penalty", ONE), ("logprob_token_ids", &[]), ("normalize", TRUE), ("padding", &[Off::Text("do_not_pad")]),
     ("previous_input_messages", &[]), ("previous_response", &[]), ("prompt_embeds", &[]), ("prompt_logprobs", &[]),
     ("repetition_detection", &[]),
     ("return_prompt_text", &[]), ("return_tokens_as_token_ids", &[]), ("thinking_token_budget", MINUS_ONE),
-    ("truncate_prompt_tokens", &[]), ("use_activation", YES), ("use_beam_search", &[]),
+    ("truncate_prompt_tokens", &[]), ("use_activation", TRUE), ("use_beam_search", &[]),
     ("vllm_xargs", EMPTY_OBJECT), ("watermarking", &[]),
     // SGLang.
     ("audio_data", &[]), ("bootstrap_host", &[]), ("bootstrap_port", &[]), ("bootstrap_room", &[]),
@@ -67,11 +67,12 @@ const REFUSED: &[Refused] = &[
     ("max_chunks_per_doc", &[]), ("max_doc_length", &[]), ("max_tokens_per_doc", ZERO), ("max_tokens_per_query", ZERO),
     ("rank_fields", EMPTY_LIST), ("raw_scores", &[]), ("return_embeddings", &[]),
     // llama.cpp.
-    ("adaptive_target", MINUS_ONE), ("add_special", YES), ("chat_parser", &[]), ("dry_multiplier", ZERO),
+    ("adaptive_target", MINUS_ONE), ("add_special", TRUE), ("chat_parser", &[]), ("dry_multiplier", ZERO),
     ("dynatemp_range", ZERO), ("embd_normalize", EUCLIDEAN), ("generation_prompt", &[]), ("grammar", &[]),
     ("grammar_lazy", &[]), ("grammar_triggers", EMPTY_LIST), ("lora", EMPTY_LIST), ("mirostat", ZERO), ("n_cmpl", ONE),
-    ("n_indent", ZERO), ("n_predict", MINUS_ONE), ("n_probs", ZERO), ("parse_special", YES), ("parse_tool_calls", YES),
-    ("post_sampling_probs", &[]), ("preserved_tokens", EMPTY_LIST), ("reasoning_budget_tokens", MINUS_ONE),
+    ("n_indent", ZERO), ("n_predict", MINUS_ONE), ("n_probs", ZERO), ("parse_special", TRUE),
+    ("parse_tool_calls", TRUE), ("post_sampling_probs", &[]), ("preserved_tokens", EMPTY_LIST),
+    ("reasoning_budget_tokens", MINUS_ONE),
     ("reasoning_format", &[Off::Text("auto")]), ("repeat_penalty", ONE), ("response_fields", EMPTY_LIST),
     ("return_progress", &[]), ("return_tokens", &[]), ("samplers", &[]),
     ("t_max_predict_ms", &[Off::Number(0.0), Off::Number(-1.0)]), ("thinking_budget_tokens", MINUS_ONE),
@@ -93,7 +94,7 @@ fn off_values(name: &str) -> Option<&'static [Off]> {
 fn has_effect(value: &Shallow, off: &[Off]) -> bool {
     let is_off = match value {
         Shallow::Null => true,
-        Shallow::Bool(value) => *value == off.contains(&Off::Yes),
+        Shallow::Bool(value) => *value == off.contains(&Off::True),
         Shallow::Number(number) => {
             let number = number.as_f64();
             number.is_some_and(|number| off.contains(&Off::Number(number)))
@@ -103,7 +104,7 @@ fn has_effect(value: &Shallow, off: &[Off]) -> bool {
             text.is_empty() || off.iter().any(is_default)
         }
         Shallow::List { len: 0, .. } => off.contains(&Off::EmptyList),
-        // A list has one value for each prompt.
+        // A field may have one value for each prompt: a list of only null, false or empty lists has no effect.
         Shallow::List { is_nothing, .. } => *is_nothing,
         Shallow::Map { len: 0, .. } => off.contains(&Off::EmptyObject),
         Shallow::Map { .. } => false,

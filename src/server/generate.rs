@@ -9,10 +9,10 @@ use actix_web::web::Data;
 use serde::Serialize;
 
 use super::body::JsonBody;
-use super::call::{CallLimits, VectorLimits};
+use super::call::{CallLimits, EmbedLimits};
 use super::error::{ApiError, Envelope};
 use super::lanes::{Lane, finish_all};
-use super::native::{NativeCall, Reply, Shape, Written};
+use super::native::{LogprobsJson, NativeCall, Reply, ReplyForm};
 use super::sessions::{self, SessionParams, SessionTurn};
 use super::sse::{self, Chunks, Render};
 use super::state::AppState;
@@ -37,7 +37,7 @@ async fn answer(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, A
         max_requests: state.config().max_batch_requests,
         websocket: None,
         request: loaded.engine.request_limits(),
-        vectors: VectorLimits::of(&loaded.engine),
+        embeds: EmbedLimits::of(&loaded.engine),
     };
     let mut fields = body.0;
     let session = SessionParams::take(&mut fields)?;
@@ -47,15 +47,15 @@ async fn answer(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, A
         .iter()
         .map(|request| request.rid.clone())
         .collect();
-    let shapes: Vec<Shape> = call.shapes(&loaded.spelling);
+    let forms: Vec<ReplyForm> = call.forms(&loaded.spelling);
     let (lanes, turn) = sessions::open_all(&state, session.as_ref(), call.requests).await?;
     let lanes = Lane::with_charges(lanes, call.charges);
     if call.stream {
         let transcripts = rids.iter().map(|_| Transcript::default()).collect();
-        let written = rids.iter().map(|_| Written::default()).collect();
+        let written = rids.iter().map(|_| LogprobsJson::default()).collect();
         let render = Cumulative {
             rids,
-            shapes,
+            forms,
             transcripts,
             written,
             kept_logprobs: 0,
@@ -70,9 +70,9 @@ async fn answer(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, A
         turn.ended(&transcript.tokens);
     }
     let write = move |transcripts: Vec<Transcript>| {
-        let replies = rids.iter().zip(&shapes).zip(&transcripts);
+        let replies = rids.iter().zip(&forms).zip(&transcripts);
         let replies: Vec<Reply<'_>> = replies
-            .map(|((rid, shape), transcript)| Reply::new(rid, shape, transcript, None))
+            .map(|((rid, form), transcript)| Reply::new(rid, form, transcript, None))
             .collect();
         match replies.first() {
             Some(only) if !is_batch => json(only),
@@ -89,9 +89,9 @@ fn json(value: &impl Serialize) -> Vec<u8> {
 /// Streams each request's output so far.
 struct Cumulative {
     rids: Vec<RequestId>,
-    shapes: Vec<Shape>,
+    forms: Vec<ReplyForm>,
     transcripts: Vec<Transcript>,
-    written: Vec<Written>,
+    written: Vec<LogprobsJson>,
     kept_logprobs: usize,
     is_batch: bool,
     /// The turn of the call's only request in its session.
@@ -102,27 +102,27 @@ impl Render for Cumulative {
     fn update(&mut self, index: usize, update: Update, out: &mut Chunks) {
         self.kept_logprobs += update.logprob_entries();
         let is_for_later = update.is_prompt_only();
-        let (rid, shape) = (&self.rids[index], &self.shapes[index]);
+        let (rid, form) = (&self.rids[index], &self.forms[index]);
         let (transcript, written) = (&mut self.transcripts[index], &mut self.written[index]);
-        written.push(shape, &update.delta.output_logprobs);
+        written.push(form, &update.delta.output_logprobs);
         transcript.push(update);
         if is_for_later {
             return;
         }
         let shown_index = self.is_batch.then_some(index);
         if transcript.end.is_none() {
-            return written.show(rid, shape, transcript, shown_index, out);
+            return written.write_event(rid, form, transcript, shown_index, out);
         }
         if let Some(turn) = self.turn.take() {
             turn.ended(&transcript.tokens);
         }
-        *written = Written::default();
+        *written = LogprobsJson::default();
         let whole = std::mem::take(transcript);
         if whole.json_bytes() <= MAX_INLINE_BYTES {
-            return out.data(&Reply::new(rid, shape, &whole, shown_index));
+            return out.data(&Reply::new(rid, form, &whole, shown_index));
         }
-        let (rid, shape) = (rid.clone(), shape.clone());
-        out.data_on_thread(move || json(&Reply::new(&rid, &shape, &whole, shown_index)));
+        let (rid, form) = (rid.clone(), form.clone());
+        out.data_on_thread(move || json(&Reply::new(&rid, &form, &whole, shown_index)));
     }
 
     fn kept_logprobs(&self) -> usize {

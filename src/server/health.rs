@@ -20,7 +20,7 @@ use souffleur_engine::ModelInfo;
 pub(super) const RANKS: usize = 1;
 /// The version of the weights, which do not change while a server runs.
 const WEIGHT_VERSION: &str = "default";
-const ENDED_REASON: &str = "it has stopped or failed and is not rebuilt";
+const ENDED_REASON: &str = "it has stopped or failed, and will not be rebuilt: restart the server";
 
 /// Answers `GET /health`: 200 even during a rebuild, since a supervisor would restart a process that fails the check.
 pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiError> {

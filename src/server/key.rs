@@ -60,13 +60,13 @@ pub(super) fn verify_admin(headers: &HeaderMap, config: &ServerConfig) -> Result
 
 /// As [`verify`], for the value of an `authorization` header.
 #[cfg(feature = "grpc")]
-pub(super) fn verify_bearer(shown: Option<&[u8]>, config: &ServerConfig) -> Result<(), ApiError> {
-    match (&config.api_key, shown.and_then(bearer)) {
+pub(super) fn verify_bearer(given: Option<&[u8]>, config: &ServerConfig) -> Result<(), ApiError> {
+    match (&config.api_key, given.and_then(bearer)) {
         (None, _) => Ok(()),
         (Some(_), None) => Err(ApiError::no_key()),
-        (Some(key), Some(shown)) => {
+        (Some(key), Some(given)) => {
             let admin = config.admin_api_key.as_ref();
-            if key.is(shown) || admin.is_some_and(|key| key.is(shown)) {
+            if key.is(given) || admin.is_some_and(|key| key.is(given)) {
                 Ok(())
             } else {
                 Err(ApiError::wrong_key())
@@ -78,12 +78,12 @@ pub(super) fn verify_bearer(shown: Option<&[u8]>, config: &ServerConfig) -> Resu
 /// As [`verify_admin`], for the value of an `authorization` header.
 #[cfg(feature = "grpc")]
 pub(super) fn verify_admin_bearer(
-    shown: Option<&[u8]>,
+    given: Option<&[u8]>,
     config: &ServerConfig,
 ) -> Result<(), ApiError> {
-    let shown = shown.and_then(bearer);
+    let given = given.and_then(bearer);
     match &config.admin_api_key {
-        Some(key) if !shown.is_some_and(|shown| key.is(shown)) => Err(ApiError::no_admin_key()),
+        Some(key) if !given.is_some_and(|given| key.is(given)) => Err(ApiError::no_admin_key()),
         _ => Ok(()),
     }
 }
@@ -96,11 +96,11 @@ pub(super) fn is_admin(headers: &HeaderMap, config: &ServerConfig) -> bool {
 
 fn has_key(headers: &HeaderMap, key: &ApiKey) -> bool {
     let authorization = headers.get(header::AUTHORIZATION);
-    let authorization = authorization.and_then(|shown| bearer(shown.as_bytes()));
+    let authorization = authorization.and_then(|given| bearer(given.as_bytes()));
     let plain = headers.get(X_API_KEY);
-    let plain = plain.map(|shown| shown.as_bytes().trim_ascii());
-    let mut shown = authorization.into_iter().chain(plain);
-    shown.any(|shown| key.is(shown))
+    let plain = plain.map(|given| given.as_bytes().trim_ascii());
+    let mut given = authorization.into_iter().chain(plain);
+    given.any(|given| key.is(given))
 }
 
 /// Returns the key after the scheme `Bearer`, which may be written in any case.

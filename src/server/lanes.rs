@@ -1,4 +1,4 @@
-//! Lanes: the engine requests of one HTTP call or WebSocket. Dropping a lane before its end cancels its request.
+//! Lanes: a lane is one engine request of an HTTP call or WebSocket. A drop before its end cancels the request.
 
 use std::cell::Cell;
 use std::pin::Pin;

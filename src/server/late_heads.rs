@@ -1,7 +1,7 @@
 //! Adds the request id to 408 answers for request heads that arrive too late, and logs them.
 //!
-//! actix-web's HTTP/1 dispatcher writes this 408 itself, so no handler or middleware sees it. [`LateHeads`] is between
-//! the dispatcher and the socket. It adds the id that every answer has, and writes the line in the access log.
+//! actix-web's HTTP/1 dispatcher writes this 408 itself, so no handler or middleware sees it. [`TagTimeouts`] is
+//! between the dispatcher and the socket. It adds the id that every answer has, and writes a line to the access log.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,8 +15,8 @@ use super::exchange::{X_REQUEST_ID, log_late_head, new_id};
 
 const STATUS_LINE: &[u8] = b"HTTP/1.1 408 Request Timeout\r\n";
 
-/// A connection that adds an id to the 408 for a late request head.
-pub(super) struct LateHeads<S> {
+/// A connection that adds the request id to the dispatcher's 408, and logs it.
+pub(super) struct TagTimeouts<S> {
     inner: S,
     client: Option<SocketAddr>,
     is_logged: bool,
@@ -26,7 +26,7 @@ pub(super) struct LateHeads<S> {
     unsent: Vec<u8>,
 }
 
-impl<S: AsyncWrite + Unpin> LateHeads<S> {
+impl<S: AsyncWrite + Unpin> TagTimeouts<S> {
     pub(super) fn new(inner: S, client: Option<SocketAddr>, is_logged: bool) -> Self {
         Self {
             inner,
@@ -38,7 +38,7 @@ impl<S: AsyncWrite + Unpin> LateHeads<S> {
     }
 
     /// Queues the dispatcher's 408 with an id. `rest` is the answer without its status line.
-    fn take(&mut self, rest: &[u8]) {
+    fn queue(&mut self, rest: &[u8]) {
         let id = new_id();
         if self.is_logged {
             log_late_head(&id, self.client, self.waits_since.elapsed());
@@ -67,7 +67,7 @@ impl<S: AsyncWrite + Unpin> LateHeads<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for LateHeads<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TagTimeouts<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -77,7 +77,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for LateHeads<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for LateHeads<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TagTimeouts<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -88,7 +88,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LateHeads<S> {
             self.waits_since = Instant::now();
             return Pin::new(&mut self.inner).poll_write(cx, bytes);
         };
-        self.take(rest);
+        self.queue(rest);
         match self.poll_unsent(cx) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             // The rest is sent by the next write, flush or shutdown.

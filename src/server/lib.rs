@@ -1,6 +1,6 @@
-//! The HTTP and WebSocket server of an engine: APIs of SGLang, OpenAI and Anthropic, and a WebSocket API.
+//! The HTTP, WebSocket and gRPC server of an engine, with the APIs of SGLang, OpenAI and Anthropic.
 //!
-//! [`routes`] mounts all endpoints into a host's actix-web app; [`run`] runs a complete server on a listener.
+//! [`routes`] mounts all endpoints into an actix-web app; [`run`] runs a complete server on a listener.
 //! The server holds no engine state: it parses requests, sends them to the engine and writes their events to clients.
 //! When a client disconnects, its handler or response body is dropped, which cancels its request. The crate installs
 //! neither signal handlers nor a metrics recorder.

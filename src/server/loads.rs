@@ -131,7 +131,7 @@ impl RankLoad {
 }
 
 impl Memory {
-    /// `None` for an executor that the host supplies, whose memory is unknown.
+    /// `None` if the embedding program supplies the executor, whose memory is then unknown.
     fn of(model: &ModelInfo) -> Option<Self> {
         let gb = |bytes: u64| bytes as f64 / BYTES_PER_GB;
         model.memory.as_ref().map(|memory| Self {
@@ -142,12 +142,12 @@ impl Memory {
     }
 }
 
-/// Tokens in use plus waiting tokens: the single number by which gateways compare engines.
+/// Tokens in use plus tokens of waiting requests: the single number by which gateways compare engines.
 fn total_tokens(load: &EngineLoad) -> usize {
     load.stats.used_tokens() + load.pending.waiting
 }
 
-/// Answers `GET /v1/loads`, in SGLang's form as smg requests it, and `GET /loads`.
+/// Answers `GET /v1/loads`, which smg requests, and `GET /loads`, both in SGLang's form.
 pub(super) async fn loads(
     state: Data<AppState>,
     query: Query<LoadQuery>,
@@ -168,7 +168,7 @@ pub(super) fn now() -> String {
     humantime::format_rfc3339_millis(SystemTime::now()).to_string()
 }
 
-/// Answers `GET /get_load`, the older form. sglang-router adds up its `num_tokens`.
+/// Answers `GET /get_load`, the older form. sglang-router adds up the `num_tokens` of the ranks.
 pub(super) async fn get_load(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(load_facts(&state).await?))
 }

@@ -12,7 +12,7 @@ pub(super) async fn adapt<B: MessageBody + 'static>(
 ) -> Result<ServiceResponse<B>, actix_web::Error> {
     let version = request.version();
     if request.method() == Method::HEAD {
-        // actix-web still sends no body, as for HEAD. Without `Upgrade` the request cannot open a WebSocket.
+        // actix-web remembers HEAD and sends no body. Without `Upgrade` the request cannot open a WebSocket.
         request.head_mut().method = Method::GET;
         request.headers_mut().remove(header::UPGRADE);
     }

@@ -36,18 +36,18 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
+    let route = web::post().to(handler).wrap(from_fn(guard::require_json));
     require_key(cfg, resource(path, route, "POST"));
 }
 
-/// As [`post`], for Anthropic's clients: errors have Anthropic's form, and answers have an id.
+/// As [`post`], for Anthropic's clients: errors have Anthropic's form, and answers have the header `request-id`.
 pub(super) fn post_anthropic<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
     F: Handler<A>,
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
+    let route = web::post().to(handler).wrap(from_fn(guard::require_json));
     let resource = resource(path, route, "POST").wrap(from_fn(key::check));
     let resource = resource
         .wrap(guard::cors())
@@ -64,7 +64,7 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
+    let route = web::post().to(handler).wrap(from_fn(guard::require_json));
     let route = route.wrap(from_fn(key::check_admin));
     require_key(cfg, resource(path, route, "POST"));
 }
@@ -77,7 +77,7 @@ where
     F::Output: Responder + 'static,
 {
     let route = |route: actix_web::Route| {
-        let route = route.to(handler.clone()).wrap(from_fn(guard::takes_json));
+        let route = route.to(handler.clone()).wrap(from_fn(guard::require_json));
         route.wrap(from_fn(key::check_admin))
     };
     let put = route(web::put());

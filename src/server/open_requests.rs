@@ -31,9 +31,9 @@ impl OpenRequests {
         }
     }
 
-    /// Cancels the requests whose ids match `name` and returns their number.
-    pub(super) fn cancel(&self, name: &str) -> usize {
-        self.cancel_if(|rid| matches_id(name, rid))
+    /// Cancels the requests whose ids match `id` and returns their number.
+    pub(super) fn cancel(&self, id: &str) -> usize {
+        self.cancel_if(|rid| matches_id(id, rid))
     }
 
     pub(super) fn cancel_all(&self) -> usize {
@@ -57,10 +57,10 @@ impl OpenRequests {
     }
 }
 
-/// Returns whether `rid` is `name`, or the id of one of its samples or batch members: `name-1`, `name-0-1`.
-pub(super) fn matches_id(name: &str, rid: &str) -> bool {
+/// Returns whether `rid` is `id`, or the id of one of its samples or batch members: `id-1`, `id-0-1`.
+pub(super) fn matches_id(id: &str, rid: &str) -> bool {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    match rid.strip_prefix(name) {
+    match rid.strip_prefix(id) {
         Some("") => true,
         Some(rest) => rest
             .strip_prefix('-')

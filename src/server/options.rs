@@ -16,7 +16,7 @@ pub(super) struct Sharing {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Urgency {
+pub(super) struct Scheduling {
     pub(super) priority: Option<i64>,
     pub(super) timeouts: RequestTimeouts,
 }
@@ -24,7 +24,7 @@ pub(super) struct Urgency {
 #[derive(Default)]
 pub(super) struct Options {
     sharing: Sharing,
-    pub(super) urgency: Urgency,
+    pub(super) scheduling: Scheduling,
 }
 
 impl Sharing {
@@ -46,7 +46,7 @@ impl Sharing {
     }
 }
 
-impl Urgency {
+impl Scheduling {
     pub(super) fn table() -> Table<Self> {
         let priority = "larger values are served first, where the server runs with priorities";
         let waiting =
@@ -56,19 +56,19 @@ impl Urgency {
             .integer(
                 "priority",
                 move |shape: Shape| shape.about(priority),
-                |urgency: &mut Self, priority| urgency.priority = priority,
+                |scheduling: &mut Self, priority| scheduling.priority = priority,
             )
             .takes(
                 "waiting_timeout",
                 move |_| seconds().about(waiting),
                 |fields, name, _| fields.seconds(name),
-                |urgency, seconds| urgency.timeouts.waiting_s = seconds,
+                |scheduling, seconds| scheduling.timeouts.waiting_s = seconds,
             )
             .takes(
                 "running_timeout",
                 move |_| seconds().about(running),
                 |fields, name, _| fields.seconds(name),
-                |urgency, seconds| urgency.timeouts.running_s = seconds,
+                |scheduling, seconds| scheduling.timeouts.running_s = seconds,
             )
     }
 }
@@ -77,7 +77,7 @@ impl Options {
     pub(super) fn table() -> Table<Self> {
         Table::new()
             .and(Sharing::table(), |options: &mut Self| &mut options.sharing)
-            .and(Urgency::table(), |options| &mut options.urgency)
+            .and(Scheduling::table(), |options| &mut options.scheduling)
     }
 
     /// The namespace of the call's prompts. Fails for a name longer than the limit.

@@ -36,9 +36,9 @@ impl Probe {
         engine: &EngineHandle,
         timeout_s: u32,
     ) -> Result<(), ApiError> {
-        let mut pending = self.join(|ended| {
+        let mut pending = self.join(|sender| {
             // Spawned, because this handler is dropped when its client disconnects.
-            rt::spawn(run(engine.clone(), timeout_s, ended));
+            rt::spawn(run(engine.clone(), timeout_s, sender));
         });
         let lost = || {
             RequestError::EngineDown(
@@ -56,9 +56,9 @@ impl Probe {
         if let Some(pending) = last.as_ref().filter(|pending| is_valid(pending)) {
             return pending.clone();
         }
-        let (ended, pending) = watch::channel(None);
+        let (sender, pending) = watch::channel(None);
         *last = Some(pending.clone());
-        begin(ended);
+        begin(sender);
         pending
     }
 }
@@ -71,12 +71,12 @@ fn is_valid(pending: &Pending) -> bool {
     }
 }
 
-async fn run(engine: EngineHandle, timeout_s: u32, ended: watch::Sender<Option<Ended>>) {
+async fn run(engine: EngineHandle, timeout_s: u32, sender: watch::Sender<Option<Ended>>) {
     let deadline = Duration::from_secs(timeout_s.into());
     let outcome = rt::time::timeout(deadline, one_token(&engine)).await;
     let outcome = outcome.unwrap_or_else(|_| Err(ApiError::no_token(timeout_s)));
     let at = Instant::now();
-    ended.send_replace(Some(Ended { at, outcome }));
+    sender.send_replace(Some(Ended { at, outcome }));
 }
 
 async fn one_token(engine: &EngineHandle) -> Result<(), ApiError> {
@@ -103,7 +103,7 @@ mod tests {
     fn clients_share_one_probe_and_its_outcome_while_it_is_fresh() {
         let probe = Probe::default();
         let begun = std::cell::RefCell::new(Vec::new());
-        let join = || probe.join(|ended| begun.borrow_mut().push(ended));
+        let join = || probe.join(|sender| begun.borrow_mut().push(sender));
         let ended_at = |at| Ended {
             at,
             outcome: Ok(()),

@@ -15,7 +15,7 @@ use souffleur_base::field::{self, Shallow, Tree};
 pub(super) struct Raw(Bytes);
 
 impl Raw {
-    /// A `value` that borrows from `body`.
+    /// Refers to `value`, which must be a part of `body`.
     pub(super) fn of(body: &Bytes, value: &RawValue) -> Self {
         Self(body.slice_ref(value.get().as_bytes()))
     }
@@ -51,8 +51,8 @@ impl Raw {
 
     /// The first byte after a list's `[` and white space: the start of the first item, or `]`. `None` if it is no list.
     pub(super) fn first_of_list(&self) -> Option<u8> {
-        let inside = self.0.strip_prefix(b"[")?;
-        inside
+        let items = self.0.strip_prefix(b"[")?;
+        items
             .iter()
             .copied()
             .find(|byte| !byte.is_ascii_whitespace())
@@ -201,6 +201,7 @@ mod tests {
     fn commas_and_brackets_in_strings_are_not_counted() {
         assert_eq!(raw("7").count_values(), 1);
         assert_eq!(raw("[1,2,3]").count_values(), 4);
+        // There are five: the bound counts the empty object as if it had a value.
         assert_eq!(raw(r#"{"a":[1,2],"b":{}}"#).count_values(), 6);
         assert_eq!(raw(r#"",,[[\",,""#).count_values(), 1);
     }

@@ -1,8 +1,8 @@
 //! `POST /v1/rerank`, `/rerank` and `/v2/rerank`: ranks documents by their relevance to a query, in the forms of Jina,
 //! Cohere, vLLM, llama.cpp and Text Embeddings Inference.
 //!
-//! A score is the probability of `yes` relative to `no` after the prompt of Qwen3-Reranker's model card. The document
-//! is the last part of the prompt, so the prompts of a call share a cached prefix.
+//! A score is the probability of `yes`, normalised over `yes` and `no`, after the prompt of Qwen3-Reranker's model
+//! card. The query comes before the document in the prompt, so the prompts of a call share a cached prefix.
 
 use std::sync::Arc;
 
@@ -243,7 +243,7 @@ impl Call {
             requests: Requests {
                 prompts: documents.texts.iter().map(prompt).collect(),
                 namespace: body.options.namespace(limits)?,
-                urgency: body.options.urgency,
+                scheduling: body.options.scheduling,
             },
             answer: AnswerForm {
                 is_bare,

@@ -27,6 +27,7 @@ const QUERY: &str = "query";
 const ITEMS: &str = "items";
 const LABELS: &str = "label_token_ids";
 
+/// Maximum bytes of a score in JSON, with its comma.
 const SCORE_BYTES: usize = 26;
 
 #[derive(Default)]
@@ -130,7 +131,7 @@ impl Call {
             requests: Requests {
                 prompts: prompts?,
                 namespace: body.options.namespace(limits)?,
-                urgency: body.options.urgency,
+                scheduling: body.options.scheduling,
             },
             labels: Labels {
                 tokens: body.labels.into(),
@@ -190,13 +191,13 @@ fn bytes(prompt: &Prompt) -> usize {
     }
 }
 
-fn joined(first: &Prompt, then: &Prompt) -> Result<Prompt, ApiError> {
-    match (first, then) {
-        (Prompt::Text(first), Prompt::Text(then)) => {
-            Ok(Prompt::Text([&**first, &**then].concat().into()))
+fn joined(first: &Prompt, second: &Prompt) -> Result<Prompt, ApiError> {
+    match (first, second) {
+        (Prompt::Text(first), Prompt::Text(second)) => {
+            Ok(Prompt::Text([&**first, &**second].concat().into()))
         }
-        (Prompt::Tokens(first), Prompt::Tokens(then)) => {
-            Ok(Prompt::Tokens([&**first, &**then].concat().into()))
+        (Prompt::Tokens(first), Prompt::Tokens(second)) => {
+            Ok(Prompt::Tokens([&**first, &**second].concat().into()))
         }
         _ => {
             let text = "items and query differ in type: send both as text or both as token ids";

@@ -9,7 +9,7 @@ use super::call::CallLimits;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::lanes::{Lane, finish_all};
-use super::options::Urgency;
+use super::options::Scheduling;
 use super::state::AppState;
 use super::transcript::Transcript;
 use souffleur_request::{GenerateRequest, Prompt, Usage};
@@ -27,7 +27,7 @@ pub(super) struct Labels {
 pub(super) struct Requests {
     pub(super) prompts: Vec<Prompt>,
     pub(super) namespace: Namespace,
-    pub(super) urgency: Urgency,
+    pub(super) scheduling: Scheduling,
 }
 
 pub(super) struct Scored {
@@ -40,7 +40,7 @@ pub(super) fn limits(state: &AppState) -> Result<CallLimits<'_>, ApiError> {
         max_requests: state.config().max_batch_requests,
         websocket: None,
         request: state.serving()?.engine.request_limits(),
-        vectors: None,
+        embeds: None,
     })
 }
 
@@ -68,7 +68,7 @@ pub(super) async fn run(
     let Requests {
         prompts,
         namespace,
-        urgency,
+        scheduling,
     } = requests;
     let request = |prompt| GenerateRequest {
         sampling: SamplingParams {
@@ -78,8 +78,8 @@ pub(super) async fn run(
         },
         logprobs: Some(wish.clone()),
         namespace: namespace.clone(),
-        priority: urgency.priority,
-        timeouts: urgency.timeouts,
+        priority: scheduling.priority,
+        timeouts: scheduling.timeouts,
         is_streaming: false,
         ..GenerateRequest::new(prompt)
     };
@@ -108,18 +108,18 @@ fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> 
     let first = transcript.output_logprobs.first();
     let first = first.ok_or_else(|| ApiError::aborted("the request was cancelled"))?;
     let logprobs = first.chosen.iter().map(|(_, logprob)| f64::from(*logprob));
-    let shares: Vec<f64> = if !softmax {
+    let probs: Vec<f64> = if !softmax {
         logprobs.map(f64::exp).collect()
     } else {
         // Relative to the largest log probability, so that not all exponentials underflow.
         let largest = logprobs.clone().fold(f64::NEG_INFINITY, f64::max);
-        let shares: Vec<f64> = logprobs.map(|logprob| (logprob - largest).exp()).collect();
-        let sum: f64 = shares.iter().sum();
-        shares.iter().map(|share| share / sum).collect()
+        let probs: Vec<f64> = logprobs.map(|logprob| (logprob - largest).exp()).collect();
+        let sum: f64 = probs.iter().sum();
+        probs.iter().map(|p| p / sum).collect()
     };
-    // If all log probabilities are -infinity, the shares are NaN, which JSON cannot represent.
-    Ok(shares
+    // The softmax of log probabilities that are all -infinity is NaN, which JSON cannot represent.
+    Ok(probs
         .into_iter()
-        .map(|share| if share.is_finite() { share } else { 0.0 })
+        .map(|p| if p.is_finite() { p } else { 0.0 })
         .collect())
 }

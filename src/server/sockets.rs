@@ -19,7 +19,7 @@ use actix_web::rt::net::TcpStream;
 use tokio_io_timeout::TimeoutStream;
 
 use super::config::ServerConfig;
-use super::late_heads::LateHeads;
+use super::late_heads::TagTimeouts;
 
 /// Seconds at shutdown for the last bytes to reach slow clients, and for idle connections to close.
 const FLUSH_S: u64 = 2;
@@ -71,8 +71,9 @@ where
             let client = socket.peer_addr().ok();
             let mut limited = TimeoutStream::new(socket);
             limited.set_write_timeout(Some(send_timeout));
-            let answering = LateHeads::new(Box::pin(limited), client, access_log);
-            Ok((answering, Protocol::Http1, client))
+            // Adds the request id to the dispatcher's own 408 and logs it.
+            let stream = TagTimeouts::new(Box::pin(limited), client, access_log);
+            Ok((stream, Protocol::Http1, client))
         })
         .and_then(http)
     };

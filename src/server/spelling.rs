@@ -9,7 +9,7 @@ pub(super) trait SpellTokens: Send + Sync {
     /// The bytes that the token adds to a text; they may be part of a character.
     fn bytes(&self, token: u32) -> Vec<u8>;
 
-    /// Returns whether a token steers the model and adds nothing to the text.
+    /// Returns whether a token is a control token, which adds nothing to the text.
     fn is_special(&self, token: u32) -> bool;
 }
 
@@ -55,8 +55,8 @@ fn byte_level(character: char) -> Option<u8> {
 pub(super) struct Spelling(Option<Arc<dyn SpellTokens>>);
 
 impl Spelling {
-    pub(super) fn of(text: Option<&Arc<TextModel>>) -> Self {
-        Self(text.map(|text| text.clone() as Arc<dyn SpellTokens>))
+    pub(super) fn of(tokenizer: Option<&Arc<TextModel>>) -> Self {
+        Self(tokenizer.map(|tokenizer| tokenizer.clone() as Arc<dyn SpellTokens>))
     }
 
     pub(super) fn bytes(&self, token: u32) -> Vec<u8> {

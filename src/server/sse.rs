@@ -22,7 +22,7 @@ use souffleur_base::error::RequestError;
 
 /// Renders the events of the lanes as the JSON of one endpoint.
 pub(super) trait Render: Unpin + 'static {
-    /// Writes the first event of the stream.
+    /// Writes events before those of the lanes, if the endpoint has any.
     fn start(&mut self, _out: &mut Chunks) {}
 
     /// Writes the events for one lane's delta or end.
@@ -43,7 +43,7 @@ pub(super) trait Render: Unpin + 'static {
     }
 
     /// Returns whether a failure before the first event is sent as an event; otherwise it becomes an HTTP error.
-    fn begins_with(&self, _failure: &RequestError) -> bool {
+    fn streams_failure(&self, _failure: &RequestError) -> bool {
         false
     }
 
@@ -166,8 +166,8 @@ fn stream_head() -> HttpResponseBuilder {
 /// Answers with the events of `lanes`.
 ///
 /// # Errors
-/// A failure before the first event, unless [`Render::begins_with`] accepts it. A later failure ends all lanes, and the
-/// stream ends with an error event.
+/// A failure before the first event, unless [`Render::streams_failure`] accepts it. A later failure ends all lanes, and
+/// the stream ends with an error event.
 pub(super) async fn respond(
     lanes: Vec<Lane>,
     render: impl Render,
@@ -196,7 +196,7 @@ pub(super) async fn respond(
     {
         match Update::of(event) {
             Ok(update) => body.enqueue(index, update),
-            Err(error) if body.render.begins_with(&error) => body.fail(error),
+            Err(error) if body.render.streams_failure(&error) => body.fail(error),
             Err(error) => return Err(error.into()),
         }
     }

@@ -100,7 +100,6 @@ impl AppState {
         }
     }
 
-    /// Traces this server's requests.
     pub fn with_traces(self, traces: Arc<dyn Traces>) -> Self {
         Self {
             traces: Some(traces),

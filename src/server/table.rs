@@ -61,7 +61,6 @@ impl<B: Default + 'static> Table<B> {
         self.takes(name, describe, |fields, name, _| fields.string(name), set)
     }
 
-    /// A text field that is read and ignored.
     pub(super) fn ignores(
         self,
         name: &'static str,
@@ -192,7 +191,7 @@ mod tests {
             max_requests: 8,
             websocket: None,
             request: &request,
-            vectors: None,
+            embeds: None,
         };
         for Row {
             name,

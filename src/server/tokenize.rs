@@ -89,10 +89,10 @@ pub(super) async fn tokenize(
     let charge = state
         .answers()
         .charge_bytes(text_bytes.saturating_mul(each))?;
-    let work = move |text: &TextModel, limit_tokens| {
-        let encode = |prompt: &Prompt| encode(text, prompt, adds_special, limit_tokens);
+    let work = move |tokenizer: &TextModel, limit| {
+        let encode = |prompt: &Prompt| encode(tokenizer, prompt, adds_special, limit);
         let tokens = each_of(&prompts, encode)?;
-        Ok(json(&tokenized(text, tokens, shows_texts, limit_tokens)))
+        Ok(json(&tokenized(tokenizer, tokens, shows_texts, limit)))
     };
     let json = with_tokenizer(&state, fields.into_charges(), work).await?;
     Ok(whole::json(json, charge))
@@ -116,8 +116,8 @@ pub(super) async fn detokenize(
     let charge = state
         .answers()
         .charge_bytes(n_tokens.saturating_mul(longest))?;
-    let work = move |text: &TextModel, _| {
-        let texts = each_of(&prompts, |prompt| decode(text, prompt, skips_special))?;
+    let work = move |tokenizer: &TextModel, _| {
+        let texts = each_of(&prompts, |prompt| decode(tokenizer, prompt, skips_special))?;
         let prompt = match &texts {
             Each::One(text) => Some(text.clone()),
             Each::List(_) => None,
@@ -164,7 +164,7 @@ fn limits(state: &AppState) -> Result<CallLimits<'_>, ApiError> {
         max_requests: state.config().max_batch_requests,
         websocket: None,
         request: state.serving()?.engine.request_limits(),
-        vectors: None,
+        embeds: None,
     })
 }
 
@@ -189,32 +189,32 @@ fn each_of<T>(
 
 /// Encodes a prompt. By default only plain prompts get special tokens, since a chat template writes its own.
 fn encode(
-    text: &TextModel,
+    tokenizer: &TextModel,
     prompt: &Prompt,
     adds_special: Option<bool>,
     limit_tokens: usize,
 ) -> Result<Vec<u32>, RequestError> {
     let (prompt, adds_special) = match prompt {
         Prompt::Chat(chat) => (
-            encode::render(text, chat)?.into(),
+            encode::render(tokenizer, chat)?.into(),
             adds_special.unwrap_or(false),
         ),
         Prompt::Text(prompt) => (prompt.clone(), adds_special.unwrap_or(true)),
         Prompt::Tokens(tokens) => return Ok(tokens.to_vec()),
-        // Neither endpoint reads vectors.
+        // Neither endpoint reads prompt embeddings.
         Prompt::Vectors(_) => return Ok(Vec::new()),
     };
-    encode::encode(text, &prompt, adds_special, limit_tokens)
+    encode::encode(tokenizer, &prompt, adds_special, limit_tokens)
 }
 
 fn tokenized(
-    text: &TextModel,
+    tokenizer: &TextModel,
     tokens: Each<Vec<u32>>,
     shows_texts: bool,
     max_model_len: usize,
 ) -> Tokenized {
     let spell = |ids: &Vec<u32>| {
-        let texts = ids.iter().map(|id| SpellTokens::bytes(text, *id));
+        let texts = ids.iter().map(|id| SpellTokens::bytes(tokenizer, *id));
         let texts = texts.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         texts.collect::<Vec<String>>()
     };
@@ -236,16 +236,20 @@ fn tokenized(
     }
 }
 
-fn decode(text: &TextModel, prompt: &Prompt, skips_special: bool) -> Result<String, RequestError> {
+fn decode(
+    tokenizer: &TextModel,
+    prompt: &Prompt,
+    skips_special: bool,
+) -> Result<String, RequestError> {
     let Prompt::Tokens(tokens) = prompt else {
         return Ok(String::new());
     };
-    let vocab_size = text.vocab_size();
+    let vocab_size = tokenizer.vocab_size();
     match tokens.iter().find(|token| **token as usize >= vocab_size) {
         Some(token) => Err(RequestError::Invalid(format!(
             "tokens contains token id {token}, but the vocabulary has {vocab_size} tokens: use ids below {vocab_size}"
         ))),
-        None => Ok(text.decode(tokens, skips_special, true)),
+        None => Ok(tokenizer.decode(tokens, skips_special, true)),
     }
 }
 

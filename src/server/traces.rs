@@ -1,4 +1,4 @@
-//! The traits that receive request traces. The feature `otlp` implements them; hosts can implement them too.
+//! The traits that receive request traces. The feature `otlp` implements them; embedding programs can too.
 //!
 //! The server's workers call the methods after the events, with the recorded times: neither the scheduler nor the
 //! executor is involved. An implementation must not block.

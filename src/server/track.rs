@@ -104,7 +104,7 @@ impl Drop for Active {
     }
 }
 
-/// Reports the end of the answer to the exchange when it is dropped, which is once the body has been sent or dropped.
+/// An answer in flight. Its drop, after the body has been sent or dropped, reports its end to the exchange.
 struct OpenAnswer {
     exchange: Arc<Exchange>,
     ended: Ended,

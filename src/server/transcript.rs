@@ -99,23 +99,24 @@ impl Update {
     }
 }
 
-fn entries(places: &[TokenLogprobs]) -> usize {
-    places.iter().map(entries_at).sum()
+fn entries(positions: &[TokenLogprobs]) -> usize {
+    positions.iter().map(entries_of).sum()
 }
 
-fn entries_at(place: &TokenLogprobs) -> usize {
-    1 + place.top.len() + place.chosen.len()
+fn entries_of(pos: &TokenLogprobs) -> usize {
+    1 + pos.top.len() + pos.chosen.len()
 }
 
 /// Splits log probabilities into parts of at most [`MAX_PIECE_ENTRIES`], or of a single position.
-fn split(places: Vec<TokenLogprobs>) -> impl Iterator<Item = Vec<TokenLogprobs>> {
-    let mut places = places.into_iter().peekable();
+fn split(positions: Vec<TokenLogprobs>) -> impl Iterator<Item = Vec<TokenLogprobs>> {
+    let mut positions = positions.into_iter().peekable();
     iter::from_fn(move || {
-        let mut part = vec![places.next()?];
+        let mut part = vec![positions.next()?];
         let mut sum = entries(&part);
-        while let Some(place) = places.next_if(|next| sum + entries_at(next) <= MAX_PIECE_ENTRIES) {
-            sum += entries_at(&place);
-            part.push(place);
+        while let Some(pos) = positions.next_if(|next| sum + entries_of(next) <= MAX_PIECE_ENTRIES)
+        {
+            sum += entries_of(&pos);
+            part.push(pos);
         }
         Some(part)
     })
@@ -153,7 +154,6 @@ impl Transcript {
         self.text.len() + pieces + TOKEN_JSON_BYTES * self.tokens.len() + ENTRY_JSON_BYTES * entries
     }
 
-    /// The whole answer as one event.
     pub(super) fn into_update(self) -> Update {
         let Self {
             text,

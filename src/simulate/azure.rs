@@ -112,7 +112,7 @@ impl Row<'_> {
         if prompt_tokens == 0 {
             return Ok(None);
         }
-        let first_block = blocks.fresh(blocks_for(prompt_tokens)).ok_or_else(|| {
+        let first_block = blocks.reserve(blocks_for(prompt_tokens)).ok_or_else(|| {
             let reason = "exceeds the limit of 2^31 blocks in all prompts";
             self.place.error(COLUMNS[1], reason)
         })?;

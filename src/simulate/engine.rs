@@ -12,7 +12,7 @@ use super::disk::StoreModel;
 use super::outcome::{Moment, Outcome, RequestFate, RequestOutcome};
 use super::replay::MAX_POOL_PAGES;
 use super::roofline::{Roofline, StepCost};
-use super::rows::{prefilled_alone, row_result};
+use super::rows::{prefill_only_tokens, row_result};
 use super::store::{StoreAnswer, VirtualStore};
 use super::trace::{Trace, TraceRequest};
 use souffleur_base::ids::{IntakeId, RequestId};
@@ -67,7 +67,7 @@ struct Admission {
     prompt_tokens: usize,
     next: usize,
     arrived: usize,
-    /// The number of arrived requests that `waited_outside` already includes, if they had to wait.
+    /// The number of arrived requests already considered for `waited_outside`.
     counted_outside: usize,
 }
 
@@ -78,8 +78,10 @@ impl<'a> VirtualEngine<'a> {
         limits.tier = simulation.store.map(|store| store.shape.limits);
         let pages = limits.total_pages;
         if pages > MAX_POOL_PAGES {
-            let reason = format!("make {pages} pages, must make at most {MAX_POOL_PAGES}");
-            return Err(SimulateError::value("kv_tokens", reason));
+            let reason = format!(
+                "has {pages} pages, must have at most {MAX_POOL_PAGES}: set a smaller kv_tokens or a larger page_size"
+            );
+            return Err(SimulateError::value("the KV pool", reason));
         }
         let setup = ControlSetup {
             limits,
@@ -124,7 +126,7 @@ impl<'a> VirtualEngine<'a> {
             let events = [end_s, arrival_s, store_s].into_iter().flatten();
             let Some(next_s) = events.min_by(f64::total_cmp) else {
                 return Err(SimulateError::Stuck {
-                    inside: self.admission.requests,
+                    in_flight: self.admission.requests,
                     now_s: self.now_s,
                 });
             };
@@ -306,7 +308,7 @@ impl<'a> VirtualEngine<'a> {
         if !plan.rows.is_empty() {
             self.outcome.makespan_s = self.now_s;
         }
-        if let Some(tokens) = prefilled_alone(&plan) {
+        if let Some(tokens) = prefill_only_tokens(&plan) {
             self.prefill_rate.note(tokens, self.step_s);
         }
         if let (Some(store), Some(copies)) = (&mut self.store, &plan.copies) {

@@ -31,8 +31,8 @@ pub enum SimulateError {
     #[error(transparent)]
     Start(#[from] StartError),
     /// A bug: requests are in flight, but no step is running or planned.
-    #[error("the scheduler made no progress with {inside} requests in flight at {now_s:.3} s")]
-    Stuck { inside: usize, now_s: f64 },
+    #[error("the scheduler made no progress with {in_flight} requests in flight at {now_s:.3} s")]
+    Stuck { in_flight: usize, now_s: f64 },
 }
 
 impl SimulateError {

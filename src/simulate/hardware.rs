@@ -149,9 +149,9 @@ impl Hardware {
                 0.999,
             ),
         ];
-        for (key, value, least, most) in ranges {
-            if !(least..=most).contains(&value) {
-                let reason = format!("{key} is {value}, must lie between {least} and {most}");
+        for (key, value, min, max) in ranges {
+            if !(min..=max).contains(&value) {
+                let reason = format!("{key} is {value}, must lie between {min} and {max}");
                 return Err(SimulateError::file(file, reason));
             }
         }

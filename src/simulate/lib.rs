@@ -1,7 +1,7 @@
 //! Simulates the engine on a trace or a synthetic load in virtual time, with a roofline model as executor.
 //!
-//! The scheduler, tree and pools are the engine's own code ([`souffleur_state`]); only the duration of a step is
-//! modelled ([`roofline`]). The crate uses no actors and no clock, so an hour of load takes seconds to simulate.
+//! The scheduler, tree and pools are the engine's own code ([`souffleur_state`]); only the durations of
+//! steps ([`roofline`]) and disk accesses ([`disk`]) are modelled. Without actors and clock, an hour takes seconds.
 //!
 //! - [`trace`], [`read`], [`synthetic`]: the requests and their arrival times
 //! - [`hardware`], [`shape`], [`roofline`], [`pool`]: the duration of a step, and the capacity for keys and values

@@ -12,11 +12,10 @@ const FIRST_INTERVAL_S: f64 = 1e-3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RequestOutcome {
-    /// The arrival time, in seconds.
     pub arrival_s: f64,
     /// The time of the first output token, if there is one.
     pub first_token_s: Option<f64>,
-    /// The time of the last output token.
+    /// The time of the last output token or, without one, of the request's end.
     pub last_token_s: f64,
     /// The longest time between two output tokens, in seconds.
     pub longest_gap_s: f64,
@@ -50,7 +49,7 @@ pub struct Moment {
     pub running_requests: usize,
     /// Requests in the engine's waiting queue.
     pub waiting_requests: usize,
-    /// Requests that arrived and are not yet admitted.
+    /// Requests that arrived and still wait outside the engine.
     pub outside_requests: usize,
     /// Prompt tokens of admitted requests so far.
     pub prompt_tokens: u64,
@@ -141,9 +140,9 @@ pub struct Outcome {
     pub kv_tokens: usize,
     pub requests: Vec<RequestOutcome>,
     pub timeline: Timeline,
-    /// The time from the first arrival to the last token, in seconds.
+    /// The time from the first arrival to the last arrival or token, in seconds.
     pub makespan_s: f64,
-    /// Seconds of the makespan in which a step ran.
+    /// Seconds in which a step ran.
     pub busy_s: f64,
     /// Steps that only decoded.
     pub decode_steps: u64,
@@ -257,7 +256,7 @@ mod tests {
             timeline.record(moment(f64::from(step) * 0.01, running));
         }
         timeline.record(moment(10_000.0, 3));
-        timeline.record(moment(12_000.0, 0));
+        timeline.record(moment(12_000.0, 0)); // its interval keeps the larger value, 3
         let moments = timeline.moments();
         assert!((MAX_MOMENTS / 2..=MAX_MOMENTS).contains(&moments.len()));
         let interval_s = moments[1].at_s;

@@ -33,8 +33,8 @@ pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     }
 }
 
-/// The engine's description of the model. The pool has `kv_tokens` tokens, or as many as the memory plan of `devices`
-/// devices allows. Fails if the weights and a page do not fit, or if the pool is too small for any request.
+/// The engine's description of the model. The pool has `kv_tokens` tokens, else the configured number, else as many as
+/// fit on `devices` devices. Fails if the weights and a page do not fit, or if the pool is too small for any request.
 pub fn model_info(
     config: &EngineConfig,
     model: &ModelConfig,
@@ -121,16 +121,21 @@ fn memory_wish(
 }
 
 fn check_pool(memory: &MemoryPlan, page_size: u32) -> Result<(), SimulateError> {
-    let least = PageSize::new(page_size).map_or(
+    let min = PageSize::new(page_size).map_or(
         0,
         souffleur_state::scheduler::IntakeLimits::min_capacity_tokens,
     );
-    if memory.max_total_tokens < least as u64 {
-        let reason = format!(
-            "is {}, must be at least {least} to serve any request in pages of {page_size}",
-            memory.max_total_tokens
-        );
-        return Err(SimulateError::value("kv_tokens", reason));
+    let tokens = memory.max_total_tokens;
+    if tokens < min as u64 {
+        let min = format!("at least {min} to serve any request in pages of {page_size}");
+        let (what, reason) = match memory.wish.max_total_tokens {
+            Some(_) => ("kv_tokens", format!("is {tokens}, must be {min}")),
+            None => (
+                "the hardware's memory",
+                format!("holds only {tokens} KV tokens, must hold {min}"),
+            ),
+        };
+        return Err(SimulateError::value(what, reason));
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Reads up to `max_requests` requests of a Mooncake trace (JSON lines) or an Azure LLM trace (CSV), gzip or plain.
 ///
 /// # Errors
-/// The error names file, line, field and value of the first fault.
+/// The error names the file and, for a fault in a line, also line, field and value.
 pub fn read_trace(file: &Path, max_requests: Option<usize>) -> Result<Trace, SimulateError> {
     let opened = File::open(file).map_err(|error| SimulateError::file(file, error))?;
     let mut reader = BufReader::new(opened);
@@ -35,7 +35,7 @@ pub fn read_trace(file: &Path, max_requests: Option<usize>) -> Result<Trace, Sim
     }
 }
 
-/// As [`read_trace`], from an uncompressed reader; `file` is only used in errors.
+/// Like [`read_trace`], from an uncompressed reader; `file` is only used in errors.
 pub fn parse(
     file: &Path,
     mut reader: impl BufRead,

@@ -8,8 +8,8 @@
 //!   per element of each key and value. A recurrent state is read and written once per row, and once more for each
 //!   copy: at the start of a row with a cached prefix, and when a step saves a state. The state's operations count as
 //!   attention.
-//! - double sparsity: a query with a long context reads all labels, and the keys and values of the chosen tokens. Each
-//!   head chooses other tokens.
+//! - double sparsity: a query with a long context reads all labels, and the keys and values of the chosen tokens. All
+//!   heads are assumed to choose different tokens.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces per layer.
 
 mod attention;
@@ -182,7 +182,7 @@ fn all_reduce_s(hardware: &Hardware, model: &ModelConfig, storage: Storage, devi
     let Some(link_gb_s) = hardware.link_gb_s.filter(|_| devices > 1.0) else {
         return 0.0;
     };
-    let results = 2.0 * model.num_hidden_layers as f64;
-    let bytes = results * (model.hidden_size * storage.dtype.bytes()) as f64;
+    let n_reductions = 2.0 * model.num_hidden_layers as f64;
+    let bytes = n_reductions * (model.hidden_size * storage.dtype.bytes()) as f64;
     2.0 * (devices - 1.0) / devices * bytes / (link_gb_s * 1e9 * hardware.bandwidth_efficiency)
 }

@@ -7,7 +7,7 @@ use souffleur_base::ids::SeqId;
 use souffleur_state::step::{RowResult, RowVerdict, RowWork, StepPlan, StepRow};
 
 /// The number of prefilled tokens, if the step has only prefills.
-pub(super) fn prefilled_alone(plan: &StepPlan) -> Option<usize> {
+pub(super) fn prefill_only_tokens(plan: &StepPlan) -> Option<usize> {
     let tokens = plan.rows.iter().map(|row| match &row.work {
         RowWork::Prefill { positions } => Some(positions.len()),
         RowWork::Decode { .. } => None,
@@ -30,8 +30,8 @@ pub(super) fn row_result(row: &StepRow) -> RowResult {
     }
 }
 
-/// A token that occurs in no prompt and in no other output. The later prompts of a trace already contain outputs.
+/// A token that occurs in no prompt and probably in no other output. No prompt of a trace repeats a simulated output.
 fn output_token(seq: SeqId) -> u32 {
-    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
-    PROMPT_VOCAB | (seq.get().wrapping_mul(ODD) >> 33) as u32
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    PROMPT_VOCAB | (seq.get().wrapping_mul(MULTIPLIER) >> 33) as u32
 }

@@ -135,7 +135,7 @@ impl SyntheticLoad {
             .shared_prefixes
             .checked_mul(prefix_blocks)
             .ok_or_else(too_many)?;
-        blocks.fresh(shared).ok_or_else(too_many)?;
+        blocks.reserve(shared).ok_or_else(too_many)?;
         let mut trace = Trace::default();
         let mut arrival_s = 0.0;
         for index in 0..self.requests {
@@ -154,7 +154,7 @@ impl SyntheticLoad {
                 .input_tokens
                 .draw(&mut rng)
                 .max(u32::from(prompt.len() == 0));
-            let first_block = blocks.fresh(blocks_for(tokens)).ok_or_else(too_many)?;
+            let first_block = blocks.reserve(blocks_for(tokens)).ok_or_else(too_many)?;
             prompt.push(Segment {
                 first_block,
                 tokens,

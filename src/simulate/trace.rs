@@ -32,7 +32,7 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// Appends a run; extends the last run if the new one continues it.
+    /// Appends a segment, or extends the last segment if the new one continues it.
     pub fn push(&mut self, segment: Segment) {
         self.len += segment.tokens;
         if let Some(last) = self.segments.last_mut() {
@@ -181,13 +181,13 @@ impl Blocks {
         if let Some(block) = self.known.get(&hash_id) {
             return Some(*block);
         }
-        let block = self.fresh(1)?;
+        let block = self.reserve(1)?;
         self.known.insert(hash_id, block);
         Some(block)
     }
 
     /// Reserves `blocks` new block numbers. Returns the first one, or `None` if there are too many blocks.
-    pub(super) fn fresh(&mut self, blocks: u32) -> Option<u32> {
+    pub(super) fn reserve(&mut self, blocks: u32) -> Option<u32> {
         let first = self.count;
         self.count = first
             .checked_add(blocks)

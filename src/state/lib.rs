@@ -1,7 +1,7 @@
 //! The engine's logic without I/O: prefix caches, memory pools, planner, scheduler, sampler, detokenizer.
 //!
-//! **Nothing here imports actix, tokio, metrics or I/O, and nothing reads a clock**: time is a parameter, so that every
-//! structure can be property-tested, replayed and simulated.
+//! **Nothing here imports tokio, metrics or I/O, and nothing reads a clock**: time is a parameter, so all state can be
+//! property-tested, replayed and simulated. The feature `actix` only makes the messages of plans actix messages.
 //!
 //! Each module imports only modules that precede it in this list: [`request_limits`], [`prompt_vectors`], [`pooling`]
 //! (embeddings), [`pool`] (memory), [`cache`] (prefixes), [`tiers`] (the KV store), [`detok`] (detokenizer), [`output`]

@@ -61,7 +61,7 @@ impl BlockCopies {
 /// A copy from the cache of data that earlier steps have written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSave {
-    /// Identifies the copy in a later order to the store to write or discard it.
+    /// Identifies the copy in the store's later order to write or discard it.
     pub ticket: Ticket,
     pub from: BlockSource,
 }
@@ -77,11 +77,11 @@ pub enum BlockSource {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockLoad {
     pub ticket: Ticket,
-    /// The row, which starts with this step.
+    /// The row, which starts with this step or with an earlier load.
     pub row: RowId,
     /// Leading tokens of the blocks that the row already has from the cache; fewer than the blocks hold.
     pub skip_tokens: u32,
-    /// The positions after the cached prefix whose K/V is copied to the row's private pages. They count as computed.
+    /// Positions after the cached or loaded prefix whose K/V is copied to the row's pages. They count as computed.
     pub positions: Range<u32>,
     /// Destinations of the recurrent state after `positions`: the row's slot, and a slot for a copy to be cached. Empty
     /// without states.
@@ -138,9 +138,9 @@ pub struct RowStart {
     /// Sampling parameters; `sampling_seed` is set.
     pub sampling: Arc<SamplingParams>,
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// Vectors that replace the prompt's tokens, which are placeholders.
+    /// Prompt embeddings; the prompt's tokens are then placeholders.
     pub vectors: Option<Arc<PromptVectors>>,
-    /// Requests the prompt's embedding, returned with the result of its last token.
+    /// For an embedding request; the result of the prompt's last token includes the embedding.
     pub pooling: Option<Pooling>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
     pub prefix: PageRun,
@@ -149,7 +149,7 @@ pub struct RowStart {
 }
 
 impl RowStart {
-    /// Prompt and output as penalties count them: a prompt of vectors has no tokens.
+    /// Prompt and output as penalties count them: a prompt of embeddings has no tokens.
     pub fn counted_tokens(&self) -> (&[u32], &[u32]) {
         let (prompt, output) = self.tokens.split_at(self.prompt_tokens as usize);
         match &self.vectors {
@@ -265,7 +265,7 @@ pub enum RowVerdict {
     NanLogits,
     /// The sampled token completes its grammar: no token may follow.
     GrammarDone,
-    /// Its output violates its grammar; a sampled token is undefined.
+    /// The output cannot continue under its grammar; a sampled token is undefined.
     GrammarFailed(GrammarFailure),
 }
 

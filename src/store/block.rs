@@ -43,7 +43,7 @@ struct PoolState {
     /// Number of allocated buffers, without abandoned ones.
     made: AtomicUsize,
     uses: [AtomicUsize; 3],
-    give: Sender<PageBuffer>,
+    free_sender: Sender<PageBuffer>,
     free: Receiver<PageBuffer>,
     /// Notifies the I/O thread that a fetch may continue.
     freed: Sender<()>,
@@ -82,7 +82,7 @@ pub struct BlockPool(Arc<PoolState>);
 impl BlockPool {
     /// A pool of `total` buffers for a kind's planes. Each returned buffer sends to `freed`, if this channel has space.
     pub fn new(kind: BlockKind, planes: Arc<[Plane]>, total: usize, freed: Sender<()>) -> Self {
-        let (give, free) = crossbeam_channel::bounded(total);
+        let (free_sender, free) = crossbeam_channel::bounded(total);
         Self(Arc::new(PoolState {
             kind,
             payload_bytes: planes.iter().map(|plane| plane.bytes).sum(),
@@ -90,7 +90,7 @@ impl BlockPool {
             total,
             made: AtomicUsize::new(0),
             uses: Default::default(),
-            give,
+            free_sender,
             free,
             freed,
             has_warned: AtomicBool::new(false),
@@ -136,7 +136,7 @@ impl BlockPool {
         // The system backs pages with memory only when they are first touched.
         bytes.fill(1);
         // The channel has capacity for every buffer.
-        pool.count_one_more() && pool.give.try_send(bytes).is_ok()
+        pool.count_one_more() && pool.free_sender.try_send(bytes).is_ok()
     }
 
     pub fn counts(&self) -> BlockCounts {
@@ -254,7 +254,7 @@ impl Drop for HostBlock {
             pool.made.fetch_sub(1, Ordering::AcqRel);
         } else {
             // The channel has capacity for every buffer.
-            let _ = pool.give.try_send(bytes);
+            let _ = pool.free_sender.try_send(bytes);
         }
         let _ = pool.freed.try_send(());
     }
@@ -271,7 +271,7 @@ impl fmt::Debug for HostBlock {
 #[derive(Clone, Debug)]
 pub struct BlockPools {
     pools: [Option<BlockPool>; 3],
-    beat: StepActivity,
+    activity: StepActivity,
 }
 
 /// Recurrent states take `1 / STATE_SHARE` of the memory for buffers.
@@ -282,8 +282,8 @@ const MIN_BUFFERS: u64 = 2;
 const MAX_BUFFERS: u64 = 1 << 16;
 
 impl BlockPools {
-    /// Divides `host_bytes` among the kinds: a quarter for states (at least two), the rest for equal numbers of K/V
-    /// blocks and window records. A buffer takes whole pages.
+    /// Divides `host_bytes` among the kinds: a quarter for states (at least two buffers), the rest for equal numbers of
+    /// K/V blocks and window records. A buffer takes whole pages.
     ///
     /// # Errors
     /// [`StoreError::HostBytes`] if there are not two buffers of each kind.
@@ -320,13 +320,13 @@ impl BlockPools {
         });
         Ok(Self {
             pools,
-            beat: StepActivity::default(),
+            activity: StepActivity::default(),
         })
     }
 
     /// Shows whether the engine that uses the buffers is computing.
     pub fn beat(&self) -> &StepActivity {
-        &self.beat
+        &self.activity
     }
 
     /// Makes a buffer of any kind ahead of its use. False if no pool makes one.

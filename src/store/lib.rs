@@ -223,11 +223,11 @@ impl Store {
     fn send<T>(&self, sender: Option<&Sender<T>>, request: T) -> Result<(), Refusal> {
         let counts = &self.shared.counts;
         let is_serving = self.shared.is_serving.load(Ordering::Acquire);
-        let sent = match sender.filter(|_| is_serving) {
+        let result = match sender.filter(|_| is_serving) {
             Some(sender) => sender.try_send(request),
             None => Err(TrySendError::Disconnected(request)),
         };
-        sent.map_err(|refused| match refused {
+        result.map_err(|refused| match refused {
             TrySendError::Full(_) => {
                 counts.refused_full.add(1);
                 Refusal::Full

@@ -123,7 +123,7 @@ pub(super) fn read(
 struct Replay {
     records: HashMap<(BlockKey, BlockKind), StoredBlock>,
     /// The record in each slot: a later record replaces an earlier one, even if the log does not drop the earlier one.
-    owners: HashMap<(BlockKind, u64), BlockKey>,
+    keys_by_slot: HashMap<(BlockKind, u64), BlockKey>,
 }
 
 impl Replay {
@@ -131,19 +131,19 @@ impl Replay {
         match entry {
             LogEntry::Put(record) => {
                 let StoredBlock { place, kind, .. } = record;
-                let owner = self.owners.insert((kind, record.location), place.key);
-                if let Some(owner) = owner {
-                    self.records.remove(&(owner, kind));
+                let previous = self.keys_by_slot.insert((kind, record.location), place.key);
+                if let Some(previous) = previous {
+                    self.records.remove(&(previous, kind));
                 }
                 if let Some(old) = self.records.insert((place.key, kind), record)
                     && old.location != record.location
                 {
-                    self.owners.remove(&(kind, old.location));
+                    self.keys_by_slot.remove(&(kind, old.location));
                 }
             }
             LogEntry::Drop(key, kind) => {
                 if let Some(old) = self.records.remove(&(key, kind)) {
-                    self.owners.remove(&(kind, old.location));
+                    self.keys_by_slot.remove(&(kind, old.location));
                 }
             }
             LogEntry::Touch(key, used) => {

@@ -22,32 +22,32 @@ pub struct StepActivity(
 impl StepActivity {
     /// Marks the start of a step. Only one thread may call this and [`end`](Self::end).
     pub fn begin(&self) {
-        let beats = self.0.load(Ordering::Relaxed);
-        self.0.store(beats | 1, Ordering::Relaxed);
+        let count = self.0.load(Ordering::Relaxed);
+        self.0.store(count | 1, Ordering::Relaxed);
     }
 
     /// Marks the end of the step. Does nothing if no step is in progress.
     pub fn end(&self) {
-        let beats = self.0.load(Ordering::Relaxed);
+        let count = self.0.load(Ordering::Relaxed);
         self.0
-            .store(beats.wrapping_add(beats & 1), Ordering::Relaxed);
+            .store(count.wrapping_add(count & 1), Ordering::Relaxed);
     }
 }
 
 pub(super) struct Pace {
     /// The share of one core that the thread may use.
     share: f64,
-    beat: StepActivity,
+    activity: StepActivity,
     seen: u64,
     was_busy: bool,
 }
 
 impl Pace {
     /// Limits the thread to a share of one core, between 0 and 1, while steps are in progress.
-    pub fn new(share: f64, beat: StepActivity) -> Self {
+    pub fn new(share: f64, activity: StepActivity) -> Self {
         Self {
             share: share.clamp(1e-4, 1.0),
-            beat,
+            activity,
             seen: 0,
             was_busy: false,
         }
@@ -55,9 +55,9 @@ impl Pace {
 
     /// True if a step is in progress, or began or ended since the last call: steps follow each other closely.
     pub fn is_busy(&mut self) -> bool {
-        let beats = self.beat.0.load(Ordering::Relaxed);
-        let before = std::mem::replace(&mut self.seen, beats);
-        self.was_busy = beats % 2 == 1 || beats != before;
+        let count = self.activity.0.load(Ordering::Relaxed);
+        let before = std::mem::replace(&mut self.seen, count);
+        self.was_busy = count % 2 == 1 || count != before;
         self.was_busy
     }
 
@@ -115,28 +115,28 @@ mod tests {
 
     #[test]
     fn the_thread_pauses_only_while_the_engine_computes() {
-        let beat = StepActivity::default();
-        let mut pace = Pace::new(0.02, beat.clone());
+        let step = StepActivity::default();
+        let mut pace = Pace::new(0.02, step.clone());
         let spent = Duration::from_millis(1);
         assert_eq!(pace.pause_after(spent), Duration::ZERO);
-        beat.begin();
+        step.begin();
         assert_eq!(pace.pause_after(spent), Duration::from_millis(49));
         assert_eq!(pace.pause_after(spent), Duration::from_millis(49));
-        beat.end();
+        step.end();
         assert!(pace.is_busy());
         assert_eq!(pace.pause_after(spent), Duration::ZERO);
-        beat.begin();
-        beat.end();
+        step.begin();
+        step.end();
         assert!(pace.is_busy() && !pace.is_busy());
     }
 
     #[test]
     fn pauses_are_bounded_and_a_share_of_1_needs_none() {
-        let beat = StepActivity::default();
-        beat.begin();
+        let step = StepActivity::default();
+        step.begin();
         let second = Duration::from_secs(1);
-        assert_eq!(Pace::new(0.0, beat.clone()).pause_after(second), MAX_PAUSE);
-        assert_eq!(Pace::new(1.0, beat).pause_after(second), Duration::ZERO);
+        assert_eq!(Pace::new(0.0, step.clone()).pause_after(second), MAX_PAUSE);
+        assert_eq!(Pace::new(1.0, step).pause_after(second), Duration::ZERO);
     }
 
     #[test]

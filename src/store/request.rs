@@ -19,7 +19,7 @@ pub struct Find {
     pub tokens: Arc<[u32]>,
     /// The number of leading blocks that the prefix tree already has.
     pub from: usize,
-    /// The executor's prefill rate at depth `from`, in tokens per second; `None` before the first measurement.
+    /// The executor's prefill rate in tokens per second; `None` before the first measurement.
     pub prefill_tokens_per_s: Option<f64>,
 }
 

@@ -18,7 +18,7 @@ const MAX_NUMBER: u64 = u32::MAX as u64;
 const MAX_OPEN: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum WriteMode {
     /// Through the kernel's page cache, from which later reads are served.
     Cached,
     /// Bypassing the page cache, which takes less CPU time.
@@ -44,7 +44,7 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// Opens the slots of a kind in a folder. Their content is unknown until [`Self::settle`].
+    /// Opens the slots of a kind in a folder. Their content is unknown until [`Self::set_live`].
     pub fn open(
         files: &dyn Files,
         folder: &Path,
@@ -94,7 +94,7 @@ impl Segments {
     }
 
     /// Marks the live slots. Removes files without live slots, and truncates the others after their last live slot.
-    pub fn settle(&mut self, files: &dyn Files, live: &BTreeSet<u64>) -> io::Result<()> {
+    pub fn set_live(&mut self, files: &dyn Files, live: &BTreeSet<u64>) -> io::Result<()> {
         self.n_live = live.len() as u64;
         self.end = live.last().map_or(0, |slot| slot + 1);
         for (number, slots) in std::mem::take(&mut self.found) {
@@ -164,7 +164,7 @@ impl Segments {
         let Some(slot) = self.dirty.last().copied() else {
             return Ok(false);
         };
-        let (number, offset) = self.place(slot);
+        let (number, offset) = self.locate(slot);
         let range = offset..offset + self.size.slot();
         self.file(files, number)?.punch(range)?;
         self.dirty.remove(&slot);
@@ -175,7 +175,7 @@ impl Segments {
     /// Starts a record: overwrites the old header with zeros. The caller then writes the payload, in parts, then the
     /// header. A torn record, or one whose parts reach the disk out of order, fails its checksums.
     pub fn erase(&mut self, files: &dyn Files, slot: u64) -> io::Result<()> {
-        let (number, offset) = self.place(slot);
+        let (number, offset) = self.locate(slot);
         let nothing = vec![0; self.size.header];
         self.file(files, number)?.write_at(&nothing, offset)
     }
@@ -186,20 +186,20 @@ impl Segments {
         files: &dyn Files,
         slot: u64,
         (at, part): (usize, &[u8]),
-        way: Way,
+        mode: WriteMode,
     ) -> io::Result<()> {
-        let (number, offset) = self.place(slot);
+        let (number, offset) = self.locate(slot);
         let part_at = offset + (self.size.header + at) as u64;
         let file = self.file(files, number)?;
-        match way {
-            Way::Cached => file.write_at(part, part_at),
-            Way::PastCache => file.write_past_cache(part, part_at),
+        match mode {
+            WriteMode::Cached => file.write_at(part, part_at),
+            WriteMode::PastCache => file.write_past_cache(part, part_at),
         }
     }
 
     /// Writes the header, which completes a record.
     pub fn write_header(&mut self, files: &dyn Files, slot: u64, header: &[u8]) -> io::Result<()> {
-        let (number, offset) = self.place(slot);
+        let (number, offset) = self.locate(slot);
         self.file(files, number)?.write_at(header, offset)?;
         self.unsynced.push(slot);
         Ok(())
@@ -210,7 +210,7 @@ impl Segments {
     }
 
     pub fn reader(&mut self, files: &dyn Files, slot: u64) -> io::Result<SlotReader> {
-        let (number, offset) = self.place(slot);
+        let (number, offset) = self.locate(slot);
         let size = self.size;
         let file = self.file(files, number)?.clone();
         Ok(SlotReader { file, offset, size })
@@ -236,7 +236,7 @@ impl Segments {
     }
 
     fn advise(&mut self, files: &dyn Files, slot: u64, advice: Advice) {
-        let (number, offset) = self.place(slot);
+        let (number, offset) = self.locate(slot);
         let range = offset..offset + self.size.slot();
         if let Ok(file) = self.file(files, number) {
             file.advise(range, advice);
@@ -244,7 +244,7 @@ impl Segments {
     }
 
     /// The number of a slot's file, and the slot's offset in the file.
-    fn place(&self, slot: u64) -> (u64, u64) {
+    fn locate(&self, slot: u64) -> (u64, u64) {
         let number = slot / self.slots_per_file;
         (number, slot % self.slots_per_file * self.size.slot())
     }

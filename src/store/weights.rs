@@ -151,7 +151,7 @@ impl HashCache {
 
     fn get(&self, identity: &str) -> Option<String> {
         let mut lines = self.lines.iter();
-        let found = lines.find(|(kept, _)| kept == identity);
+        let found = lines.find(|(known, _)| known == identity);
         found.map(|(_, hash)| hash.clone())
     }
 
@@ -198,10 +198,10 @@ mod tests {
         write("a", "one");
         write("b", "two");
         let first = hashed(folder.path(), &["a", "b"]);
-        assert_eq!(first, hashed(folder.path(), &["a", "b"]), "kept");
+        assert_eq!(first, hashed(folder.path(), &["a", "b"]), "cached");
         assert_ne!(first, hashed(folder.path(), &["b", "a"]));
         fs::remove_file(folder.path().join("kept/weights")).expect("the cache file exists");
-        assert_eq!(first, hashed(folder.path(), &["a", "b"]), "not kept");
+        assert_eq!(first, hashed(folder.path(), &["a", "b"]), "not cached");
         write("c", "six");
         fs::rename(folder.path().join("c"), folder.path().join("b")).expect("the file is renamed");
         assert_ne!(first, hashed(folder.path(), &["a", "b"]));
@@ -218,10 +218,10 @@ mod tests {
         let stop = Stop::default();
         stop.set();
         let files = WeightFiles::look(vec![folder.path().join("a")]);
-        let kept = digest(&files, &folder.path().join("kept/weights"), &stop);
-        assert_eq!(kept.ok(), cfg!(unix).then_some(first));
-        let unkept = digest(&files, &folder.path().join("other"), &stop);
-        assert!(matches!(unkept, Err(DigestError::Stopped)));
+        let cached = digest(&files, &folder.path().join("kept/weights"), &stop);
+        assert_eq!(cached.ok(), cfg!(unix).then_some(first));
+        let uncached = digest(&files, &folder.path().join("other"), &stop);
+        assert!(matches!(uncached, Err(DigestError::Stopped)));
         let missing = WeightFiles::look(vec![folder.path().join("none")]);
         let error = digest(&missing, &folder.path().join("other"), &Stop::default());
         let error = error.expect_err("the file does not exist").to_string();
@@ -233,8 +233,8 @@ mod tests {
     fn files_that_are_replaced_after_they_were_recorded_have_no_hash() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let at = |name: &str| folder.path().join(name);
-        let kept = at("kept/weights");
-        let hash = |files: &WeightFiles| digest(files, &kept, &Stop::default());
+        let cache_file = at("kept/weights");
+        let hash = |files: &WeightFiles| digest(files, &cache_file, &Stop::default());
         for name in ["a", "b"] {
             fs::write(at(name), "one").expect("the file can be written");
         }

@@ -27,19 +27,19 @@ use souffleur_state::pool::pages::PageRun;
 use souffleur_state::sampling::SamplingParams;
 use souffleur_state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
 
-struct Counting;
+struct CountingAllocator;
 
-static COUNTS: AtomicBool = AtomicBool::new(false);
+static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 fn count() {
-    if COUNTS.load(Ordering::SeqCst) {
+    if IS_COUNTING.load(Ordering::SeqCst) {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 // SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller upholds the contract, which is the same.
@@ -65,17 +65,17 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const PROMPT_TOKENS: u32 = 10;
-/// With this many rows, the bundled model's kernels run on several threads, and the small fixtures' on the calling one.
+/// With this many rows, the bundled model is computed on several threads; small fixtures need only the calling thread.
 const SHARED_ROWS: usize = 24;
 const PAGES_PER_ROW: u32 = 200;
 /// The first steps, in which scratch buffers grow.
 const WARM_STEPS: u32 = 20;
 const STEPS: u32 = 100;
 
-/// Greedy and sampled, plain, filtered and penalized.
+/// Greedy and random sampling, with and without filters, penalties and biases.
 fn samplings() -> Vec<SamplingParams> {
     let seeded = SamplingParams {
         sampling_seed: Some(7),
@@ -115,7 +115,7 @@ fn samplings() -> Vec<SamplingParams> {
     ]
 }
 
-fn opening(n_rows: usize) -> StepPlan {
+fn first_plan(n_rows: usize) -> StepPlan {
     let samplings = samplings();
     let mut plan = StepPlan {
         step: StepId::new(0),
@@ -227,10 +227,10 @@ fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
     CudaExecutor::load_with(device, &modules, &dir, &options, &mut |_, _| {}).unwrap()
 }
 
-/// The caches that layers keep in addition to pages for all tokens.
+/// A cache that a model has in addition to the pages for all tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Keeps {
-    Pages,
+enum Extra {
+    None,
     States,
     Windows,
 }
@@ -246,12 +246,12 @@ fn add_windows(plan: &mut StepPlan) {
 }
 
 /// Counts the allocations in batched decode steps after the warm-up.
-fn allocations(mut executor: impl Executor, n_rows: usize, keeps: Keeps) -> usize {
-    let mut plan = opening(n_rows);
-    if keeps == Keeps::Windows {
+fn allocations(mut executor: impl Executor, n_rows: usize, extra: Extra) -> usize {
+    let mut plan = first_plan(n_rows);
+    if extra == Extra::Windows {
         add_windows(&mut plan);
     }
-    for start in plan.starts.iter_mut().filter(|_| keeps == Keeps::States) {
+    for start in plan.starts.iter_mut().filter(|_| extra == Extra::States) {
         start.state = Some(StateStart {
             live: StateSlot::new(start.row.get()),
             from: None,
@@ -261,21 +261,21 @@ fn allocations(mut executor: impl Executor, n_rows: usize, keeps: Keeps) -> usiz
     executor.recycle(output.rows);
     for step in 0..WARM_STEPS + STEPS {
         next(&mut plan, step);
-        if keeps == Keeps::Windows {
+        if extra == Extra::Windows {
             add_windows(&mut plan);
         }
-        COUNTS.store(step >= WARM_STEPS, Ordering::SeqCst);
+        IS_COUNTING.store(step >= WARM_STEPS, Ordering::SeqCst);
         let output = executor.run(&plan).unwrap();
         let tokens = output.rows.iter().map(|row| row.tokens.len());
         assert_eq!(tokens.sum::<usize>(), plan.rows.len());
         executor.recycle(output.rows);
-        COUNTS.store(false, Ordering::SeqCst);
+        IS_COUNTING.store(false, Ordering::SeqCst);
     }
     ALLOCATIONS.swap(0, Ordering::SeqCst)
 }
 
 /// Checks that the allocations of all threads are counted, but only while counting is on.
-fn check_the_count() {
+fn check_counting() {
     let turn = Barrier::new(2);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -287,11 +287,11 @@ fn check_the_count() {
             turn.wait();
         });
         turn.wait();
-        COUNTS.store(true, Ordering::SeqCst);
+        IS_COUNTING.store(true, Ordering::SeqCst);
         turn.wait();
         drop(std::hint::black_box(Box::new(1)));
         turn.wait();
-        COUNTS.store(false, Ordering::SeqCst);
+        IS_COUNTING.store(false, Ordering::SeqCst);
         turn.wait();
     });
     let counted = ALLOCATIONS.swap(0, Ordering::SeqCst);
@@ -320,12 +320,12 @@ fn warm_decode_steps_allocate_nothing() {
         let int8 = Some(KvDtype::Int8);
         for (threads, kv_dtype) in [(1, None), (2, None), (3, None), (2, int8)] {
             let executor = on_cpu(&model, threads, kv_dtype, 0);
-            let keeps = if executor.keeps_states() {
-                Keeps::States
+            let extra = if executor.keeps_states() {
+                Extra::States
             } else {
-                Keeps::Pages
+                Extra::None
             };
-            let allocations = allocations(executor, n_rows, keeps);
+            let allocations = allocations(executor, n_rows, extra);
             assert_eq!(
                 allocations, 0,
                 "{model}, {threads} threads, {kv_dtype:?}, {STEPS} steps"
@@ -334,12 +334,12 @@ fn warm_decode_steps_allocate_nothing() {
     }
     for model in ["gpt-oss", "mistral"] {
         let executor = on_cpu(&format!("{fixtures}/{model}"), 2, None, 8000);
-        let allocations = allocations(executor, few, Keeps::Windows);
+        let allocations = allocations(executor, few, Extra::Windows);
         assert_eq!(allocations, 0, "{model} with window pages, {STEPS} steps");
     }
     for graph_rows in [0, 8] {
         let executor = on_gpu(&format!("{fixtures}/llama"), graph_rows);
-        let allocations = allocations(executor, few, Keeps::Pages);
+        let allocations = allocations(executor, few, Extra::None);
         assert_eq!(allocations, 0, "graphs of {graph_rows} rows, {STEPS} steps");
     }
 }
@@ -359,7 +359,7 @@ fn main() {
     if wanted.is_some_and(|part| !NAME.contains(part.as_str())) {
         return;
     }
-    check_the_count();
+    check_counting();
     warm_decode_steps_allocate_nothing();
     println!("test {NAME} ... ok");
 }

@@ -25,7 +25,7 @@ fn check_keys(value: &Value, keys: &[&str]) {
 }
 
 #[track_caller]
-fn is_rate(value: &Value) {
+fn check_rate(value: &Value) {
     let is_rate = value
         .as_f64()
         .is_some_and(|rate| rate > 0.0 && rate.is_finite());
@@ -73,20 +73,20 @@ fn the_bench_measures_the_machine_the_loads_and_the_start() {
     );
     assert_eq!(record["machine"].as_array().map(Vec::len), Some(1));
     for threads in ["one", "all"] {
-        is_rate(&record["machine"][0][threads]["read_bytes_per_s"]);
-        is_rate(&record["machine"][0][threads]["f32_ops_per_s"]);
+        check_rate(&record["machine"][0][threads]["read_bytes_per_s"]);
+        check_rate(&record["machine"][0][threads]["f32_ops_per_s"]);
     }
     let rows = record["rows"].as_array().expect("rows are a list");
     assert!(rows.len() >= 7, "{rows:?}");
     for row in rows {
         check_keys(row, &["name", "unit", "lower", "median", "upper"]);
-        is_rate(&row["median"]);
+        check_rate(&row["median"]);
         assert_eq!(row["samples"].as_array().map(Vec::len), Some(1), "{row}");
     }
     for row in &rows[..3] {
         check_keys(row, &["streams", "prompt_tokens", "output_tokens", "floor"]);
-        is_rate(&row["fraction"]["median"]);
-        is_rate(&row["samples"][0]["read_bytes_per_s"]);
+        check_rate(&row["fraction"]["median"]);
+        check_rate(&row["samples"][0]["read_bytes_per_s"]);
     }
     assert!(record["scaling"].is_null());
 }
@@ -120,7 +120,7 @@ fn a_killed_bench_keeps_its_measurements() {
     assert_eq!(record["schema"], "souffleur-bench-offline/1");
     let rows = record["rows"].as_array().expect("rows are a list");
     assert!(!rows.is_empty(), "{record}");
-    rows.iter().for_each(|row| is_rate(&row["median"]));
+    rows.iter().for_each(|row| check_rate(&row["median"]));
     assert!(!record["machine"].as_array().expect("a list").is_empty());
 }
 
@@ -299,14 +299,14 @@ fn a_server_is_measured_request_by_request() {
     assert_eq!(record["seed"], 3);
     for latency in ["ttft_s", "itl_s", "tpot_s", "e2e_s"] {
         check_keys(&record[latency], &["mean", "p50", "p90", "p99"]);
-        is_rate(&record[latency]["p99"]);
+        check_rate(&record[latency]["p99"]);
     }
     for rate in [
         "request_throughput",
         "input_throughput",
         "output_throughput",
     ] {
-        is_rate(&record[rate]);
+        check_rate(&record[rate]);
     }
     assert_eq!(record["requests"].as_array().map(Vec::len), Some(9));
     stop(server);

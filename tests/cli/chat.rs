@@ -1,4 +1,4 @@
-//! Tests of `souffleur chat` with lines on stdin, with a model in the process and with a scripted server.
+//! Tests of `souffleur chat` with a model in the process, with a souffleur server, and with a server of the test.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -52,7 +52,7 @@ fn a_model_in_the_process_answers_line_by_line_and_remembers() {
 }
 
 #[test]
-fn a_model_that_cannot_chat_is_refused() {
+fn a_model_that_cannot_chat_and_invalid_flags_are_refused() {
     let model = tiny_model().display().to_string();
     let output = run(&["chat", "--model-path", &model]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
@@ -99,13 +99,13 @@ fn a_souffleur_server_answers() {
     serving.wait(Duration::from_secs(60));
 }
 
-/// A server that passes each request to the test and sends the response that the test returns.
-struct Scripted {
+/// A server that passes each request with its connection to the test, which writes the response.
+struct TestServer {
     url: String,
     requests: Receiver<(TcpStream, Value)>,
 }
 
-impl Scripted {
+impl TestServer {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let address = listener.local_addr().expect("an address");
@@ -149,13 +149,13 @@ fn read_body(stream: &TcpStream) -> Value {
     serde_json::from_slice(&body).unwrap_or_default()
 }
 
-fn begin(stream: &mut TcpStream) {
+fn write_head(stream: &mut TcpStream) {
     let head =
         "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).expect("writable");
 }
 
-fn event(stream: &mut TcpStream, choice: Value) {
+fn write_event(stream: &mut TcpStream, choice: Value) {
     let event = format!("data: {}\n\n", json!({"choices": [choice]}));
     let sent = write!(stream, "{:x}\r\n{event}\r\n", event.len());
     sent.expect("writable");
@@ -170,7 +170,7 @@ fn read_exactly(child: &mut Child, text: &str) {
 
 #[test]
 fn ctrl_c_stops_the_answer_and_not_the_chat() {
-    let server = Scripted::start();
+    let server = TestServer::start();
     let flags = [
         "--url",
         &server.url,
@@ -199,9 +199,9 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
         request.get("top_p").is_none(),
         "the server's default applies: {request}"
     );
-    begin(&mut stream);
-    event(&mut stream, json!({"delta": {"reasoning_content": "hm"}}));
-    event(&mut stream, json!({"delta": {"content": "First, "}}));
+    write_head(&mut stream);
+    write_event(&mut stream, json!({"delta": {"reasoning_content": "hm"}}));
+    write_event(&mut stream, json!({"delta": {"content": "First, "}}));
     read_exactly(&mut child, "First, ");
     let id = child.id().to_string();
     let killed = Command::new("kill").args(["-s", "INT", &id]).status();
@@ -214,8 +214,8 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
     let kept = json!({"role": "assistant", "content": "First, "});
     let expected = json!([system, user("One"), kept, user("Two")]);
     assert_eq!(request["messages"], expected);
-    begin(&mut stream);
-    event(
+    write_head(&mut stream);
+    write_event(
         &mut stream,
         json!({"delta": {"content": "Done."}, "finish_reason": "stop"}),
     );
@@ -228,7 +228,7 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
 
 #[test]
 fn a_failing_server_ends_a_chat_that_is_not_on_a_terminal() {
-    let server = Scripted::start();
+    let server = TestServer::start();
     let mut child = chat(&["--url", &server.url, "--model-path", "m"])
         .spawn()
         .expect("the binary runs");
@@ -236,8 +236,8 @@ fn a_failing_server_ends_a_chat_that_is_not_on_a_terminal() {
     stdin.write_all(b"One\nTwo\n").expect("writable");
     drop(stdin);
     let (mut stream, _) = server.next_request();
-    begin(&mut stream);
-    event(&mut stream, json!({"delta": {"content": "Fir"}}));
+    write_head(&mut stream);
+    write_event(&mut stream, json!({"delta": {"content": "Fir"}}));
     drop(stream);
     let output = child.wait_with_output().expect("the chat ends");
     assert_eq!(output.status.code(), Some(1));

@@ -45,7 +45,7 @@ fn the_plan_of_a_gguf_file_shows_its_name_and_tensor_types() {
     let tensors = model.tensors.len();
     let types = format!("tensors               {tensors} of F32 (");
     assert!(text.contains(&types), "{text}");
-    let refused = "tokenizer             missing, a server would not start: ";
+    let refused = "tokenizer             unusable, a server would not start: ";
     assert!(text.contains(refused), "{text}");
     let without = run(&["plan", "--model-path", &path, "--skip-tokenizer-init"]);
     assert!(!stdout(&without).contains(refused));
@@ -66,7 +66,7 @@ fn the_plan_of_a_gguf_file_shows_its_name_and_tensor_types() {
 }
 
 #[test]
-fn values_out_of_range_give_one_line_and_exit_code_2() {
+fn invalid_values_give_one_line_and_exit_code_2() {
     check_failure(
         &["--page-size", "257"],
         2,
@@ -136,8 +136,8 @@ fn contradictory_parsers_are_refused_before_anything_is_printed() {
     let [agents, tiny] = [&agents, &tiny].map(|path| path.to_str().expect("the path is UTF-8"));
     let (tool, reasoning) = ("--tool-call-parser", "--reasoning-parser");
     let named = "souffleur: --reasoning-parser is \"qwen3\", but tool_call_parser is \"gpt-oss\"";
-    let with_model = "tool_call_parser: is \"gpt-oss\", but reasoning_parser is \"auto\" (this model's: \"qwen3\")";
-    let with_calls = "reasoning_parser: is \"gpt-oss\", but tool_call_parser is \"auto\" (this model's: \"qwen25\")";
+    let with_model = "tool_call_parser is \"gpt-oss\", but reasoning_parser is \"auto\" (this model's: \"qwen3\")";
+    let with_calls = "reasoning_parser is \"gpt-oss\", but tool_call_parser is \"auto\" (this model's: \"qwen25\")";
     let cases: [(&str, &[&str], &str); 3] = [
         (tiny, &[tool, "gpt-oss", reasoning, "qwen3"], named),
         (agents, &[tool, "gpt-oss"], with_model),

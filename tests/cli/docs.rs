@@ -1,4 +1,4 @@
-//! Checks of the documents: the length of the README, and whether the files and flags that they name exist.
+//! Checks of the documents: the length of the README, relative links, flags, and names of eviction policies.
 
 use std::collections::BTreeSet;
 use std::fs;

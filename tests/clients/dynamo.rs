@@ -18,7 +18,7 @@ const SIDECAR: &str = "dynamo.sglang.sidecar";
 const FRONTEND: &str = "dynamo.frontend";
 /// A sidecar stays in the registry after its engine has died: its requests must migrate to the other sidecar.
 const FRONTEND_FLAGS: [&str; 4] = ["--router-mode", "kv", "--migration-limit", "3"];
-/// Settings that need neither etcd nor NATS.
+/// Settings with which Dynamo needs neither etcd nor NATS.
 const PLANES: [(&str, &str); 5] = [
     ("DYN_DISCOVERY_BACKEND", "file"),
     ("DYN_REQUEST_PLANE", "tcp"),

@@ -16,7 +16,7 @@ struct Kind {
     flags: &'static [&'static str],
 }
 
-/// By default, smg polls loads every ten seconds.
+/// By default, smg reads the engines' loads every ten seconds, not often enough for these tests.
 const SMG: Kind = Kind {
     module: "smg",
     flags: &["--load-monitor-interval", "1"],

@@ -115,7 +115,7 @@ fn a_cache_is_shared_with_huggingface_hub() {
         let shown = request.authorization.as_deref();
         assert_eq!(shown, Some("Bearer hf_shared"), "{request:?}");
     }
-    // Both read the other's download and send no request.
+    // Each reads the download of the other and sends no request.
     let offline = ("HF_HUB_OFFLINE", Path::new("1"));
     assert_eq!(by_engine(&variables(&hub, &[home, offline])), snapshot);
     let in_engine_dir = variables(&hub, &[home, cache, offline]);

@@ -14,8 +14,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts `python -m module`. `describe` adds arguments and variables to the command.
-    pub fn start(python: &Path, module: &str, describe: impl FnOnce(&mut Command)) -> Self {
+    /// Starts `python -m module`. `configure` adds arguments and variables to the command.
+    pub fn start(python: &Path, module: &str, configure: impl FnOnce(&mut Command)) -> Self {
         let folder = TempDir::new().expect("a folder can be made");
         let log = File::create(folder.path().join("log")).expect("the folder is writable");
         let errors = log.try_clone().expect("the handle is duplicated");
@@ -28,7 +28,7 @@ impl Peer {
         for name in ["http_proxy", "https_proxy", "all_proxy"] {
             command.env_remove(name).env_remove(name.to_uppercase());
         }
-        describe(&mut command);
+        configure(&mut command);
         let child = command.spawn().expect("the interpreter runs");
         Self { child, folder }
     }

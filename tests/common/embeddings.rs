@@ -1,4 +1,4 @@
-//! Reads the embeddings of tokens from a checkpoint, for tests that send vectors in place of tokens.
+//! Reads the embeddings of tokens from a checkpoint, for tests that send prompt embeddings.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use souffleur_request::PromptVectors;
 
-/// One vector for each token, in f32, which holds every stored element exactly.
+/// The embedding of each token in f32, which represents every stored element exactly.
 pub fn embeddings(folder: &Path, tokens: &[u32]) -> Arc<PromptVectors> {
     let (table, width) = matrix(folder, "embed_tokens.weight").expect("token embeddings");
     let rows = tokens.iter().map(|token| *token as usize * width);

@@ -143,7 +143,7 @@ fn without_ones(shape: &[usize]) -> Vec<usize> {
     shape.iter().copied().filter(|size| *size > 1).collect()
 }
 
-/// The tensors of divisors of rope frequencies.
+/// The tensors with divisors of RoPE frequencies.
 fn rope_factors(model: &Model<'_>) -> impl Iterator<Item = (String, Vec<f32>)> {
     let both = ["short", "long"].into_iter().filter_map(|length| {
         let divisors = model.rope[format!("{length}_factor")].as_array()?;

@@ -44,7 +44,7 @@ fn layer(name: &str) -> String {
 }
 
 /// Reorders value heads from grouped by key head to interleaved over key heads; a head has `unit` elements.
-fn tiled(values: &[f32], key_heads: usize, unit: usize) -> Vec<f32> {
+fn interleaved(values: &[f32], key_heads: usize, unit: usize) -> Vec<f32> {
     let each = values.len() / unit / key_heads;
     let order = (0..each).flat_map(|i| (0..key_heads).map(move |head| head * each + i));
     order
@@ -72,7 +72,7 @@ pub fn delta_net(model: &Model<'_>, source: &Source<'_>) -> Option<Vec<Tensor>> 
     let values = &source.values;
     let by_head = |values: &[f32], unit: usize| match model.architecture {
         "qwen3next" => values.to_vec(),
-        _ => tiled(values, key_heads, unit),
+        _ => interleaved(values, key_heads, unit),
     };
     // Keys and queries of all heads, then values.
     let channels = |width: usize| {

@@ -1,4 +1,4 @@
-//! Runs the tests of this binary once more on each kernel path of the CPU.
+//! Runs the tests of this binary again on each other kernel path (instruction set) of the CPU.
 
 use std::io::Write;
 use std::process::Command;

@@ -1,5 +1,5 @@
 //! Creates the Python environments of tests from requirements files, and keeps the environments in the user's cache.
-//! A hash of the requirements names an environment, so changed requirements get a new one.
+//! A hash of the requirements and of Python's version names an environment, so a change of either makes a new one.
 
 use std::env;
 use std::fs::{self, File};
@@ -22,10 +22,10 @@ pub fn python(requirements: &str) -> Option<&'static Path> {
     python_at(&INTERPRETER, requirements)
 }
 
-/// Like [`python`], for test binaries with several environments; each environment needs a separate `place`.
-pub fn python_at(place: &'static Found, requirements: &str) -> Option<&'static Path> {
+/// Like [`python`], for test binaries with several environments; each environment needs a separate `cell`.
+pub fn python_at(cell: &'static Found, requirements: &str) -> Option<&'static Path> {
     let requirements = crate::repository::repository().join(requirements);
-    match place.get_or_init(|| find_or_make(&requirements)) {
+    match cell.get_or_init(|| find_or_make(&requirements)) {
         Ok(interpreter) => Some(interpreter),
         Err(reason) if env::var_os("CI").is_some() => panic!("CI needs Python: {reason}"),
         Err(reason) => {

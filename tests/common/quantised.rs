@@ -71,7 +71,7 @@ fn words(words: &[u32]) -> Vec<u8> {
 /// How scales are stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scales {
-    /// In the type that the format's tools write. f16 and bf16 represent all of them exactly.
+    /// In the type that the format's tools write, with values that f16 and bf16 represent exactly.
     Usual,
     /// In f32, with values that no narrower type represents exactly.
     Fine,
@@ -92,9 +92,9 @@ fn e4m3(code: u8) -> f32 {
     f16::from_bits(bits).to_f32() * 256.0
 }
 
-fn bytes(n: usize, largest: usize) -> Vec<u8> {
+fn bytes(n: usize, end: usize) -> Vec<u8> {
     // Codes of both signs, without NaN.
-    let byte = |i| (hash(i) % largest) as u8 | (hash(i + n) as u8 & 128);
+    let byte = |i| (hash(i) % end) as u8 | (hash(i + n) as u8 & 128);
     (0..n).map(byte).collect()
 }
 

@@ -30,7 +30,6 @@ pub fn random_folder(name: &str, sizes: &[(&str, usize)]) -> tempfile::TempDir {
     dir
 }
 
-/// Changes `config.json`.
 pub fn edit_config(dir: &Path, edit: impl Fn(&mut Value)) {
     let file = dir.join("config.json");
     let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();

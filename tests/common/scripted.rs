@@ -11,7 +11,7 @@ use souffleur_executor::fake::FakeOptions;
 use souffleur_executor::scripted::{Script, ScriptedExecutor};
 use souffleur_state::detok::TokenText;
 
-/// The reply to prompts that have no line.
+/// The reply to prompts that match no cue.
 pub const NO_LINE: &str = "I have no line for this.";
 
 /// A cue, and the reply to prompts that contain the cue; tool and think tokens are written as text. If several cues

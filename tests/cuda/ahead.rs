@@ -231,7 +231,7 @@ fn a_lost_context_ends_the_executor() {
 }
 
 #[test]
-fn log_probabilities_equal_the_cpus_for_any_number() {
+fn log_probabilities_are_close_to_the_cpus_for_any_number_of_ranked_tokens() {
     let logprobs = |top| {
         Some(Arc::new(LogprobWish {
             start: Some(2),

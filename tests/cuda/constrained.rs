@@ -18,7 +18,7 @@ use souffleur_state::step::{PIPELINE_DEPTH, RowVerdict, StepOutput, StepPlan};
 
 use crate::common::{cpu_options, fixture, load, options};
 use crate::gpu;
-use crate::masks::{Row, decodes, opening, plans, rows, rows_that_stop};
+use crate::masks::{Row, decodes, plans, prefills, rows, rows_that_stop};
 use crate::setups::{F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16, Setup, start_on_cpu};
 use crate::world::{Outcome, World, collect};
 
@@ -27,7 +27,7 @@ const REQUESTS: u32 = 12;
 /// second is admitted while the first runs, without pages reserved for the remaining output of the first.
 const GROWING: [u32; 2] = [0, 2];
 const GROWING_TOKENS: u32 = 100;
-/// A pool size in tokens in which either growing request can end, but not both at once.
+/// A pool size in tokens that suffices for either growing request, but not for both at once.
 const TIGHT_POOL_TOKENS: usize = 144;
 /// Token ids of prompts are less than this.
 const PROMPT_VOCAB: u32 = 700;
@@ -80,12 +80,12 @@ fn steps_with_masks_are_launched_ahead_too() {
 #[test]
 fn graph_steps_alternate_with_masked_steps() {
     let rows = rows();
-    let (free, constrained): (Vec<Row>, Vec<Row>) =
+    let (unconstrained, constrained): (Vec<Row>, Vec<Row>) =
         rows.iter().cloned().partition(|row| row.grammar.is_none());
-    let mut all = vec![opening(0, &rows, &vec![Vec::new(); rows.len()])];
+    let mut all = vec![prefills(0, &rows, &vec![Vec::new(); rows.len()])];
     let mut n_tokens = 1;
     for step in 1..24 {
-        let mut next = decodes(step, &free, step as u32);
+        let mut next = decodes(step, &unconstrained, step as u32);
         if step % 3 == 0 {
             next.rows.extend(decodes(step, &constrained, n_tokens).rows);
             n_tokens += 1;
@@ -194,13 +194,13 @@ async fn all_at_once(world: World, open: Option<Sender<()>>) -> (Vec<Outcome>, u
 }
 
 fn results(outcomes: &[Outcome]) -> Vec<(&[u32], String)> {
-    let of = |outcome: &Outcome| match &outcome.end {
+    let reason = |outcome: &Outcome| match &outcome.end {
         Event::Finished(end) => format!("{:?}", end.reason),
         other => panic!("ended with {other:?}"),
     };
     outcomes
         .iter()
-        .map(|outcome| (outcome.tokens.as_slice(), of(outcome)))
+        .map(|outcome| (outcome.tokens.as_slice(), reason(outcome)))
         .collect()
 }
 

@@ -1,4 +1,4 @@
-//! Tests that tokens and log probabilities equal the CPU executor's (see `scores.rs`).
+//! Tests that tokens and log probabilities agree with the CPU executor's (see `scores.rs`).
 
 use std::path::Path;
 

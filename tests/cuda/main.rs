@@ -1,5 +1,6 @@
-//! Tests of the engine on the CUDA executor, over the emulated driver: kernels run on the CPU, and streams as late as
-//! CUDA allows. The CPU executor's output is the reference, in f32 token by token.
+//! Tests of the engine on the CUDA executor, over the emulated driver: kernels run on the CPU, and asynchronous copies
+//! are delayed as long as CUDA's order of streams and events allows, so that missing synchronisation shows. Outputs are
+//! compared with the CPU executor's: in f32 the tokens are equal, in bfloat16 log probabilities are close (`scores`).
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,13 +9,13 @@ mod common;
 mod constrained;
 #[path = "../common/embeddings.rs"]
 mod embeddings;
-mod ends;
+mod eos;
 mod golden;
 mod gpu;
 #[allow(dead_code, reason = "shared with the tests of the scheduler")]
 #[path = "../common/grammars.rs"]
 mod grammars;
-mod lives;
+mod interruptions;
 #[path = "../models/masks.rs"]
 mod masks;
 mod model;
@@ -22,6 +23,7 @@ mod model;
 #[path = "../common/plans.rs"]
 mod plans;
 mod pooling;
+mod prompt_embeddings;
 #[path = "../common/repository.rs"]
 mod repository;
 #[path = "../common/requests.rs"]
@@ -32,7 +34,6 @@ mod setups;
 mod steps;
 mod store;
 mod twins;
-mod vectors;
 #[allow(dead_code, reason = "shared with the tests of the whole engine")]
 #[path = "../engine/world.rs"]
 mod world;

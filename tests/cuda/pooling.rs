@@ -1,4 +1,4 @@
-//! Tests that embeddings on the GPU equal the CPU's, up to rounding, for any chunk size.
+//! Tests that embeddings on the GPU equal the CPU's up to rounding, also for prompts in several chunks.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Reference outputs of the CPU executor, and its log probabilities of the tokens that a GPU chose.
 //!
 //! In f32 the tokens are equal, and log probabilities differ by at most [`F32_TOLERANCE`], because sums are reordered.
-//! In bfloat16 the devices round activations at different places, so that they may choose different tokens of nearly
+//! In bfloat16 the devices round activations at different places, so they may choose different tokens of nearly
 //! the same probability: the CPU scores each token that the GPU chose, given the GPU's previous tokens.
 
 use std::path::Path;
@@ -14,9 +14,9 @@ use crate::requests::{Bits, bits};
 use crate::setups::{Setup, start_on_cpu};
 use crate::world::{World, within};
 
-/// Largest difference of log probabilities, in nats.
+/// Largest allowed difference of log probabilities, in nats.
 const F32_TOLERANCE: f32 = 2e-4;
-/// Largest difference of log probabilities, in nats; bfloat16 has 8 bits of precision.
+/// Largest allowed difference of log probabilities, in nats; bfloat16 has 8 bits of precision.
 const BF16_TOLERANCE: f32 = 0.1;
 
 pub struct Reference {
@@ -54,12 +54,12 @@ impl Reference {
     /// Compares a request's tokens and their log probabilities.
     pub async fn check(&self, setup: &Setup, index: u32, got: &Bits, what: &str) {
         let what = format!("{setup:?}, {what}, request {index}");
-        let tokens: Vec<u32> = got.iter().map(|bit| bit.0).collect();
+        let tokens: Vec<u32> = got.iter().map(|pair| pair.0).collect();
         let logprobs: Vec<f32> = match setup.dtype {
             DtypeChoice::Float32 => {
                 assert_eq!(tokens, self.expected(index), "{what}");
                 let expected = self.outputs[index as usize].iter();
-                expected.map(|bit| f32::from_bits(bit.1)).collect()
+                expected.map(|pair| f32::from_bits(pair.1)).collect()
             }
             _ => {
                 let scored = self.check_choices(index, &tokens, &what).await;
@@ -94,10 +94,10 @@ impl Reference {
 
     fn expected(&self, index: u32) -> Vec<u32> {
         let output = self.outputs[index as usize].iter();
-        output.map(|bit| bit.0).collect()
+        output.map(|pair| pair.0).collect()
     }
 
-    /// Checks the number of tokens, and in greedy requests that each is the likeliest, or nearly so.
+    /// Checks the number of tokens, and for greedy requests that each has nearly the highest log probability.
     async fn check_choices(&self, index: u32, tokens: &[u32], what: &str) -> Vec<Scored> {
         let expected = self.expected(index);
         assert_eq!(tokens.len(), expected.len(), "{what}");
@@ -135,7 +135,7 @@ impl Reference {
         let scored = self.input_logprobs(scoring).await;
         // The first token of the requested range has no log probability.
         let scored = &scored[scored.len() - output.len()..];
-        let of = |(scored, token): (&TokenLogprobs, &u32)| {
+        let score = |(scored, token): (&TokenLogprobs, &u32)| {
             assert_eq!(scored.token, *token);
             let allowed = scored.top.iter().find(|top| !banned.contains(&top.0));
             Scored {
@@ -143,7 +143,7 @@ impl Reference {
                 highest: allowed.unwrap().1,
             }
         };
-        scored.iter().zip(output).map(of).collect()
+        scored.iter().zip(output).map(score).collect()
     }
 
     async fn input_logprobs(&self, request: GenerateRequest) -> Vec<TokenLogprobs> {

@@ -1,5 +1,5 @@
-//! Tests of the KV store on a GPU: prompts loaded from the store give the outputs of computed prompts, for any timing
-//! of copies and any copy that the driver refuses.
+//! Tests of the KV store on a GPU: prompts whose K/V are loaded from the store have the same outputs as computed ones,
+//! whenever copies run, and whichever copy the driver refuses.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ const SETUPS: [Setup; 5] = [
 ];
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
-/// Number of turns of three conversations.
+/// Total number of turns in three conversations.
 const TURNS: u32 = 9;
 
 fn with_store(setup: &Setup, folder: &Path) -> EngineConfig {
@@ -90,8 +90,8 @@ fn two_blocks(seed: u32) -> GenerateRequest {
 fn chat_turn(index: u32) -> GenerateRequest {
     let (conversation, turn) = (index % 3, index / 3);
     let shared = (0..70 + 40 * turn).map(|i| (i * 13 + conversation * 71 + i / 5) % VOCAB);
-    let own = (0..3 + index).map(|i| (i * 29 + index * 37 + 11) % VOCAB);
-    let mut request = GenerateRequest::new(Prompt::Tokens(shared.chain(own).collect()));
+    let unique = (0..3 + index).map(|i| (i * 29 + index * 37 + 11) % VOCAB);
+    let mut request = GenerateRequest::new(Prompt::Tokens(shared.chain(unique).collect()));
     request.logprobs = Some(LogprobWish::default());
     let sampling = &mut request.sampling;
     sampling.max_new_tokens = 12 + index;
@@ -171,8 +171,8 @@ async fn saves_and_loads_during_other_requests_change_no_output() {
     }
 }
 
-/// For any copy that the driver refuses (lists, saves, loads or results), a step is lost or a block is not saved, but
-/// no request gets another token.
+/// Whichever copy the driver refuses (of a step's input, a saved or loaded block, or results), a step is lost or a
+/// block is not saved, but no request gets another token.
 #[tokio::test]
 async fn a_refused_copy_costs_time_and_changes_no_token() {
     const ORDINAL: usize = 22;

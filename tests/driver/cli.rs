@@ -140,7 +140,7 @@ fn a_library_that_is_no_driver_is_described() {
 }
 
 #[test]
-fn the_plan_of_a_gpu_takes_most_of_its_memory() {
+fn a_plan_for_a_gpu_shows_its_memory_and_the_limits_of_the_memory_fraction() {
     let libraries = emulated();
     let output = plan(&["--device", "cuda"], Some(&libraries), &[TWO_GIB]);
     let text = stdout(&output);
@@ -154,7 +154,7 @@ fn the_plan_of_a_gpu_takes_most_of_its_memory() {
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
-    // Two GPUs are newer than all available machine code, and the driver is newer than the kernels.
+    // The second of two GPUs that are newer than all machine code in the pack, with a driver newer than the kernels.
     let variables = [
         TWO_GIB,
         ("CUSIM_DEVICES", "2"),
@@ -182,7 +182,7 @@ fn the_plan_of_a_gpu_takes_most_of_its_memory() {
 }
 
 #[test]
-fn a_gpu_that_is_not_used_is_mentioned() {
+fn a_gpu_that_is_not_used_is_mentioned_unless_the_cpu_was_requested() {
     let output = plan(&[], Some(&emulated()), &[]);
     assert!(output.status.success(), "{output:?}");
     assert!(stdout(&output).contains("memory available"), "{output:?}");
@@ -207,7 +207,7 @@ fn the_log_reports_that_a_float16_checkpoint_runs_in_bfloat16() {
 }
 
 #[test]
-fn settings_without_cuda_kernels_are_refused_before_the_gpu_is_opened() {
+fn settings_without_cuda_kernels_and_unknown_devices_are_refused() {
     for (flag, name) in [
         ("--quantization", "int8"),
         ("--quantization", "int4"),

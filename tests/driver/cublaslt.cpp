@@ -151,7 +151,7 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void*, const Desc* desc, const Layout*
   ++n_heuristics;
   *n_found = 0;
   if (!fits(*desc, *a, *b, *d) || c->type != d->type) return mistake("shapes that do not fit");
-  // In place (1) and by the output's type (4) parts are added up in that type.
+  // The reduction schemes in place (1) and output type (4) add partial sums in the type of the output.
   if (preference->reductions != 2) return mistake("sums that may meet in less than f32");
   // For tests: seven outputs, and a bias of another type than the result, have no algorithm.
   const bool has_bias = desc->epilogue == 4;

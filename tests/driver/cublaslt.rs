@@ -33,7 +33,7 @@ fn compile(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
 }
 
 /// The fake library, which stays loaded: every later open of `libcublasLt.so` by name returns it. Its counters are
-/// global, so that only one test at a time may hold a `Fake`.
+/// global, so only one test at a time may hold a `Fake`.
 struct Fake {
     library: &'static Library,
     _alone: MutexGuard<'static, ()>,
@@ -122,11 +122,11 @@ fn matrices_are_passed_in_the_right_layout() {
                 "{element:?} {shape:?}"
             );
         }
-        // The heuristic runs once for each shape.
+        // The heuristic does not run again for a known shape.
         let before = count("fake_heuristics");
         check_products(&world, &mut products, element, (20, 130, 64));
         assert_eq!(count("fake_heuristics"), before);
-        // The library reports that it has no algorithm.
+        // The fake library has no algorithm for seven outputs.
         let before = count("fake_products");
         check_products(&world, &mut products, element, (3, 7, 8));
         assert_eq!(count("fake_products"), before);
@@ -142,7 +142,7 @@ fn after_a_failure_the_built_in_kernels_compute_the_product() {
     let products = Products::new(&world.device, &world.modules, element, GemmWish::CublasLt);
     let mut products = products.unwrap();
     let shapes = [(20, 130, 64), (3, 8, 16)];
-    for (shape, (n_lines, n_left)) in shapes.into_iter().zip([(1, 1), (0, 3)]) {
+    for (shape, (n_lines, n_fallbacks)) in shapes.into_iter().zip([(1, 1), (0, 3)]) {
         let before = fake.count("fake_products");
         fake.fail(1);
         // The library fails in the first of four products, and all four results are right.
@@ -156,12 +156,12 @@ fn after_a_failure_the_built_in_kernels_compute_the_product() {
             );
         }
         assert_eq!(fake.count("fake_products") - before, 3);
-        assert_eq!(products.n_cublaslt_fallbacks(), n_left);
+        assert_eq!(products.n_cublaslt_fallbacks(), n_fallbacks);
         // The library is not called again for a product that failed.
         let again = logged(|| check_products(&world, &mut products, element, shape));
         assert_eq!(again, [""; 0]);
         assert_eq!(fake.count("fake_products") - before, 6);
-        assert_eq!(products.n_cublaslt_fallbacks(), n_left + 1);
+        assert_eq!(products.n_cublaslt_fallbacks(), n_fallbacks + 1);
     }
     assert_eq!(fake.count("fake_mistakes"), 0);
 }
@@ -187,8 +187,8 @@ fn products_without_an_algorithm_are_counted_and_logged_once() {
     // One of four products of each shape, and all four with seven outputs, have no algorithm in the library.
     assert_eq!(products.n_cublaslt_fallbacks(), 1 + 1 + 4 + 1);
     assert_eq!(fake.count("fake_mistakes"), 0);
-    let own = Products::new(&world.device, &world.modules, element, GemmWish::Own);
-    assert_eq!(own.unwrap().n_cublaslt_fallbacks(), 0);
+    let built_in = Products::new(&world.device, &world.modules, element, GemmWish::Own);
+    assert_eq!(built_in.unwrap().n_cublaslt_fallbacks(), 0);
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn on_hopper_the_built_in_kernels_compute_few_rows_of_bf16_unless_cublaslt_is_re
         };
         // One of four products has a bias in f32 and a result in bf16, for which the library has no algorithm.
         let bf16 = ElementType::Bf16;
-        let of_few = if few_are_built_in { 0 } else { 3 };
-        assert_eq!(products_of_library(bf16, (8, 24, 16)), of_few, "{wish:?}");
+        let n_of_few = if few_are_built_in { 0 } else { 3 };
+        assert_eq!(products_of_library(bf16, (8, 24, 16)), n_of_few, "{wish:?}");
         assert_eq!(products_of_library(bf16, (9, 24, 16)), 3, "too many rows");
         assert_eq!(
             products_of_library(bf16, (8, 24, 12)),

@@ -15,8 +15,8 @@ kill -ALRM $process
 exec tail -f /dev/null
 "#;
 
-/// Prints results like the real program, and lists calls in the file `CALLS`. The command `STUCK` hangs after a first
-/// result; `BROKEN_AT_ONCE` fails without a result; `generate` with the argument `DIFFERENT` gives another answer.
+/// Prints results like the real program, and lists calls in the file `CALLS`. Variables select commands: `STUCK` hangs
+/// after a first result, `BROKEN_AT_ONCE` fails without a result, `generate` with `DIFFERENT` gives another answer.
 const SOUFFLEUR: &str = r#"#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 [[ $1 == gpu && $2 == table ]] && exec "$REAL" "$@"
@@ -86,14 +86,14 @@ kind=bin name=souffleur
 echo '{"target":{"kind":["'$kind'"],"name":"'$name'"},"name":"'$name'","kind":["'$kind'"],"executable":"'$PROGRAM'"}'
 "#;
 
-/// A folder with stand-ins, and one subfolder for each machine.
-struct Bench {
+/// A folder with the stand-ins, and a subfolder for each machine that the script is run on.
+struct Setup {
     folder: tempfile::TempDir,
 }
 
-impl Bench {
+impl Setup {
     fn new() -> Self {
-        let bench = Self {
+        let setup = Self {
             folder: tempfile::tempdir().unwrap(),
         };
         for (name, text) in [
@@ -105,12 +105,12 @@ impl Bench {
             ("path/stuck", STUCK),
             ("path/cargo", CARGO),
         ] {
-            let path = bench.path(name);
+            let path = setup.path(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
-        bench
+        setup
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -184,8 +184,8 @@ fn parts(text: &str) -> Vec<(String, bool)> {
 
 #[test]
 fn the_most_important_parts_come_first_and_peers_run_alone() {
-    let bench = Bench::new();
-    let printed = run(bench.check("gpu", &["--limit", "1000000"]), 0);
+    let setup = Setup::new();
+    let printed = run(setup.check("gpu", &["--limit", "1000000"]), 0);
     let expected = [
         ("probe", true),
         ("twins", true),
@@ -207,19 +207,19 @@ fn the_most_important_parts_come_first_and_peers_run_alone() {
         &printed,
         &["a call of its own", "left for the next call: peers"],
     );
-    bench.calls();
-    let printed = run(bench.check("gpu", &[]), 0);
+    setup.calls();
+    let printed = run(setup.check("gpu", &[]), 0);
     let begun: Vec<_> = parts(&printed)
         .into_iter()
         .filter(|(_, begun)| *begun)
         .collect();
     assert_eq!(begun, [("peers".to_owned(), true)], "{printed}");
-    let calls = bench.calls();
+    let calls = setup.calls();
     let is_of_peers = |call: &String| call.starts_with("python") || call.starts_with("gpu table");
     assert!(calls.iter().all(is_of_peers), "{calls:?}");
     // Nothing else is started in the call that runs the peers.
     let printed = run(
-        bench.check("gpu", &["--only", "peers torch", "--again", "peers torch"]),
+        setup.check("gpu", &["--only", "peers torch", "--again", "peers torch"]),
         0,
     );
     has(
@@ -230,16 +230,16 @@ fn the_most_important_parts_come_first_and_peers_run_alone() {
 
 #[test]
 fn a_bundle_is_all_that_a_bare_machine_needs() {
-    let bench = Bench::new();
-    let bundle = bench.path("check.bundle");
+    let setup = Setup::new();
+    let bundle = setup.path("check.bundle");
     let call = |machine: &str, only: &str| {
-        let mut command = bench.check(machine, &["--only", only, "--bundle"]);
+        let mut command = setup.check(machine, &["--only", only, "--bundle"]);
         command.arg(&bundle);
         run(command, 0)
     };
     let first = call("one", "probe twins llama");
     has(&first, &["row 3 of bench llama", "2 passed; 0 failed"]);
-    bench.calls();
+    setup.calls();
     // The second machine has no results except those in the bundle.
     let second = call("two", "probe twins llama engine");
     has(
@@ -258,7 +258,7 @@ fn a_bundle_is_all_that_a_bare_machine_needs() {
             "2 passed; 0 failed",
         ],
     );
-    let calls = bench.calls();
+    let calls = setup.calls();
     assert!(calls.contains(&"cached".to_owned()), "{calls:?}");
     assert!(
         !calls.iter().any(|call| call.starts_with("bench")),
@@ -276,31 +276,31 @@ fn a_bundle_is_all_that_a_bare_machine_needs() {
         !list.contains("cache/other") && !list.contains("config.json"),
         "{list}"
     );
-    let files = fs::read_dir(bench.path("two/out")).unwrap().count();
+    let files = fs::read_dir(setup.path("two/out")).unwrap().count();
     assert!(files < 8, "{files} files and the bundle");
 }
 
 #[test]
 fn a_damaged_bundle_is_not_overwritten() {
-    let bench = Bench::new();
-    let bundle = bench.path("check.bundle");
+    let setup = Setup::new();
+    let bundle = setup.path("check.bundle");
     fs::write(&bundle, "no archive").unwrap();
     let arguments = ["--only", "probe", "--bundle", bundle.to_str().unwrap()];
-    let printed = run(bench.check("gpu", &arguments), 2);
+    let printed = run(setup.check("gpu", &arguments), 2);
     has(&printed, &["check.bundle is damaged", "--fresh"]);
     assert_eq!(fs::read_to_string(&bundle).unwrap(), "no archive");
     run(
-        bench.check("gpu", &[&arguments[..], &["--fresh"]].concat()),
+        setup.check("gpu", &[&arguments[..], &["--fresh"]].concat()),
         0,
     );
 }
 
 #[test]
 fn a_stopped_part_keeps_its_measurements() {
-    let bench = Bench::new();
-    let bundle = bench.path("check.bundle");
+    let setup = Setup::new();
+    let bundle = setup.path("check.bundle");
     let call = |machine: &str, only: &str, stuck: &str| {
-        let mut command = bench.check(machine, &["--only", only, "--bundle"]);
+        let mut command = setup.check(machine, &["--only", only, "--bundle"]);
         command.arg(&bundle).env("STUCK", stuck);
         run(command, 1)
     };
@@ -325,24 +325,24 @@ fn a_stopped_part_keeps_its_measurements() {
 
 #[test]
 fn a_retry_with_fewer_results_removes_none() {
-    let bench = Bench::new();
-    let mut command = bench.check("gpu", &["--only", "llama"]);
+    let setup = Setup::new();
+    let mut command = setup.check("gpu", &["--only", "llama"]);
     command.env("STUCK", "bench llama-3.1-8b");
     has(&run(command, 1), &["row 1 of bench llama"]);
-    let mut command = bench.check("gpu", &["--only", "llama"]);
+    let mut command = setup.check("gpu", &["--only", "llama"]);
     command.env("BROKEN_AT_ONCE", "bench llama-3.1-8b");
     has(
         &run(command, 1),
         &["failed with code 3", "row 1 of bench llama"],
     );
-    let printed = run(bench.check("gpu", &["--only", "llama"]), 0);
+    let printed = run(setup.check("gpu", &["--only", "llama"]), 0);
     has(&printed, &["row 1 of bench llama", "row 3 of bench llama"]);
     assert_eq!(printed.matches("row 1 of").count(), 1, "{printed}");
 }
 
 #[test]
 fn a_part_that_cannot_finish_is_not_started() {
-    let bench = Bench::new();
+    let setup = Setup::new();
     let arguments = [
         "--limit",
         "5000",
@@ -351,7 +351,7 @@ fn a_part_that_cannot_finish_is_not_started() {
         "--only",
         "probe twins engine",
     ];
-    let printed = run(bench.check("gpu", &arguments), 0);
+    let printed = run(setup.check("gpu", &arguments), 0);
     has(
         &printed,
         &[
@@ -360,17 +360,17 @@ fn a_part_that_cannot_finish_is_not_started() {
         ],
     );
     has(&printed, &["== probe (", "== engine ("]);
-    let calls = bench.calls();
+    let calls = setup.calls();
     assert!(!calls.contains(&"tests twins::".to_owned()), "{calls:?}");
-    let printed = run(bench.check("gpu", &["--only", "probe nonsense"]), 2);
+    let printed = run(setup.check("gpu", &["--only", "probe nonsense"]), 2);
     has(&printed, &["there is no part nonsense"]);
 }
 
 #[test]
 fn answers_that_differ_in_f32_are_a_failure() {
-    let bench = Bench::new();
+    let setup = Setup::new();
     let call = |machine: &str, different: &str, code| {
-        let mut command = bench.check(machine, &["--only", "agreement"]);
+        let mut command = setup.check(machine, &["--only", "agreement"]);
         command.env("DIFFERENT", different);
         run(command, code)
     };
@@ -402,14 +402,14 @@ fn the_script_completes_on_the_emulated_driver() {
         eprintln!("skipped: there is no kernels.pack");
         return;
     }
-    let bench = Bench::new();
-    let program = bench.path("bin/souffleur");
+    let setup = Setup::new();
+    let program = setup.path("bin/souffleur");
     fs::remove_file(&program).unwrap();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_souffleur"), &program).unwrap();
     let fake = souffleur_cusim::library().parent().unwrap();
     let only = "probe twins llama llama-own kernels";
     let arguments = ["--only", only, "--quick-fake", fake.to_str().unwrap()];
-    let printed = run(bench.check("gpu", &arguments), 0);
+    let printed = run(setup.check("gpu", &arguments), 0);
     has(
         &printed,
         &[
@@ -423,7 +423,7 @@ fn the_script_completes_on_the_emulated_driver() {
             &[&format!("{model}: 3 streams, 3 tokens after 20, together")],
         );
     }
-    let json = fs::read_to_string(bench.path("gpu/out/gpu-check.json")).unwrap();
+    let json = fs::read_to_string(setup.path("gpu/out/gpu-check.json")).unwrap();
     let rows: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
     assert!(rows.len() > 40, "{}", rows.len());
     assert!(rows.iter().all(|row| row["value"].is_null()), "{json}");
@@ -431,10 +431,10 @@ fn the_script_completes_on_the_emulated_driver() {
 
 #[test]
 fn packing_puts_the_binaries_into_one_file_and_limits_the_total_size() {
-    let bench = Bench::new();
+    let setup = Setup::new();
     let pack = |peers: Option<&Path>| {
-        let mut command = bench.command();
-        command.arg("--pack").arg(bench.path("packed"));
+        let mut command = setup.command();
+        command.arg("--pack").arg(setup.path("packed"));
         // A program that can be stripped.
         command.env("PROGRAM", "/bin/true");
         if let Some(peers) = peers {
@@ -444,22 +444,22 @@ fn packing_puts_the_binaries_into_one_file_and_limits_the_total_size() {
     };
     let printed = run(pack(None), 0);
     has(&printed, &["MiB", "binaries.tgz", "total"]);
-    let peers = bench.path("wheels");
+    let peers = setup.path("wheels");
     fs::create_dir(&peers).unwrap();
     let wheel = fs::File::create(peers.join("large.whl")).unwrap();
     wheel.set_len(65 << 20).unwrap();
     has(&run(pack(Some(&peers)), 1), &["more than 64 MiB"]);
-    let packed = bench.path("stand-ins.tgz");
+    let packed = setup.path("stand-ins.tgz");
     let mut tar = Command::new("tar");
     tar.arg("-czf")
         .arg(&packed)
         .arg("-C")
-        .arg(bench.path("bin"))
+        .arg(setup.path("bin"))
         .args(["souffleur", "cuda-tests"]);
     assert!(tar.status().unwrap().success());
-    let mut command = bench.command();
+    let mut command = setup.command();
     command.arg("--bin").arg(&packed);
-    command.arg("--state").arg(bench.path("bare/state"));
+    command.arg("--state").arg(setup.path("bare/state"));
     command.args(["--only", "probe engine"]);
     has(&run(command, 0), &["a GPU", "2 passed; 0 failed"]);
 }

@@ -42,7 +42,7 @@ fn allocations(work: impl FnOnce()) -> usize {
 
 #[test]
 fn copies_launches_and_graphs_allocate_nothing() {
-    let (device, _) = device(61);
+    let (device, _) = device(66);
     let modules = modules(&device);
     let stream = device.stream(Priority::High).unwrap();
     let other = device.stream(Priority::Low).unwrap();

@@ -36,7 +36,6 @@ impl World {
         buffer
     }
 
-    /// An element of a buffer.
     fn element(&self, buffer: &DeviceBuffer<u8>, element: ElementType, index: usize) -> f32 {
         let at = index * element.bytes();
         let got = self.stream.read(buffer, at..at + element.bytes()).unwrap();
@@ -46,7 +45,7 @@ impl World {
         }
     }
 
-    /// Memory filled with poison instead of zeros.
+    /// Memory whose bytes are all 0xff, so that floats that a kernel does not write are NaN.
     fn poisoned<T: bytemuck::Pod>(&self, len: usize) -> DeviceBuffer<T> {
         let buffer = self.device.alloc(len).unwrap();
         self.stream.fill(&buffer, 0..len, 0xff).unwrap();

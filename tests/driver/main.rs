@@ -1,4 +1,5 @@
-//! Tests of the driver layer over the emulated driver, which runs kernels on the CPU, and streams as late as possible.
+//! Tests of the driver layer on an emulated driver, which runs kernels on the CPU, and delays asynchronous work as long
+//! as CUDA's ordering of streams and events allows, so that missing synchronisation shows.
 
 #![allow(clippy::unwrap_used)]
 // Launches, graphs and copies from pinned memory are unsafe to call.

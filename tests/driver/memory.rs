@@ -1,4 +1,4 @@
-//! Tests of buffers and pinned memory: counting, copies, refusals and frees.
+//! Tests of device buffers and pinned memory: counts of bytes, copies, refused calls, frees.
 
 use memmap2::MmapMut;
 use souffleur::kernels::cuda::driver::{HostUse, Priority, Uploader};
@@ -103,7 +103,7 @@ fn existing_memory_is_pinned_and_unpinned() {
     assert_eq!(to, [1, 2, 3, 3, 9, 9]);
 }
 
-/// Two ranges that share a page cannot both be pinned, and a copy cannot be pinned only in part, as with a real driver.
+/// Two ranges that share a page cannot both be pinned, and a copy of partly pinned memory is refused, as by a driver.
 #[test]
 fn memory_is_pinned_by_whole_pages() {
     const ALREADY_REGISTERED: i32 = 712;

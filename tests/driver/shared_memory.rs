@@ -1,4 +1,4 @@
-//! Tests of thread blocks' shared memory: static and dynamic bytes are added, and the emulated device has real limits.
+//! Tests of thread blocks' shared memory: static and dynamic bytes are added, and limited as on a GPU.
 
 use souffleur::kernels::cuda::driver::{
     Device, DevicePtr, DriverError, Grid, Kernel, Priority, Stream,
@@ -148,9 +148,9 @@ fn a_forgotten_request_for_shared_memory_is_noticed() {
     check_refused(refused, &["cuLaunchKernel", DECODE]);
 }
 
-/// Static bytes come from a section of machine code, PTX array declarations, or, without an image, the pack.
+/// The emulated driver finds static bytes in machine code, in PTX array declarations or, without an image, in the pack.
 #[test]
-fn every_kind_of_image_has_the_same_static_bytes() {
+fn static_bytes_are_found_for_every_kind_of_image() {
     let (device, _) = device(65);
     let places = Places::default();
     let packed = match Modules::load_from(&device, places) {

@@ -9,10 +9,10 @@ use souffleur::request::{CancelFlag, Event, GenerateRequest};
 use souffleur::sink::EventSink;
 use tokio::sync::mpsc;
 
-use super::doubles::{Mishap, Probe, mishap_parts};
+use super::doubles::{Fault, Probe, faulty_parts};
 use super::world::{Build, World, collect, request, within};
 
-fn unpermitted(request: GenerateRequest) -> (Asked, mpsc::Receiver<Event>) {
+fn no_permit(request: GenerateRequest) -> (Asked, mpsc::Receiver<Event>) {
     let (sink, events) = EventSink::channel(request.rid.clone(), 8, None);
     let cancel = CancelFlag::default();
     (
@@ -26,7 +26,7 @@ fn unpermitted(request: GenerateRequest) -> (Asked, mpsc::Receiver<Event>) {
 }
 
 fn send(doors: &Doors, request: GenerateRequest) -> mpsc::Receiver<Event> {
-    let (asked, events) = unpermitted(request);
+    let (asked, events) = no_permit(request);
     doors.generate.do_send(Generate::call(vec![asked]));
     events
 }
@@ -68,8 +68,8 @@ async fn a_request_through_the_doors_takes_a_permit() {
     let doors = world.engine.doors().expect("it runs");
     let prompt: Vec<u32> = (1..=60).collect();
     let first = send(&doors, request(&prompt, 5, 1));
-    let too_long = send(&doors, request(&prompt, 5, 2));
-    assert_failed(too_long, overloaded("prompt tokens", 60, 100)).await;
+    let too_many = send(&doors, request(&prompt, 5, 2));
+    assert_failed(too_many, overloaded("prompt tokens", 60, 100)).await;
     let second = send(&doors, request(&[1, 2], 5, 3));
     let third = send(&doors, request(&[1, 2], 5, 4));
     assert_failed(third, overloaded("requests", 2, 2)).await;
@@ -130,7 +130,7 @@ async fn one_request_of_a_call_is_cancelled_alone() {
     let one = request(&[1, 2, 3], 3, 7);
     let mut other = one.clone();
     other.rid = RequestId::new("other");
-    let ((first, first_events), (second, second_events)) = (unpermitted(one), unpermitted(other));
+    let ((first, first_events), (second, second_events)) = (no_permit(one), no_permit(other));
     first.cancel.raise();
     doors.generate.do_send(Generate::call(vec![first, second]));
     assert!(matches!(end(first_events).await, Event::Cancelled(_)));
@@ -142,7 +142,7 @@ async fn one_request_of_a_call_is_cancelled_alone() {
 #[tokio::test]
 async fn doors_from_before_a_rebuild_fail_requests_with_a_hint() {
     let build = Build::default();
-    let parts = mishap_parts(&build, 2, Mishap::Panic);
+    let parts = faulty_parts(&build, 2, Fault::Panic);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
     let old = world.engine.doors().expect("it runs");

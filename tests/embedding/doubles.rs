@@ -17,26 +17,25 @@ use super::world::Build;
 
 /// A fault that an executor has at one step, once in a test.
 #[derive(Clone)]
-pub enum Mishap {
+pub enum Fault {
     Panic,
-    /// The executor rejects the step.
     Reject,
 }
 
 /// Parts whose first executor has a fault at step `at`; later executors work.
-pub fn mishap_parts(build: &Build, at: u64, mishap: Mishap) -> EngineParts {
-    with_mishap(build.parts(), at, mishap)
+pub fn faulty_parts(build: &Build, at: u64, fault: Fault) -> EngineParts {
+    with_fault(build.parts(), at, fault)
 }
 
-/// As [`mishap_parts`], for any parts.
-pub fn with_mishap(mut parts: EngineParts, at: u64, mishap: Mishap) -> EngineParts {
+/// As [`faulty_parts`], for any parts.
+pub fn with_fault(mut parts: EngineParts, at: u64, fault: Fault) -> EngineParts {
     let (make, is_due) = (parts.executor.clone(), Arc::new(AtomicBool::new(true)));
     parts.executor = Arc::new(move || {
         let inner = make()?;
         Ok(Box::new(FaultyExecutor {
             inner,
             at,
-            mishap: mishap.clone(),
+            fault: fault.clone(),
             is_due: is_due.clone(),
         }))
     });
@@ -46,16 +45,16 @@ pub fn with_mishap(mut parts: EngineParts, at: u64, mishap: Mishap) -> EnginePar
 struct FaultyExecutor {
     inner: Box<dyn Executor>,
     at: u64,
-    mishap: Mishap,
+    fault: Fault,
     is_due: Arc<AtomicBool>,
 }
 
 impl Executor for FaultyExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         if plan.step.get() == self.at && self.is_due.swap(false, Ordering::SeqCst) {
-            match self.mishap {
-                Mishap::Panic => panic!("a mishap at step {}", self.at),
-                Mishap::Reject => return Err(StepError::Rejected("a mishap".to_owned())),
+            match self.fault {
+                Fault::Panic => panic!("a fault at step {}", self.at),
+                Fault::Reject => return Err(StepError::Rejected("a fault".to_owned())),
             }
         }
         self.inner.run(plan)

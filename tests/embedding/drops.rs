@@ -51,12 +51,12 @@ async fn dropped_generations_free_their_memory() {
     let world = large().start();
     let mut begun = world.generate(endless(1));
     within(begun.next()).await.expect("an event");
-    // One request is running, and many have not been in a step yet.
+    // The first request runs when it is dropped; most of the others are dropped before their first step.
     drop(begun);
     for seed in 2..40 {
         drop(world.generate(endless(seed)));
     }
-    // This message is queued after those of the dropped requests.
+    // The message that this call sends is queued after those of the dropped requests.
     world.assert_no_leaks().await;
     wait_until(&world, |_| world.engine.requests_inside() == 0).await;
     let outcome = collect(world.generate(request(&[4, 5, 6], 20, 7))).await;
@@ -91,18 +91,18 @@ async fn a_request_is_cancelled_when_the_actor_that_listens_has_stopped() {
     use actix::{Actor, ActorContext, Context, Handler};
     use souffleur::actors::messages::TokenEvent;
 
-    struct Leaving;
-    impl Actor for Leaving {
+    struct Stopping;
+    impl Actor for Stopping {
         type Context = Context<Self>;
     }
-    impl Handler<TokenEvent> for Leaving {
+    impl Handler<TokenEvent> for Stopping {
         type Result = ();
         fn handle(&mut self, _: TokenEvent, ctx: &mut Context<Self>) {
             ctx.stop();
         }
     }
     let (world, pass) = gated();
-    let listener = Leaving.start();
+    let listener = Stopping.start();
     world
         .engine
         .generate_to(endless(1), listener.clone().recipient())
@@ -121,7 +121,7 @@ async fn a_request_is_cancelled_when_the_actor_that_listens_has_stopped() {
 #[actix::test]
 async fn a_request_to_an_actor_is_cancelled_before_the_engine_has_handled_it() {
     let (world, pass) = gated();
-    let (listener, mut heard) = Probe::spawn();
+    let (listener, mut events) = Probe::spawn();
     let sent = world.engine.generate_to(endless(1), listener.clone());
     let canceller = sent.expect("it is admitted");
     canceller.cancel();
@@ -129,7 +129,7 @@ async fn a_request_to_an_actor_is_cancelled_before_the_engine_has_handled_it() {
     let end = within(async {
         loop {
             let event: souffleur::actors::messages::TokenEvent =
-                heard.recv().await.expect("a terminal event comes first");
+                events.recv().await.expect("a terminal event comes first");
             if event.event.is_terminal() {
                 return event;
             }

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle};
 
-use super::doubles::{Mishap, mishap_parts};
+use super::doubles::{Fault, faulty_parts};
 use super::world::{Build, World, assert_finished, collect, request, within};
 use super::zmq_peer::Peer;
 
 /// The executor dies at this step: after the first request, and before the end of the second one.
-const MISHAP_STEP: u64 = 30;
+const FAULT_STEP: u64 = 30;
 const BLOCK: usize = 16;
 
 fn build(endpoint: &str) -> Build {
@@ -43,7 +43,7 @@ fn events(engine: &EngineHandle) -> Vec<Value> {
     events.collect()
 }
 
-/// The events after the `n`th `AllBlocksCleared`.
+/// The events after the last `AllBlocksCleared` event; `None` if there are fewer than `n` such events.
 fn since_clear(engine: &EngineHandle, n: usize) -> Option<Vec<Value>> {
     let events = events(engine);
     let is_clear = |event: &Value| event["type"] == "AllBlocksCleared";
@@ -52,7 +52,7 @@ fn since_clear(engine: &EngineHandle, n: usize) -> Option<Vec<Value>> {
     Some(events[at + 1..].to_vec())
 }
 
-/// Waits until the prompt's blocks are the first to be stored after the `n`th clear event. Returns their ids.
+/// Waits until the prompt's blocks are the first after the last of at least `n` clear events. Returns their ids.
 async fn stored(engine: &EngineHandle, n: usize, prompt: &[u32]) -> Vec<Value> {
     let whole = prompt.len() / BLOCK * BLOCK;
     within(async {
@@ -78,7 +78,7 @@ async fn stored(engine: &EngineHandle, n: usize, prompt: &[u32]) -> Vec<Value> {
 #[tokio::test]
 async fn a_rebuilt_engine_publishes_a_clear_and_then_its_blocks() {
     let build = build("tcp://*:0");
-    let parts = mishap_parts(&build, MISHAP_STEP, Mishap::Panic);
+    let parts = faulty_parts(&build, FAULT_STEP, Fault::Panic);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
     let prompt: Vec<u32> = (1..50).collect();

@@ -111,13 +111,13 @@ async fn files_are_not_read_on_the_hosts_arbiter() {
         // The pipe is filled even if the Arbiter is blocked, so that the test ends.
         let is_in_time = arbiter_ran.recv_timeout(TIMEOUT).is_ok();
         let content = fs::read(&whole).expect("the copy exists");
-        let mut reader = fs::OpenOptions::new()
+        let mut pipe_end = fs::OpenOptions::new()
             .write(true)
             .open(&pipe)
             .expect("a reader");
-        // A second read gets a regular file.
+        // If the engine reads the file again, it reads a regular file.
         fs::rename(&whole, &pipe).expect("a rename");
-        reader.write_all(&content).expect("a reader");
+        pipe_end.write_all(&content).expect("a reader");
         is_in_time
     });
     actix_rt::spawn(async move { notify.send(()) });
@@ -222,13 +222,13 @@ fn an_engine_needs_no_runtime_in_its_host() {
 
 #[tokio::test]
 async fn handles_and_generations_move_between_threads_and_runtimes() {
-    fn moves<T: Send + Sync>() {}
-    moves::<EngineHandle>();
-    moves::<Generation>();
+    fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<EngineHandle>();
+    is_send_and_sync::<Generation>();
     let world = Build::default().start();
     let prompt: Vec<u32> = (1..30).collect();
     let generation = world.generate(request(&prompt, 200, 7));
-    let elsewhere = std::thread::spawn(move || {
+    let other_thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
@@ -236,13 +236,13 @@ async fn handles_and_generations_move_between_threads_and_runtimes() {
             .expect("a runtime starts")
             .block_on(collect(generation))
     });
-    let outcome = actix_rt_join(elsewhere).await;
+    let outcome = join_thread(other_thread).await;
     assert_finished(&outcome, &prompt, 200, 7);
     world.assert_no_leaks().await;
     world.stop().await;
 }
 
-async fn actix_rt_join<T: Send + 'static>(thread: std::thread::JoinHandle<T>) -> T {
+async fn join_thread<T: Send + 'static>(thread: std::thread::JoinHandle<T>) -> T {
     tokio::task::spawn_blocking(|| thread.join())
         .await
         .expect("not cancelled")
@@ -267,7 +267,7 @@ fn dropping_the_last_handle_ends_the_threads() {
 }
 
 #[tokio::test]
-async fn a_request_under_way_ends_with_the_last_handle() {
+async fn a_request_in_flight_ends_with_the_last_handle() {
     let world = Build {
         context: 100_000,
         n_pages: 100_000,

@@ -85,7 +85,7 @@ async fn a_panic_of_the_cache_is_reported_and_the_allocator_survives() {
     assert!(answers.try_recv().is_err(), "nothing was planned");
 }
 
-/// Caches one page and locks it: no other tree can release the lock.
+/// Caches one page in `tree` and locks it. A different tree panics if it has to release this lock.
 fn lock_in(tree: &mut RadixTree, pools: &mut Pools) -> NodeLock {
     let namespace = &Namespace::default();
     let inserted = tree.insert(Insert {

@@ -14,7 +14,7 @@ async fn a_request_above_the_limit_is_refused_at_admission() {
     };
     build.config.max_queued_requests = 3;
     let world = build.start();
-    let inside: Vec<_> = (0..3)
+    let admitted: Vec<_> = (0..3)
         .map(|seed| world.generate(request(&[1, 2], 5, seed)))
         .collect();
     let refused = world.engine.generate(request(&[1, 2], 5, 9)).err();
@@ -27,7 +27,7 @@ async fn a_request_above_the_limit_is_refused_at_admission() {
         })
     );
     drop(open);
-    for generation in inside {
+    for generation in admitted {
         assert!(matches!(collect(generation).await.end, Event::Finished(_)));
     }
     world.assert_no_leaks().await;
@@ -46,7 +46,7 @@ async fn requests_of_one_call_are_refused_together() {
         queued: 2,
         limit: 2,
     };
-    // If requests were admitted one by one, each would end before the next one, and none would be refused.
+    // If requests were admitted one by one, each could end before the next one, and none would be refused.
     for _ in 0..20 {
         let refused = world.engine.generate_all(requests(3)).err();
         assert_eq!(refused.as_ref(), Some(&overloaded));

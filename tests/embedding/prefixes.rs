@@ -88,7 +88,7 @@ async fn a_peek_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_pinned_prefix_outlives_younger_ones() {
+async fn a_pinned_prefix_outlives_more_recent_ones() {
     let world = small().start();
     run(&world, &prompt(1)).await;
     let pinned = pin(&world, &prompt(1), 3600)

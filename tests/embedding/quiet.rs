@@ -32,10 +32,10 @@ fn child_process_of_the_test() {
         eprintln!("skipped: this test runs only as a child process");
         return;
     }
-    static HOOKED: AtomicUsize = AtomicUsize::new(0);
+    static HOOK_CALLS: AtomicUsize = AtomicUsize::new(0);
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("{panic}");
-        HOOKED.fetch_add(1, Ordering::SeqCst);
+        HOOK_CALLS.fetch_add(1, Ordering::SeqCst);
     }));
     let signals = signal_dispositions();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -59,10 +59,10 @@ fn child_process_of_the_test() {
         signals,
         "after the engine has stopped"
     );
-    assert_eq!(HOOKED.load(Ordering::SeqCst), 0, "the engine panicked");
+    assert_eq!(HOOK_CALLS.load(Ordering::SeqCst), 0, "the engine panicked");
     let _ = std::panic::catch_unwind(|| panic!("for the hook"));
     assert_eq!(
-        HOOKED.load(Ordering::SeqCst),
+        HOOK_CALLS.load(Ordering::SeqCst),
         1,
         "the host's hook was replaced"
     );

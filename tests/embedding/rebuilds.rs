@@ -14,7 +14,7 @@ use souffleur::request::Event;
 use souffleur::store::Identify;
 use tempfile::TempDir;
 
-use super::doubles::{Mishap, mishap_parts, with_mishap};
+use super::doubles::{Fault, faulty_parts, with_fault};
 use super::watchdog::{deaths_of, recorder};
 use super::world::{Build, World, assert_finished, collect, request, within};
 
@@ -39,7 +39,7 @@ async fn a_pause_and_policies_survive_a_rebuild() {
         gate: Some(gate),
         ..Build::default()
     };
-    let parts = mishap_parts(&build, 2, Mishap::Panic);
+    let parts = faulty_parts(&build, 2, Fault::Panic);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
     let policies = SetPolicy {
@@ -71,8 +71,8 @@ async fn a_pause_and_policies_survive_a_rebuild() {
     world.stop().await;
 }
 
-/// A copy of a model. The tests replace its files.
-fn model(folder: &Path) -> PathBuf {
+/// Copies a model into the folder, and returns the path of the weights, which tests replace.
+fn copy_model(folder: &Path) -> PathBuf {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     for entry in fs::read_dir(fixture).expect("a fixture") {
         let entry = entry.expect("a fixture");
@@ -101,7 +101,7 @@ fn dying_engine(config: EngineConfig) -> (World, Arc<AtomicUsize>) {
         counted.fetch_add(1, Ordering::SeqCst);
         make()
     });
-    let parts = with_mishap(parts, 2, Mishap::Panic);
+    let parts = with_fault(parts, 2, Fault::Panic);
     let engine = Engine::start_with(config, parts).expect("the engine starts");
     (World { engine }, loads)
 }
@@ -109,7 +109,7 @@ fn dying_engine(config: EngineConfig) -> (World, Arc<AtomicUsize>) {
 #[tokio::test]
 async fn an_engine_is_rebuilt_with_the_same_model_or_not_at_all() {
     let folder = TempDir::new().expect("a temporary folder");
-    let file = model(folder.path());
+    let file = copy_model(folder.path());
     let weights = fs::read(&file).expect("the file exists");
     let (world, loads) = dying_engine(config(&folder));
     die(&world).await;
@@ -141,7 +141,7 @@ async fn an_engine_is_rebuilt_with_the_same_model_or_not_at_all() {
 #[tokio::test]
 async fn a_missing_model_fails_after_all_attempts() {
     let folder = TempDir::new().expect("a temporary folder");
-    let file = model(folder.path());
+    let file = copy_model(folder.path());
     let (world, loads) = dying_engine(config(&folder));
     let aside = folder.path().join("aside");
     fs::rename(&file, &aside).expect("same folder");
@@ -193,7 +193,7 @@ async fn serves_after_death_of(world: World, died: &str, before: u64) {
 async fn the_death_of_the_kv_store_is_counted_and_the_engine_serves() {
     recorder();
     let folder = TempDir::new().expect("a temporary folder");
-    model(folder.path());
+    copy_model(folder.path());
     let before = deaths_of("kv_store");
     let world = with_store(&folder, || panic!("a bug of the actor"));
     serves_after_death_of(world, "kv_store", before).await;

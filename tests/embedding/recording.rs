@@ -13,7 +13,7 @@ use souffleur::request::{CancelFlag, FinishReason};
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::control::ControlSetup;
 
-use super::doubles::{Mishap, mishap_parts, question, start_bundled};
+use super::doubles::{Fault, faulty_parts, question, start_bundled};
 use super::world::{Build, SHUTDOWN_DEADLINE, World, collect, expected, request, within};
 
 /// Records the log in `tests/fixtures/record` again: `REMAKE_FIXTURES=1 cargo test --test embedding recording`.
@@ -65,7 +65,8 @@ fn prompt(number: u32) -> Vec<u32> {
     shared.chain(own).collect()
 }
 
-/// Runs sixty requests at once on a pool that holds four, and cancels some, in every possible way.
+/// Runs sixty requests at once on a pool that holds four. Some are cancelled, in every possible way; during others,
+/// policies change, or prefixes are pinned and unpinned.
 async fn load(world: &World) {
     let doors = world.engine.doors().expect("the engine lives");
     let mut collecting = Vec::new();
@@ -86,6 +87,7 @@ async fn load(world: &World) {
                     drop(generation);
                 }
                 7 => {
+                    // A flag that is not the request's: the first message cancels nothing.
                     let foreign = Some(CancelFlag::default());
                     doors.cancel.do_send(CancelRequest { rid, flag: foreign });
                     let flag = None;
@@ -161,17 +163,17 @@ async fn flushes_between_requests_are_replayed() {
             within(world.engine.flush_cache()),
             within(world.engine.flush_cache())
         );
-        let first = first.expect("no request is inside");
-        second.expect("no request is inside");
+        let first = first.expect("no request is in flight");
+        second.expect("no request is in flight");
         assert_eq!(first.kept_tokens, pinned.tokens);
         assert!(first.flushed_tokens > 0, "{first:?}");
-        let held = world.generate(request(&prompt(1), LONG, 7));
+        let running = world.generate(request(&prompt(1), LONG, 7));
         let refused = within(world.engine.flush_cache()).await.map(drop);
         assert!(
             refused.is_ok() || refused.map_err(|error| error.code()) == Err("busy"),
             "a flush is refused only as busy"
         );
-        drop(collect(held).await);
+        drop(collect(running).await);
         let unpinned = within(world.engine.unpin_prefix(pinned.pin)).await;
         assert!(unpinned.expect("an answer"));
         world.assert_no_leaks().await;
@@ -185,20 +187,20 @@ async fn flushes_between_requests_are_replayed() {
     }
 }
 
-/// Sends long requests one by one. Each is admitted while the others have short outputs; later all outgrow the pool.
-async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Generation> {
+/// Sends long requests one by one. Each is admitted while the other outputs are short; later they outgrow the pool.
+async fn overcommit(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Generation> {
     let is_long = |prompt: &[u32], seed| {
         let (_, reason) = expected(prompt, LONG, seed);
         matches!(reason, FinishReason::Length { .. })
     };
-    let mut inside = Vec::new();
+    let mut in_flight = Vec::new();
     for prompt in (0..3).map(prompt) {
         let seed = (0..1000).find(|seed| is_long(&prompt, *seed));
         let seed = seed.expect("some output is long");
         let mut generation = world.generate(request(&prompt, LONG, seed));
         within(async {
-            // Waits for the request: other requests would use steps that are granted before.
-            while requests_inside(world).await <= inside.len() {
+            // Until the engine has the new request, earlier requests would use the steps that are granted below.
+            while requests_in_flight(world).await <= in_flight.len() {
                 tokio::task::yield_now().await;
             }
         })
@@ -206,12 +208,12 @@ async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Gene
         // Enough steps for the chunks of the prompt, but not for the whole output.
         (0..12).for_each(|_| steps.send(()).expect("the executor lives"));
         within(generation.next()).await.expect("an event");
-        inside.push(generation);
+        in_flight.push(generation);
     }
-    inside
+    in_flight
 }
 
-async fn requests_inside(world: &World) -> usize {
+async fn requests_in_flight(world: &World) -> usize {
     let stats = world.engine.stats().await.expect("the engine lives");
     stats.running_requests + stats.waiting_requests
 }
@@ -230,10 +232,10 @@ async fn run_under_load(dir: &Path, page_size: u32, policy: &str) {
         ..Build::default()
     };
     let world = build.start();
-    let crowded = crowd(&world, &steps).await;
+    let overcommitted = overcommit(&world, &steps).await;
     drop(steps);
     load(&world).await;
-    for generation in crowded {
+    for generation in overcommitted {
         drop(collect(generation).await);
     }
     let last: Vec<_> = (0..6)
@@ -304,7 +306,7 @@ async fn all_generations_of_a_rebuilt_engine_are_replayed() {
         config: recording(dir.path()),
         ..Build::default()
     };
-    let parts = mishap_parts(&build, 5, Mishap::Panic);
+    let parts = faulty_parts(&build, 5, Fault::Panic);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
     drop(collect(world.generate(request(&prompt(1), 50, 1))).await);

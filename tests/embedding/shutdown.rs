@@ -76,7 +76,7 @@ async fn no_request_is_admitted_after_a_shutdown() {
 }
 
 #[tokio::test]
-async fn two_shutdowns_at_once_are_one() {
+async fn two_concurrent_shutdowns_both_return() {
     let world = Build::default().start();
     let prompt: Vec<u32> = (1..40).collect();
     let sent = world.generate(request(&prompt, 50, 7));

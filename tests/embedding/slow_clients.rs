@@ -7,7 +7,7 @@ use souffleur::request::Event;
 use super::doubles::{question, start_bundled};
 use super::world::{World, within};
 
-async fn text_of(mut generation: Generation) -> (String, usize, Event) {
+async fn collect_text(mut generation: Generation) -> (String, usize, Event) {
     let (mut text, mut n_events) = (String::new(), 0);
     loop {
         n_events += 1;
@@ -35,13 +35,13 @@ async fn a_client_that_never_reads_fails_alone() {
             ..EngineConfig::default()
         }),
     };
-    let expected = text_of(world.generate(question(40))).await.0;
+    let expected = collect_text(world.generate(question(40))).await.0;
     let never_read = world.generate(question(1000));
-    let (text, _, end) = text_of(world.generate(question(40))).await;
+    let (text, _, end) = collect_text(world.generate(question(40))).await;
     assert!(matches!(end, Event::Finished(_)), "{end:?}");
     assert_eq!(text, expected);
     world.assert_no_leaks().await;
-    let (_, n_events, end) = text_of(never_read).await;
+    let (_, n_events, end) = collect_text(never_read).await;
     match end {
         Event::Failed(error) => assert_eq!(error.code(), "slow_client"),
         other => panic!("ended with {other:?}"),
@@ -58,7 +58,7 @@ async fn a_client_that_reads_late_gets_merged_deltas() {
             ..EngineConfig::default()
         }),
     };
-    let expected = text_of(world.generate(question(60))).await.0;
+    let expected = collect_text(world.generate(question(60))).await.0;
     let read_late = world.generate(question(60));
     within(async {
         while world.engine.requests_inside() > 0 {
@@ -66,7 +66,7 @@ async fn a_client_that_reads_late_gets_merged_deltas() {
         }
     })
     .await;
-    let (text, n_events, end) = text_of(read_late).await;
+    let (text, n_events, end) = collect_text(read_late).await;
     assert!(matches!(end, Event::Finished(_)), "{end:?}");
     assert_eq!((text, n_events), (expected, 2));
     world.assert_no_leaks().await;

@@ -10,11 +10,11 @@ use souffleur::engine::{Engine, EngineParts, Generation};
 use souffleur::error::LoadError;
 use souffleur::request::Event;
 
-use super::doubles::{Mishap, mishap_parts};
+use super::doubles::{Fault, faulty_parts};
 use super::world::{Build, World, assert_finished, collect, request, within};
 
 /// At this step, all requests of a test have been admitted.
-const MISHAP_STEP: u64 = 30;
+const FAULT_STEP: u64 = 30;
 
 pub(super) fn recorder() -> &'static PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
@@ -42,10 +42,10 @@ async fn dies_and_recovers(world: World, open: crossbeam_channel::Sender<()>) {
         endless.sampling.ignore_eos = true;
         world.generate(endless)
     };
-    let inside: Vec<Generation> = prompts.iter().map(send).collect();
+    let in_flight: Vec<Generation> = prompts.iter().map(send).collect();
     world.until_requests(prompts.len()).await;
     drop(open);
-    for mut generation in inside {
+    for mut generation in in_flight {
         let mut ends = Vec::new();
         while let Some(event) = within(generation.next()).await {
             if event.is_terminal() {
@@ -84,7 +84,7 @@ async fn a_panic_of_the_executor_fails_each_request_once_and_the_engine_is_rebui
         gate: Some(gate),
         ..Build::default()
     };
-    let parts = mishap_parts(&build, MISHAP_STEP, Mishap::Panic);
+    let parts = faulty_parts(&build, FAULT_STEP, Fault::Panic);
     let before = deaths_of("executor_thread");
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     dies_and_recovers(World { engine }, open).await;
@@ -94,7 +94,7 @@ async fn a_panic_of_the_executor_fails_each_request_once_and_the_engine_is_rebui
 #[tokio::test]
 async fn an_engine_is_not_ready_while_it_is_rebuilt() {
     let build = Build::default();
-    let mut parts = mishap_parts(&build, 2, Mishap::Panic);
+    let mut parts = faulty_parts(&build, 2, Fault::Panic);
     let (open, gate) = crossbeam_channel::unbounded::<()>();
     // The first executor is made at once, the second when the test allows it.
     let _ = open.send(());
@@ -137,7 +137,7 @@ async fn an_engine_is_not_ready_while_it_is_rebuilt() {
 #[tokio::test]
 async fn an_engine_is_shut_down_while_it_is_rebuilt() {
     let build = Build::default();
-    let mut parts = mishap_parts(&build, 2, Mishap::Panic);
+    let mut parts = faulty_parts(&build, 2, Fault::Panic);
     let (open, gate) = crossbeam_channel::unbounded::<()>();
     let _ = open.send(());
     let make = parts.executor.clone();
@@ -160,7 +160,7 @@ async fn an_engine_is_shut_down_while_it_is_rebuilt() {
 /// Parts whose executor panics at its second step. The next `failures` attempts to build an executor fail. Also returns
 /// the number of builds.
 fn hard_to_rebuild(build: &Build, failures: usize) -> (EngineParts, Arc<AtomicUsize>) {
-    let mut parts = mishap_parts(build, 2, Mishap::Panic);
+    let mut parts = faulty_parts(build, 2, Fault::Panic);
     let (make, builds) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
     let counted = builds.clone();
     parts.executor = Arc::new(move || {
@@ -274,7 +274,7 @@ fn an_engine_whose_arbiter_the_host_stops_has_failed() {
         let engine = engine.expect("the engine starts");
         arbiter.stop();
         let reason = within(engine.failed()).await;
-        assert!(reason.contains("Arbiter was stopped"), "{reason}");
+        assert!(reason.contains("stopped its Arbiter"), "{reason}");
     });
 }
 
@@ -320,7 +320,7 @@ async fn a_panic_inside_a_control_actor_fails_each_request_once_and_the_engine_i
         ..Build::default()
     };
     // The Scheduler logs a refused step.
-    let parts = mishap_parts(&build, MISHAP_STEP, Mishap::Reject);
+    let parts = faulty_parts(&build, FAULT_STEP, Fault::Reject);
     let before = deaths_of("scheduler");
     let engine = Engine::start_in_with(&arbiter.handle(), build.config, parts).await;
     dies_and_recovers(

@@ -202,7 +202,7 @@ impl Agent {
         }
     }
 
-    /// Runs one call, which must resume from a state at `state_at` or later.
+    /// Runs one call, which must resume from a state at `state_at` or later if the engine has a cache.
     async fn call(&mut self, name: &'static str, messages: &[Value], state_at: usize) -> String {
         let finished = Self::finished(self.world.generate(Self::request(messages, None))).await;
         assert_eq!(finished.prompt_tokens, self.tokens(messages).len());
@@ -224,7 +224,8 @@ impl Agent {
     }
 
     /// Runs the calls of an agent: a question, eight tool calls that keep the reasoning, a second question that drops
-    /// the reasoning, a fork and an edit of it, the same prompt again, two other conversations, and four samples.
+    /// the reasoning, a fork within the first answer, an edit of the second question, the edited prompt again, two
+    /// other conversations, and four samples.
     async fn trace(&mut self) {
         let system = message("system", 1, 120);
         let mut first = vec![system.clone(), message("user", 2, 30)];

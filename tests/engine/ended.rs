@@ -17,7 +17,6 @@ use souffleur_state::step::{RowWork, StepOutput, StepPlan};
 use crate::scripted;
 use crate::world::{Build, EOS, VOCAB, World, collect, request, within};
 
-/// The length of an answer.
 const ANSWER_TOKENS: u32 = 36;
 
 #[derive(Default)]
@@ -39,7 +38,7 @@ impl Counts {
 
 struct Counting {
     inner: Box<dyn Executor>,
-    ran: Arc<Counts>,
+    counts: Arc<Counts>,
     gate: Option<Receiver<()>>,
 }
 
@@ -47,9 +46,9 @@ impl Executor for Counting {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         let is_decode = |work: &RowWork| matches!(work, RowWork::Decode { .. });
         let decodes = plan.rows.iter().filter(|row| is_decode(&row.work)).count();
-        self.ran.decodes.fetch_add(decodes, Ordering::SeqCst);
+        self.counts.decodes.fetch_add(decodes, Ordering::SeqCst);
         if !plan.rows.is_empty() {
-            self.ran.steps.fetch_add(1, Ordering::SeqCst);
+            self.counts.steps.fetch_add(1, Ordering::SeqCst);
             if let Some(gate) = &self.gate {
                 // The gate is open once the sender is dropped.
                 let _ = gate.recv();
@@ -61,16 +60,16 @@ impl Executor for Counting {
 
 /// Wraps the executor of `parts` in one that counts steps and decodes.
 fn counted(mut parts: EngineParts, gate: Option<Receiver<()>>) -> (EngineParts, Arc<Counts>) {
-    let ran = Arc::new(Counts::default());
-    let (inner, counts) = (parts.executor.clone(), ran.clone());
+    let counts = Arc::new(Counts::default());
+    let (inner, shared) = (parts.executor.clone(), counts.clone());
     parts.executor = Arc::new(move || {
         Ok(Box::new(Counting {
             inner: inner()?,
-            ran: counts.clone(),
+            counts: shared.clone(),
             gate: gate.clone(),
         }))
     });
-    (parts, ran)
+    (parts, counts)
 }
 
 /// Starts an engine whose answers count up from 1. The first token of a prompt is the length of the answer.
@@ -91,9 +90,9 @@ fn start(gate: Option<Receiver<()>>) -> (World, Arc<Counts>) {
         let executor = ScriptedExecutor::new(options.clone(), script.clone());
         Ok(Box::new(executor))
     });
-    let (parts, ran) = counted(parts, gate);
+    let (parts, counts) = counted(parts, gate);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
-    (World { engine }, ran)
+    (World { engine }, counts)
 }
 
 fn ask(answer_tokens: u32) -> GenerateRequest {
@@ -119,32 +118,32 @@ async fn an_answer_of_36_tokens_takes_36_steps_whatever_ends_it() {
         (by_stop_token, FinishReason::StopToken(ANSWER_TOKENS)),
         (by_length, FinishReason::Length { max_new_tokens }),
     ] {
-        let (world, ran) = start(None);
+        let (world, counts) = start(None);
         let outcome = collect(world.generate(request)).await;
         assert_eq!(reason(&outcome.end), expected);
         assert_eq!(outcome.tokens.len(), ANSWER_TOKENS as usize);
         world.assert_no_leaks().await;
-        assert_eq!(ran.steps(), ANSWER_TOKENS as usize, "{expected:?}");
+        assert_eq!(counts.steps(), ANSWER_TOKENS as usize, "{expected:?}");
         world.stop().await;
     }
 }
 
 #[tokio::test]
 async fn an_ignored_eos_token_ends_nothing() {
-    let (world, ran) = start(None);
+    let (world, counts) = start(None);
     let mut request = ask(10);
     request.sampling.ignore_eos = true;
     request.sampling.max_new_tokens = 50;
     let outcome = collect(world.generate(request)).await;
     assert_eq!(outcome.tokens.len(), 50);
     world.assert_no_leaks().await;
-    assert_eq!(ran.steps(), 50);
+    assert_eq!(counts.steps(), 50);
     world.stop().await;
 }
 
 #[tokio::test]
 async fn unfinished_rows_stay_in_every_step_and_the_next_turn_reuses_their_kv() {
-    let (world, ran) = start(None);
+    let (world, counts) = start(None);
     let lengths = [5, 17, 36, 37, 80];
     let sent: Vec<_> = lengths.map(|tokens| world.generate(ask(tokens))).into();
     for (generation, tokens) in sent.into_iter().zip(lengths) {
@@ -155,7 +154,7 @@ async fn unfinished_rows_stay_in_every_step_and_the_next_turn_reuses_their_kv() 
     world.assert_no_leaks().await;
     // The first token of each answer comes from the prefill.
     let decodes: u32 = lengths.iter().map(|tokens| tokens - 1).sum();
-    assert_eq!(ran.decodes(), decodes as usize);
+    assert_eq!(counts.decodes(), decodes as usize);
     let turn: Vec<u32> = [80, 1, 2, 3]
         .into_iter()
         .chain(1..80)
@@ -169,13 +168,13 @@ async fn unfinished_rows_stay_in_every_step_and_the_next_turn_reuses_their_kv() 
 }
 
 /// Grants `steps` steps, and waits until the next one has begun.
-async fn release(open: &crossbeam_channel::Sender<()>, ran: &Counts, steps: usize) {
-    let before = ran.steps();
+async fn release(open: &crossbeam_channel::Sender<()>, counts: &Counts, steps: usize) {
+    let before = counts.steps();
     for _ in 0..steps {
         open.send(()).expect("the executor runs");
     }
     within(async {
-        while ran.steps() < before + steps {
+        while counts.steps() < before + steps {
             tokio::task::yield_now().await;
         }
     })
@@ -193,21 +192,21 @@ async fn until_end_is_handled(world: &World) {
 #[tokio::test]
 async fn a_cancelled_request_is_left_out_of_the_queued_step() {
     let (open, gate) = crossbeam_channel::unbounded();
-    let (world, ran) = start(Some(gate));
+    let (world, counts) = start(Some(gate));
     let generation = world.generate(ask(200));
     within(async {
-        while ran.steps() == 0 {
+        while counts.steps() == 0 {
             tokio::task::yield_now().await;
         }
     })
     .await;
-    release(&open, &ran, 9).await;
+    release(&open, &counts, 9).await;
     // The tenth step runs, the eleventh is queued.
     drop(generation);
     until_end_is_handled(&world).await;
     drop(open);
     world.assert_no_leaks().await;
-    assert_eq!(ran.steps(), 10);
+    assert_eq!(counts.steps(), 10);
     world.stop().await;
 }
 
@@ -225,7 +224,7 @@ async fn a_stop_string_costs_at_most_one_more_step() {
         .expect("the text is encoded")
         .len();
     let (open, gate) = crossbeam_channel::unbounded();
-    let (parts, ran) = counted(parts, Some(gate));
+    let (parts, counts) = counted(parts, Some(gate));
     let engine = Engine::start_with(config, parts).expect("the engine starts");
     let world = World { engine };
     let mut request = GenerateRequest::new(Prompt::Text("say".into()));
@@ -233,7 +232,7 @@ async fn a_stop_string_costs_at_most_one_more_step() {
     request.sampling.stop = ["three".to_owned()].into();
     let generation = world.generate(request);
     within(async {
-        while ran.steps() == 0 {
+        while counts.steps() == 0 {
             tokio::task::yield_now().await;
         }
     })
@@ -247,7 +246,7 @@ async fn a_stop_string_costs_at_most_one_more_step() {
     drop(open);
     world.assert_no_leaks().await;
     // The stop string may be found before the next step has begun.
-    let steps = ran.steps();
+    let steps = counts.steps();
     assert!(
         (until_stop..=until_stop + 1).contains(&steps),
         "{steps} steps for {until_stop} tokens"

@@ -20,7 +20,7 @@ async fn one_request_gets_its_tokens_and_one_end() {
 }
 
 #[tokio::test]
-async fn pages_of_any_size_serve_and_share() {
+async fn any_page_size_works_and_shares_prefixes() {
     for page_size in [3, 24, 255] {
         let mut build = Build::default();
         build.config.page_size = page_size;

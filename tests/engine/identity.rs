@@ -77,7 +77,7 @@ impl fmt::Display for Setup<'_> {
     }
 }
 
-/// The configuration of a model with its stored weights.
+/// The configuration of a model without further quantisation of its weights and K/V.
 pub fn plain(model: &str, dtype: DtypeChoice) -> EngineConfig {
     let quantization = None;
     config(&Setup {
@@ -151,7 +151,7 @@ async fn check(setup: &Setup<'_>) {
     let expected = reference(setup).await;
     let distinct: std::collections::HashSet<&Bits> =
         expected.iter().map(|(bits, _)| bits).collect();
-    assert_eq!(distinct.len(), expected.len(), "the requests differ");
+    assert_eq!(distinct.len(), expected.len(), "outputs are equal");
 
     let world = start(EngineConfig {
         threads: 2,
@@ -162,7 +162,7 @@ async fn check(setup: &Setup<'_>) {
         .model
         .rsplit('/')
         .any(|name| WITH_STATES.contains(&name));
-    // With states, the shared prefix is too short for a saved state.
+    // The shared prefix is too short for a saved recurrent state.
     assert!(has_states || hit[1..].iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
     assert_same(&hit, &expected, &what("with prefix hits"));
     let again = at_once(&world).await;
@@ -229,10 +229,10 @@ async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
     }
 }
 
-/// Configurations with which requests are retracted or preempted.
+/// Configurations in which requests are retracted, preempted or evicted, each with its name.
 fn configs_with_retractions(setup: &Setup<'_>) -> [(&'static str, EngineConfig); 3] {
     let tight = EngineConfig {
-        // The longest two fit alone, but not together.
+        // Each of the longest two requests fits alone, but both together do not.
         max_total_tokens: Some(340),
         // Admits all prompts in one step, even on a slow machine.
         max_prefill_step_ms: 0,

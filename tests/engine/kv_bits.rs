@@ -1,11 +1,11 @@
-//! Tests that keys, values and states have the bits of the kernel epoch's fixtures, on each kernel path.
+//! Tests that stored K/V and recurrent states equal the fixtures bit for bit, for each kernel path (instruction set).
 //!
-//! Blocks in the KV store outlive the binary that computed them. So a change of kernels that changes bits must raise
-//! the epoch (`KERNEL_EPOCH` in `src/engine/store.rs`). Otherwise this test fails.
+//! Blocks in the KV store outlive the binary that computed them. So a change of kernels that changes these bits must
+//! raise the kernels' version number, the epoch (`KERNEL_EPOCH` in `src/engine/store.rs`). Otherwise this test fails.
 //!
 //! `SOUFFLEUR_REMAKE_KV_BITS=1 cargo test --test engine` writes the fixtures of all kernel paths that the machine has.
 //! Use it after the epoch was raised, or to add a kernel path or a model. It refuses to change bits of the same epoch.
-//! With a folder instead of 1, it writes the fixtures to the folder.
+//! If the variable is a folder instead of 1, the fixtures are written to this folder.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,7 +20,6 @@ use tempfile::TempDir;
 use crate::kernel_paths::say;
 use crate::store::{run_and_store, stored};
 
-/// If this variable is set, the test writes the fixtures.
 const REMAKE: &str = "SOUFFLEUR_REMAKE_KV_BITS";
 const COMMAND: &str = "SOUFFLEUR_REMAKE_KV_BITS=1 cargo test --test engine";
 const FIXTURES: &str = "tests/fixtures/kv_bits";
@@ -32,8 +31,8 @@ const BLOCK_AT: usize = 112;
 const PLANES_AT: usize = 116;
 const SUMS_AT: usize = 128;
 
-/// Models with all kinds of layers, with their stored weights. The first model is large enough for kernels that compute
-/// many rows and columns.
+/// Models with all kinds of layers, in the data types of their files; [`cases`] adds conversions and quantisation. The
+/// first model is large enough for kernels that compute many rows and columns.
 const MODELS: [&str; 10] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/qwen3",
@@ -79,7 +78,7 @@ fn cases(folder: &Path) -> Vec<(String, EngineConfig)> {
     cases
 }
 
-/// Bits of one kernel path: the epoch, and a checksum by case and record.
+/// The fixture of one kernel path: the epoch, and the checksums of records, by case and record.
 #[derive(Debug, PartialEq)]
 struct KvBits {
     epoch: String,
@@ -106,7 +105,7 @@ impl KvBits {
         bits
     }
 
-    /// Adds the checksums of all records in a store's folder, which has one fingerprint.
+    /// Adds the checksums of all records of the store at `root`, which must contain the folder of one fingerprint only.
     fn add_folder(&mut self, case: &str, path: Isa, root: &Path) {
         let entries = fs::read_dir(root).expect("the store created the folder");
         let entries = entries.map(|entry| entry.expect("the entry can be read").path());
@@ -184,7 +183,7 @@ fn fixture(path: Isa) -> PathBuf {
 fn print_missing_fixtures() {
     let missing = Isa::ALL.into_iter().filter(|path| !fixture(*path).exists());
     for path in missing {
-        say(path, &format!("no bits in {FIXTURES}: {COMMAND} adds them"));
+        say(path, &format!("no fixture: {COMMAND} writes one"));
     }
 }
 
@@ -225,7 +224,7 @@ fn check(path: Isa, expected: &KvBits, now: &KvBits) {
 }
 
 #[tokio::test]
-async fn keys_and_values_have_the_bits_of_their_epoch() {
+async fn stored_blocks_have_the_bits_of_their_epoch() {
     if cfg!(not(target_arch = "x86_64")) {
         eprintln!("skipped: the fixtures are those of x86-64");
         return;

@@ -40,7 +40,7 @@ async fn short_and_long_sequences_share_no_prefix() {
         world.stop().await;
     }
     let same = expected[0].iter().zip(&expected[1]).all(|(a, b)| a == b);
-    assert!(!same, "the rotations differ");
+    assert!(!same, "the length makes no difference");
     let world = start(plain(MODEL, DtypeChoice::Float32));
     let all_but_one = PROMPT_TOKENS - 1;
     for (length, cached) in [
@@ -51,8 +51,8 @@ async fn short_and_long_sequences_share_no_prefix() {
     ] {
         let (got, hit) = bits(world.generate(request(length))).await;
         assert_eq!(hit, cached, "at most {length} tokens");
-        let right = if length == SHORT { 0 } else { 1 };
-        assert_eq!(got, expected[right], "at most {length} tokens");
+        let index = if length == SHORT { 0 } else { 1 };
+        assert_eq!(got, expected[index], "at most {length} tokens");
     }
     world.stop().await;
 }

@@ -7,6 +7,7 @@ mod embeddings;
 mod ended;
 mod flow;
 mod identity;
+mod input_embeds;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
 mod kv_bits;
@@ -26,7 +27,6 @@ mod requests;
 #[path = "../common/scripted.rs"]
 mod scripted;
 mod store;
-mod vectors;
 mod world;
 
 #[test]

@@ -32,11 +32,11 @@ async fn embed(world: &World, pooling: Pooling) -> (Arc<[f32]>, Usage) {
 
 #[tokio::test]
 async fn last_pooling_computes_one_token_again_and_mean_pooling_all_tokens() {
-    let small = EngineConfig {
+    let chunked = EngineConfig {
         chunked_prefill_size: 16,
         ..plain(MODEL, DtypeChoice::Float32)
     };
-    let world = start(small);
+    let world = start(chunked);
     let (last, usage) = embed(&world, Pooling::Last).await;
     assert_eq!((usage.cached_tokens, usage.completion_tokens), (0, 0));
     let (mean, usage) = embed(&world, Pooling::Mean).await;
@@ -63,7 +63,7 @@ async fn last_pooling_computes_one_token_again_and_mean_pooling_all_tokens() {
 }
 
 #[tokio::test]
-async fn a_fake_executor_makes_embeddings_of_its_hashes() {
+async fn embeddings_of_a_fake_executor_do_not_depend_on_chunks_or_cached_prefixes() {
     let with_chunks = |chunked_prefill_size| {
         let mut build = Build {
             hidden_size: Some(8),
@@ -87,7 +87,7 @@ async fn a_fake_executor_makes_embeddings_of_its_hashes() {
 }
 
 #[tokio::test]
-async fn requests_without_an_embedding_are_refused() {
+async fn embedding_requests_that_cannot_be_answered_are_refused() {
     let refusal = async |world: &World, request| match collect(world.generate(request)).await.end {
         Event::Failed(error) => error.to_string(),
         other => panic!("ended with {other:?}"),
@@ -97,15 +97,15 @@ async fn requests_without_an_embedding_are_refused() {
     assert!(text.contains("cannot compute embeddings"), "{text}");
     none.stop().await;
     // The engine's configuration has an embedding size, but the executor returns no embeddings.
-    let idle = Build {
+    let unable = Build {
         hidden_size: Some(8),
         ..Build::default()
     };
-    let idle = idle.start();
-    let text = refusal(&idle, request(Pooling::Mean)).await;
+    let unable = unable.start();
+    let text = refusal(&unable, request(Pooling::Mean)).await;
     assert!(text.contains("cannot compute embeddings"), "{text}");
-    idle.assert_no_leaks().await;
-    idle.stop().await;
+    unable.assert_no_leaks().await;
+    unable.stop().await;
     let world = start(plain(MODEL, DtypeChoice::Float32));
     let mut scored = request(Pooling::Last);
     scored.logprobs = Some(LogprobWish::default());

@@ -153,7 +153,6 @@ impl<E: Executor + ?Sized> Executor for Gated<E> {
 struct Pipelined {
     inner: Gated<FakeExecutor>,
     in_flight: VecDeque<StepPlan>,
-    /// The maximum number of steps in flight.
     max_in_flight: Arc<AtomicUsize>,
     polls: u32,
 }

@@ -134,5 +134,5 @@ fn a_rebuilding_engine_is_unhealthy_for_gateways() {
         get(grpc.world.addr, "/health").status == 503
     });
     let over = fault(&grpc);
-    assert!(over.contains("is not rebuilt"), "{over}");
+    assert!(over.contains("will not be rebuilt"), "{over}");
 }

@@ -2,7 +2,7 @@
 
 use crate::program::{Build, compile, files, kernels, run, text_of};
 
-/// Runs every test in this build under each schedule of the emulator.
+/// Compiles every test as `build`, and runs it under each of the given schedules of the emulator.
 fn check(build: Build, orders: &[&str]) {
     let sources = files(&kernels().join("cusim/tests"), "cpp");
     assert!(!sources.is_empty(), "there are no tests");

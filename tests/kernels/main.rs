@@ -1,4 +1,4 @@
-//! Tests of CUDA kernels without a GPU: compiled as C++, run on the CPU with and without faults, and compiled by NVRTC.
+//! Tests of CUDA kernels without a GPU: run on the CPU as C++, with and without planted faults; compiled by NVRTC.
 
 #![allow(clippy::unwrap_used)]
 

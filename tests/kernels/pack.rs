@@ -5,7 +5,6 @@ use std::process::Command;
 use crate::environment;
 use crate::program::{kernels, text_of};
 
-/// Compiles every unit for every architecture and compares the pack byte for byte.
 #[test]
 fn the_pack_matches_the_sources() {
     let Some(python) = environment::python("kernels/requirements.txt") else {

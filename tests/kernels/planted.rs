@@ -16,10 +16,9 @@ fn is_found(test: &str, cases: &[(&str, &str)], fault: (&str, &str)) -> bool {
     })
 }
 
-/// Skips each barrier of a unit in turn. The unit's test must fail for all but `unseen` of them, which no kernel relies
-/// on.
+/// Skips each barrier of a unit in turn: the unit's test must fail, except for `n_unneeded` barriers.
 #[track_caller]
-fn check_barriers(unit: &str, (test, cases): (&str, &[(&str, &str)]), unseen: usize) {
+fn check_barriers(unit: &str, (test, cases): (&str, &[(&str, &str)]), n_unneeded: usize) {
     let source = fs::read_to_string(kernels().join(unit)).unwrap();
     let lines = source
         .lines()
@@ -35,7 +34,7 @@ fn check_barriers(unit: &str, (test, cases): (&str, &[(&str, &str)]), unseen: us
         .collect();
     assert_eq!(
         missed.len(),
-        unseen,
+        n_unneeded,
         "{test} passes although {missed:?} of {sites:?} are skipped"
     );
 }

@@ -1,4 +1,4 @@
-//! Compiles the C++ tests of kernels, once for each state of their sources, and runs them.
+//! Compiles the C++ tests of kernels, again only if their sources have changed, and runs them.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
-/// How a test is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Build {
     Plain,
@@ -76,7 +75,6 @@ fn remove_older(folder: &Path, prefix: &str) {
     }
 }
 
-/// Runs a program with these variables set.
 pub fn run(program: &Path, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(program);
     // Memory that the emulator frees only at the end of the process is not reported as a leak.

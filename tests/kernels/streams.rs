@@ -1,4 +1,4 @@
-//! Tests that the emulated driver exposes errors in the order of stream work, which the tests plant.
+//! Tests that the emulated driver exposes synchronisation bugs between streams, and reports other faults.
 
 #![allow(unsafe_code)]
 
@@ -85,7 +85,7 @@ fn check(ordinal: usize, planted: Planted) {
     let sound = norm_of_threes(&device, Planted::Nothing);
     assert!(is_right(&sound), "{sound:?}");
     let faulty = norm_of_threes(&device, planted);
-    assert!(!is_right(&faulty), "the fault does not show");
+    assert!(!is_right(&faulty), "the planted fault has no effect");
 }
 
 #[test]
@@ -103,7 +103,6 @@ fn reading_pinned_memory_too_early_is_found() {
     check(3, Planted::EarlyRead);
 }
 
-/// A graph repeats the recorded work on the contents of memory at each launch.
 #[test]
 fn a_graph_reads_the_contents_of_buffers_at_its_launch() {
     let (emulated, device) = open(6);

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::imports_of_files::{Graph, Sources};
 use super::{packages, root};
 
-/// The largest number of files in a cycle of imports.
 const MAX_FILES: usize = 5;
 
 /// The files that `from` imports, directly or indirectly, each with the length of the shortest path of imports.
@@ -23,8 +22,8 @@ fn reached(graph: &Graph, from: &str) -> BTreeMap<String, usize> {
     reached
 }
 
-/// The strongly connected components that have more than `most` files.
-fn cycles(graph: &Graph, most: usize) -> BTreeSet<BTreeSet<String>> {
+/// The strongly connected components that have more than `max_files` files.
+fn cycles(graph: &Graph, max_files: usize) -> BTreeSet<BTreeSet<String>> {
     let all: BTreeMap<&String, BTreeMap<String, usize>> = graph
         .keys()
         .map(|file| (file, reached(graph, file)))
@@ -35,7 +34,7 @@ fn cycles(graph: &Graph, most: usize) -> BTreeSet<BTreeSet<String>> {
         others.filter(back).cloned().collect()
     };
     let found = graph.keys().map(cycle);
-    found.filter(|cycle| cycle.len() > most).collect()
+    found.filter(|cycle| cycle.len() > max_files).collect()
 }
 
 #[test]

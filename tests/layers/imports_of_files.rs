@@ -1,4 +1,4 @@
-//! Parses which files of a crate import each other, from the source as text.
+//! Finds the files that each file of a crate imports, from the source as text.
 //!
 //! A path is resolved to the file that defines its item, through the `use` lines of other files. A module's use of its
 //! children is not an import. Tests are left out.
@@ -71,7 +71,7 @@ impl Sources {
         let mut graph = Graph::new();
         for (names, module) in &self.0 {
             let uses = module.uses.iter().map(|import| &import.path);
-            let targets = uses.chain(&module.paths).filter(|path| leaves(path));
+            let targets = uses.chain(&module.paths).filter(|path| leads_outside(path));
             let targets = targets.filter_map(|path| self.resolve(names, path, 0));
             let to: BTreeSet<String> = targets
                 .filter(|to| to != names && !to.is_empty())
@@ -178,7 +178,7 @@ impl Reader {
         }
     }
 
-    /// Skips an item, up to the semicolon or the end of the block.
+    /// Skips an item of the tests, up to its semicolon or the end of its block. If it is a module, records its name.
     fn skip_item(&mut self) {
         let mut depth = 0_usize;
         while self.at < self.tokens.len() {
@@ -256,7 +256,7 @@ impl Reader {
 }
 
 /// Whether a path points outside its module and the module's children.
-fn leaves(path: &[String]) -> bool {
+fn leads_outside(path: &[String]) -> bool {
     let first = path.first().map(String::as_str);
     matches!(first, Some("crate" | "super"))
 }
@@ -299,26 +299,26 @@ fn literal(rest: &str) -> Option<usize> {
     let raw = rest.strip_prefix('b').unwrap_or(rest);
     if let Some(hashes) = raw.strip_prefix('r') {
         let count = hashes.len() - hashes.trim_start_matches('#').len();
-        let inside = hashes[count..].strip_prefix('"')?;
+        let content = hashes[count..].strip_prefix('"')?;
         let close = format!("\"{}", "#".repeat(count));
-        let end = inside
+        let end = content
             .find(&close)
-            .map_or(inside.len(), |at| at + close.len());
-        return Some(rest.len() - inside.len() + end);
+            .map_or(content.len(), |at| at + close.len());
+        return Some(rest.len() - content.len() + end);
     }
     let quote = raw.chars().next().filter(|c| matches!(c, '"' | '\''))?;
-    let inside = &raw[1..];
+    let content = &raw[1..];
     let is_lifetime =
-        quote == '\'' && !inside.starts_with('\\') && inside.chars().nth(1) != Some('\'');
+        quote == '\'' && !content.starts_with('\\') && content.chars().nth(1) != Some('\'');
     if is_lifetime {
         return None;
     }
     let mut is_escaped = false;
-    let end = inside.char_indices().find(|(_, c)| {
+    let end = content.char_indices().find(|(_, c)| {
         let is_end = *c == quote && !is_escaped;
         is_escaped = *c == '\\' && !is_escaped;
         is_end
     });
-    let end = end.map_or(inside.len(), |(at, _)| at + 1);
-    Some(rest.len() - inside.len() + end)
+    let end = end.map_or(content.len(), |(at, _)| at + 1);
+    Some(rest.len() - content.len() + end)
 }

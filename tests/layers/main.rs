@@ -96,8 +96,8 @@ fn layer_of(path: &Path, base: &Path) -> String {
     first.trim_end_matches(".rs").to_owned()
 }
 
-/// The imports of every layer below `base`, whose names begin with one of `prefixes` in the code and with `shown` in the
-/// table.
+/// The layers that each layer below `base` imports. The name of a layer follows one of `prefixes` in the code, and
+/// `shown` in the table.
 fn imports(base: &Path, prefixes: &[&str], shown: &str) -> Imports {
     let mut files = Vec::new();
     sources(base, &mut files);

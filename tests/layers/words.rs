@@ -1,4 +1,4 @@
-//! Tests that hard words occur in comments, documents and messages as often as `words.txt` allows.
+//! Tests that discouraged words occur in comments, documents and messages as often as `words.txt` allows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::{read, root};
 /// A line of `words.txt`: phrases, and the number of their occurrences.
 struct Budget {
     phrases: Vec<Vec<String>>,
-    most: usize,
+    expected: usize,
 }
 
 /// Lines such as `nobody, whoever: 40`.
@@ -16,10 +16,10 @@ fn budgets() -> Vec<Budget> {
     let text = read(&root().join("tests/layers/words.txt"));
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let budgets = lines.map(|line| {
-        let (phrases, most) = line.split_once(':').expect("phrases: number");
+        let (phrases, expected) = line.split_once(':').expect("phrases: number");
         Budget {
             phrases: phrases.split(',').map(words).collect(),
-            most: most.trim().parse().expect("a number"),
+            expected: expected.trim().parse().expect("a number"),
         }
     });
     budgets.collect()
@@ -56,19 +56,19 @@ fn count(words: &[String], phrase: &[String]) -> usize {
 }
 
 #[test]
-fn rare_words_get_rarer() {
+fn discouraged_words_occur_as_often_as_the_budgets_allow() {
     let mut files = Vec::new();
     prose(&root(), &mut files);
     assert!(files.len() > 500, "only {} files", files.len());
     let texts: Vec<Vec<String>> = files.iter().map(|file| words(&read(file))).collect();
     let mut wrong = Vec::new();
-    for Budget { phrases, most } in budgets() {
+    for Budget { phrases, expected } in budgets() {
         let counts = phrases
             .iter()
             .flat_map(|phrase| texts.iter().map(|text| count(text, phrase)));
         let n: usize = counts.sum();
-        if n != most {
-            wrong.push(format!("{phrases:?}: {n}, the budget is {most}"));
+        if n != expected {
+            wrong.push(format!("{phrases:?}: {n}, the budget is {expected}"));
         }
     }
     assert!(

@@ -60,7 +60,7 @@ fn scales(block: BlockType) -> (&'static [usize], f32) {
     }
 }
 
-/// Blocks of pseudo-random bytes, except for their scales.
+/// Blocks of pseudo-random bytes with small scales; a type without f16 scales has an exponent in the first byte.
 fn random_blocks(block: BlockType, [outputs, inputs]: [usize; 2], seed: u32) -> Vec<u8> {
     let byte = |i: usize| {
         let hash = (i as u32 ^ seed.wrapping_mul(0x85eb_ca6b)).wrapping_mul(0x9e37_79b9);
@@ -113,8 +113,8 @@ fn write(path: &Path, mix: Mix<'_>, feed_forward: FeedForward) {
     let mut matrix = |layer: &str, name: &str, shape: &[usize]| {
         seed += 1;
         let block = mix(name);
-        let (inputs, outside) = shape.split_last().unwrap();
-        let data = random_blocks(block, [outside.iter().product(), *inputs], seed);
+        let (inputs, outer) = shape.split_last().unwrap();
+        let data = random_blocks(block, [outer.iter().product(), *inputs], seed);
         Tensor::new(
             &format!("{layer}{name}.weight"),
             block.gguf_id().unwrap(),

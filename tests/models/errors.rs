@@ -107,7 +107,7 @@ fn truncated_file_is_named() {
 }
 
 #[test]
-fn pool_that_page_ids_cannot_address_is_refused() {
+fn empty_pool_and_pool_beyond_page_ids_are_refused() {
     for (n_pages, page_size) in [(0, 1), (1, 0), (1 << 40, 1), (1 << 31, 64), (usize::MAX, 2)] {
         let options = CpuOptions {
             n_pages,

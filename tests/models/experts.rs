@@ -106,13 +106,13 @@ fn stacked(tensors: &Tensors) -> Tensors {
 
 #[test]
 fn experts_may_be_named_and_stacked_as_any_family_does() {
-    let own = tensors_of("qwen3-moe");
+    let original = tensors_of("qwen3-moe");
     let expected = logits(&fixture("qwen3-moe"));
-    let in_stacks = stacked(&own);
-    assert!(in_stacks.len() < own.len() / 2);
+    let in_stacks = stacked(&original);
+    assert!(in_stacks.len() < original.len() / 2);
     for (what, tensors) in [
         ("stacked", in_stacks.clone()),
-        ("as Mixtral's", renamed(&own, &QWEN_TO_MIXTRAL)),
+        ("as Mixtral's", renamed(&original, &QWEN_TO_MIXTRAL)),
         (
             "stacked as Mixtral's",
             renamed(&in_stacks, &QWEN_TO_MIXTRAL),
@@ -157,42 +157,42 @@ fn one_by_one(tensors: &Tensors) -> Tensors {
 }
 
 #[test]
-fn decoders_of_vision_models_may_have_any_prefix() {
+fn tensors_of_vision_models_may_have_any_prefix_and_unstacked_experts() {
     for name in ["qwen3-5", "qwen3-5-tied", "qwen3-5-moe"] {
-        let own = tensors_of(name);
+        let original = tensors_of(name);
         let expected = logits(&fixture(name));
         let outer = ("model.language_model.", "language_model.model.");
         let head = ("lm_head.", "language_model.lm_head.");
         let plain = ("model.language_model.", "model.");
-        let mut with_vision = own.clone();
+        let mut with_vision = original.clone();
         for other in ["model.visual.norm.weight", "mtp.norm.weight"] {
-            let norm = own["model.language_model.norm.weight"].clone();
+            let norm = original["model.language_model.norm.weight"].clone();
             with_vision.insert(other.to_owned(), norm);
         }
         for (what, tensors) in [
-            ("other prefix", renamed(&own, &[outer, head])),
-            ("no prefix", renamed(&own, &[plain])),
+            ("other prefix", renamed(&original, &[outer, head])),
+            ("no prefix", renamed(&original, &[plain])),
             ("other parts", with_vision),
-            ("experts one by one", one_by_one(&own)),
+            ("experts one by one", one_by_one(&original)),
         ] {
             let dir = folder(name, &tensors);
             assert_eq!(logits(dir.path()), expected, "{name}, {what}");
         }
     }
-    let own = tensors_of("qwen3-5-moe");
-    assert!(one_by_one(&own).len() > own.len());
+    let original = tensors_of("qwen3-5-moe");
+    assert!(one_by_one(&original).len() > original.len());
 }
 
 #[test]
 fn errors_name_broken_tensors_of_experts() {
-    let own = tensors_of("qwen3-moe");
+    let original = tensors_of("qwen3-moe");
     let refused = |tensors: &Tensors| {
         let dir = folder("qwen3-moe", tensors);
         describe(dir.path(), None, None, LoadFormat::Auto)
             .err()
             .unwrap()
     };
-    let mut missing = own.clone();
+    let mut missing = original.clone();
     missing.remove("model.layers.1.mlp.experts.7.up_proj.weight");
     match refused(&missing) {
         LoadError::MissingTensor {
@@ -203,7 +203,7 @@ fn errors_name_broken_tensors_of_experts() {
         }
         other => panic!("{other}"),
     }
-    let mut transposed = stacked(&own);
+    let mut transposed = stacked(&original);
     let stack = "model.layers.0.mlp.experts.gate_up_proj";
     transposed.get_mut(stack).unwrap().shape = vec![11, 64, 80];
     match refused(&transposed) {
@@ -244,6 +244,7 @@ fn experts_count_in_the_size_of_the_weights_and_routers_stay_in_f32() {
         of(Dtype::BF16, None).0,
         2 * config.parameters() + 2 * in_f32
     );
+    // Two layers of eleven experts; each row has a byte per element and a scale in f32.
     let experts = 2 * 11 * (2 * 40 * (64 + 4) + 64 * (40 + 4));
     let int8 = of(Dtype::BF16, Some(Quantization::Int8)).0;
     assert!(
@@ -304,9 +305,9 @@ fn in_blocks(name: &str, plain: &Stored) -> ([(String, Stored); 2], Stored) {
 
 #[test]
 fn experts_of_gpt_oss_may_be_in_blocks() {
-    let own = tensors_of("gpt-oss");
-    let (mut blocks, mut plain) = (own.clone(), own.clone());
-    for (name, stored) in &own {
+    let original = tensors_of("gpt-oss");
+    let (mut blocks, mut plain) = (original.clone(), original.clone());
+    for (name, stored) in &original {
         if name.ends_with("_proj") {
             let (parts, values) = in_blocks(name, stored);
             blocks.remove(name);

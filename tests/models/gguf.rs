@@ -37,8 +37,8 @@ fn logits_in(path: &Path, dtype: Dtype, chunk: usize) -> Vec<Vec<f32>> {
     seen
 }
 
-/// Removes the keys of a configuration that a GGUF file of its family cannot express.
-fn remove_keys_without_gguf_form(config: &mut Value) {
+/// Replaces values of a configuration that a GGUF file of its family cannot express.
+fn replace_values_without_gguf_form(config: &mut Value) {
     let inner = config.get_mut("text_config").is_some();
     let config = if inner {
         &mut config["text_config"]
@@ -53,7 +53,7 @@ fn remove_keys_without_gguf_form(config: &mut Value) {
     };
     let mut edits: Vec<(&str, Value)> = Vec::new();
     if is("gemma") {
-        // In GGUF files the scale of scores follows from other sizes, and the rope base of windows is the default.
+        // GGUF files have no keys for the attention scale, which follows from other sizes, and the local RoPE base.
         edits.push(("query_pre_attn_scalar", config["head_dim"].clone()));
         if !config["rope_local_base_freq"].is_null() {
             edits.push(("rope_local_base_freq", json!(10000.0)));
@@ -92,7 +92,7 @@ fn remove_keys_without_gguf_form(config: &mut Value) {
     for (key, value) in edits {
         config[key] = value;
     }
-    // GGUF files have only one of YaRN's weights `mscale` and `mscale_all_dim`.
+    // GGUF files have only one number for YaRN's `mscale` and `mscale_all_dim`.
     if let Some(all) = config["rope_scaling"].get("mscale_all_dim").cloned() {
         config["rope_scaling"]["mscale"] = all;
     }
@@ -103,7 +103,7 @@ fn folder(name: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = std::fs::read(fixture(name).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_slice(&config).unwrap();
-    remove_keys_without_gguf_form(&mut config);
+    replace_values_without_gguf_form(&mut config);
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let weights = "model.safetensors";
     std::fs::copy(fixture(name).join(weights), dir.path().join(weights)).unwrap();
@@ -204,7 +204,7 @@ fn files_of_every_family_have_the_logits_of_their_safetensors() {
         ("qwen3-5-interval", &forms[..1], false),
         ("qwen3-5-moe", &forms[..1], false),
         ("qwen3-next", &forms[..1], true),
-        // GGUF files have the scale of scores in f32.
+        // GGUF files have the attention scale in f32.
         ("deepseek-v2", &forms[..], false),
         ("deepseek-v2-grouped", &forms[..], true),
         ("deepseek-v3", &forms[..], false),
@@ -227,7 +227,7 @@ fn files_of_every_family_have_the_logits_of_their_safetensors() {
         ("phi3-partial", &forms[..1], true),
         ("phi3-longrope", &forms[..1], true),
         ("phi3-longrope-su", &forms[..1], true),
-        // GGUF files have YaRN's weight in f32.
+        // GGUF files have YaRN's `mscale` in f32.
         ("ministral3", &forms[..1], false),
         ("mistral3", &forms[..1], false),
     ] {
@@ -277,9 +277,9 @@ fn files_have_the_rotations_of_short_and_of_long_sequences() {
     assert_ne!(short[31], long[31], "same rotation");
 }
 
-/// The folder for a test's files: `SOUFFLEUR_TEST_GGUF_DIR`, which tools/gguf/check.py reads, or `own`.
-fn output_folder(own: &Path) -> PathBuf {
-    std::env::var_os("SOUFFLEUR_TEST_GGUF_DIR").map_or_else(|| own.to_owned(), PathBuf::from)
+/// The folder for a test's files: `SOUFFLEUR_TEST_GGUF_DIR`, which tools/gguf/check.py reads, or `default`.
+fn output_folder(default: &Path) -> PathBuf {
+    std::env::var_os("SOUFFLEUR_TEST_GGUF_DIR").map_or_else(|| default.to_owned(), PathBuf::from)
 }
 
 #[test]
@@ -292,10 +292,10 @@ fn a_file_and_its_folder_have_the_same_description() {
     assert_eq!(gguf.weights_bytes, folder.weights_bytes);
     assert_eq!(gguf.config.tensors(), folder.config.tensors());
     assert_eq!(gguf.config.rope, folder.config.rope);
-    let own = describe(&file, None, None, LoadFormat::Auto).unwrap();
-    assert_eq!(own.dtype, Dtype::F32);
+    let described = describe(&file, None, None, LoadFormat::Auto).unwrap();
+    assert_eq!(described.dtype, Dtype::F32);
     let dummy = describe(&file, None, None, LoadFormat::Dummy).unwrap();
-    assert_eq!(dummy.weights_bytes, own.weights_bytes);
+    assert_eq!(dummy.weights_bytes, described.weights_bytes);
 }
 
 /// A matrix in Q8_0, if its rows are whole blocks, and the f32 matrix with the same values.
@@ -370,11 +370,11 @@ fn float32_widens_blocks_and_reports_the_added_bytes() {
         let described = describe(&file, Some(dtype), None, LoadFormat::Auto).unwrap();
         (described.weights_bytes, widening_bytes(&opened, None))
     };
-    let ((kept, none), (wide, more)) = (of(Dtype::BF16), of(Dtype::F32));
-    assert_eq!(none, 0);
-    assert!(more > 0 && wide > kept);
+    let ((packed, no_bytes), (widened, added)) = (of(Dtype::BF16), of(Dtype::F32));
+    assert_eq!(no_bytes, 0);
+    assert!(added > 0 && widened > packed);
     let folder = describe(dir.path(), Some(Dtype::F32), None, LoadFormat::Auto).unwrap();
-    assert_eq!(wide, folder.weights_bytes);
+    assert_eq!(widened, folder.weights_bytes);
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn with(quantization: Option<Quantization>) -> CpuOptions {
 }
 
 const INT4: Option<Quantization> = Some(Quantization::Int4);
-/// Rows of whole superblocks.
+/// Sizes whose matrices have rows of whole superblocks.
 const WIDE: &[(&str, usize)] = &[
     ("hidden_size", 256),
     ("intermediate_size", 512),
@@ -126,7 +126,7 @@ fn rows_of_any_width_are_padded() {
 }
 
 #[test]
-fn every_instruction_set_encodes_alike() {
+fn instruction_sets_with_fma_encode_alike() {
     let dir = random_folder("llama", &[("hidden_size", 96), ("intermediate_size", 300)]);
     let of = |isa| {
         let isa = Some(isa);

@@ -143,10 +143,10 @@ pub fn among_others(executor: &mut CpuExecutor) -> Bits {
 pub fn after_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bits {
     let mut bits = Bits::new();
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
-    let own = pages(4, page_size);
+    let first_pages = pages(4, page_size);
     let mut step = plan(0);
     step.starts = vec![start(2, &prompt, prompt.len(), &greedy())];
-    step.table = vec![append(2, own.iter().copied())];
+    step.table = vec![append(2, first_pages.iter().copied())];
     step.rows = vec![prefill(2, 0..PROMPT_TOKENS, true)];
     let saved = StateSlot::new(40);
     if executor.keeps_states() {
@@ -158,7 +158,7 @@ pub fn after_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> 
     executor.run(&with_states(executor, &step)).unwrap();
     let mut step = plan(1);
     let mut started = start(ROW, &prompt, prompt.len(), &greedy());
-    let prefix: std::sync::Arc<[PageId]> = own.iter().copied().map(PageId::new).collect();
+    let prefix: std::sync::Arc<[PageId]> = first_pages.iter().copied().map(PageId::new).collect();
     let mut run = PageRun::empty();
     run.push(&prefix, 0..cached / page_size);
     started.prefix = run;
@@ -183,7 +183,7 @@ pub fn assert_same(got: &Bits, expected: &Bits, what: &str) {
     }
 }
 
-/// The fixtures that need kernels which no other run of this binary covers.
+/// All fixtures, or only the quantised ones if another run of this binary tests the same float kernels.
 fn uncovered_fixtures() -> Vec<String> {
     let is_quantised = |name: &String| {
         let config = std::fs::read_to_string(fixture(name).join("config.json")).unwrap();

@@ -1,4 +1,4 @@
-//! Tests that with `--kv-cache-dtype int8` logits stay close to those with unquantised KV, and batch-invariant.
+//! Tests that with `--kv-cache-dtype int8` logits stay close to those with unquantised KV, and are batch-invariant.
 
 use souffleur_executor::cpu::{CpuOptions, describe};
 use souffleur_executor::logits::LogitsRequest;
@@ -13,8 +13,8 @@ use crate::invariance::{
 };
 use crate::oracle::{oracle, request, run};
 
-/// One model of each family and kind of attention: groups of heads, windows, latents, sinks, gates, states.
-const FAMILIES: [&str; 12] = [
+/// Models with different kinds of attention: groups of heads, windows, latents, sinks, gates, states.
+const MODELS: [&str; 12] = [
     "llama",
     "qwen2-window",
     "qwen3",
@@ -39,7 +39,7 @@ fn with(dtype: Dtype) -> CpuOptions {
 
 #[test]
 fn int8_kv_does_not_depend_on_chunks_batches_pages_prefixes_or_threads() {
-    for name in FAMILIES {
+    for name in MODELS {
         let options = with(Dtype::BF16);
         let mut executor = load(name, &options);
         let expected = alone(&mut executor, 1, PROMPT_TOKENS);
@@ -76,7 +76,7 @@ fn int8_kv_is_invariant_on_every_instruction_set() {
         return;
     }
     for isa in Isa::available() {
-        for name in FAMILIES {
+        for name in MODELS {
             let options = CpuOptions {
                 isa: Some(isa),
                 threads: 2,
@@ -95,7 +95,6 @@ fn int8_kv_is_invariant_on_every_instruction_set() {
     }
 }
 
-/// Logarithms of the probabilities of all tokens.
 fn log_probabilities(logits: &[f32]) -> Vec<f64> {
     let max = logits.iter().fold(f32::MIN, |max, logit| max.max(*logit));
     let sum: f64 = logits.iter().map(|x| f64::from(x - max).exp()).sum();
@@ -120,7 +119,7 @@ fn errors(plain: &[Vec<Vec<f32>>], other: &[Vec<Vec<f32>>]) -> (f64, f64) {
 }
 
 /// Prints the table of `docs/models.md`: errors with int8 KV, and of bf16 against f32. The error of an int8 element is
-/// at most 1/254 of the largest in its group of 64, and half of that on average.
+/// at most 1/254 of the largest in its group of 32, and half of that on average.
 #[test]
 fn log_probabilities_with_int8_kv_stay_near_those_without() {
     for name in fixtures() {
@@ -143,14 +142,14 @@ fn log_probabilities_with_int8_kv_stay_near_those_without() {
 }
 
 #[test]
-fn int8_kv_takes_half_the_memory() {
+fn int8_kv_takes_little_more_than_half_the_memory() {
     for name in fixtures() {
         let described = describe(&fixture(&name), Some(Dtype::BF16), None, LoadFormat::Auto);
         let plain = described.unwrap();
         let int8 = plain.clone().with_kv(Some(KvDtype::Int8));
         assert_eq!(int8.kv_layout.state_bytes(), plain.kv_layout.state_bytes());
-        let [plain, int8] = [plain, int8].map(|of| of.kv_layout.bytes_per_token() as f64);
-        // Heads of the tiny models have at least 16 elements, and each head has a scale.
+        let [plain, int8] = [plain, int8].map(|model| model.kv_layout.bytes_per_token() as f64);
+        // A scale takes two bytes and serves at most 32 elements of a head; heads of the tiny models have at least 16.
         let share = int8 / plain;
         assert!(
             (0.515..=0.5 + 1.0 / 16.0).contains(&share),

@@ -27,6 +27,7 @@ mod oracle;
 #[path = "../common/plans.rs"]
 mod plans;
 mod pooling;
+mod prompt_embeddings;
 #[path = "../common/quantised.rs"]
 mod quantised;
 #[path = "../common/random_models.rs"]
@@ -35,7 +36,6 @@ mod shapes;
 mod sparse;
 mod states;
 mod steps;
-mod vectors;
 mod windows;
 
 #[test]

@@ -44,7 +44,7 @@ pub fn seeded(seed: u64) -> Arc<SamplingParams> {
     })
 }
 
-/// Rows 1 to 6: without a grammar, with a hashed one, and with one that has an opening, each greedy and seeded.
+/// Rows 1 to 6: without a grammar, with a hashed one, or with one that begins with fixed tokens; greedy, then seeded.
 pub fn rows() -> Vec<Row> {
     (1..=6)
         .map(|row| {
@@ -92,7 +92,7 @@ pub fn prompt(row: u32) -> Vec<u32> {
 }
 
 /// Starts rows that already have these output tokens, and prefills all their tokens.
-pub fn opening(step: u64, rows: &[Row], outputs: &[Vec<u32>]) -> StepPlan {
+pub fn prefills(step: u64, rows: &[Row], outputs: &[Vec<u32>]) -> StepPlan {
     let mut first = plan(step);
     for (row, output) in rows.iter().zip(outputs) {
         let all = [prompt(row.row).as_slice(), output].concat();
@@ -117,7 +117,7 @@ pub fn decodes(step: u64, rows: &[Row], output_tokens: u32) -> StepPlan {
 
 /// A prefill of all rows, then decodes.
 pub fn plans(rows: &[Row], steps: u64) -> Vec<StepPlan> {
-    let first = opening(0, rows, &vec![Vec::new(); rows.len()]);
+    let first = prefills(0, rows, &vec![Vec::new(); rows.len()]);
     let decodes = (1..steps).map(|step| decodes(step, rows, step as u32));
     std::iter::once(first).chain(decodes).collect()
 }
@@ -128,11 +128,11 @@ fn run(executor: &mut dyn Executor, plans: &[StepPlan]) -> Vec<Vec<RowResult>> {
 }
 
 fn outputs(steps: &[Vec<RowResult>]) -> Vec<Vec<u32>> {
-    let of = |row: usize| {
+    let output = |row: usize| {
         let sampled = steps.iter().flat_map(|rows| rows[row].tokens.iter());
         sampled.copied().collect()
     };
-    (0..steps[0].len()).map(of).collect()
+    (0..steps[0].len()).map(output).collect()
 }
 
 fn generate(rows: &[Row]) -> Vec<Vec<u32>> {
@@ -160,10 +160,10 @@ fn rows_follow_their_grammars_and_change_no_other_row() {
             "row {}",
             row.row
         );
-        let mut free = row.clone();
-        free.grammar = None;
-        let is_free = generate(&[free])[0] == *output;
-        assert_eq!(is_free, row.grammar.is_none(), "row {}", row.row);
+        let mut unconstrained = row.clone();
+        unconstrained.grammar = None;
+        let is_same = generate(&[unconstrained])[0] == *output;
+        assert_eq!(is_same, row.grammar.is_none(), "row {}", row.row);
     }
 }
 
@@ -239,7 +239,7 @@ fn a_restarted_row_continues_its_output() {
     run(&mut executor, &plans(&rows, 7));
     // The first four rows start again with their outputs so far, while the others continue.
     let so_far: Vec<Vec<u32>> = expected.iter().map(|output| output[..7].to_vec()).collect();
-    let mut again = opening(7, &rows[..4], &so_far[..4]);
+    let mut again = prefills(7, &rows[..4], &so_far[..4]);
     again.rows.extend(decodes(7, &rows[4..], 7).rows);
     let mut steps = vec![executor.run(&again).expect("the plan is valid").rows];
     let rest: Vec<StepPlan> = (8..STEPS)

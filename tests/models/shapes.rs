@@ -45,7 +45,7 @@ fn check(name: &str, edits: &Value) {
 }
 
 #[test]
-fn experts_of_any_number_and_width() {
+fn experts_of_any_number_and_width_run() {
     for (name, edits) in [
         ("qwen3-moe", json!({"moe_intermediate_size": 1})),
         (
@@ -75,7 +75,7 @@ fn experts_of_any_number_and_width() {
 }
 
 #[test]
-fn states_of_any_size() {
+fn recurrent_states_of_any_size_run() {
     for (name, edits) in [
         (
             "qwen3-5",
@@ -99,7 +99,7 @@ fn states_of_any_size() {
 
 /// Hybrid models whose layers are all of one kind have either no keys and values or no states.
 #[test]
-fn layers_of_one_kind_only() {
+fn hybrids_with_layers_of_one_kind_run() {
     for (name, edits) in [
         (
             "qwen3-5",
@@ -119,7 +119,7 @@ fn layers_of_one_kind_only() {
 }
 
 #[test]
-fn heads_of_any_size() {
+fn heads_of_any_size_run() {
     for (name, edits) in [
         (
             "qwen3-5",

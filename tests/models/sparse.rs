@@ -174,7 +174,7 @@ fn recall_against_the_exact_choice_is_measured() {
 }
 
 #[test]
-fn models_without_keys_to_choose_are_refused() {
+fn models_that_double_sparsity_does_not_support_are_refused() {
     for (name, reason) in [
         (
             "deepseek-v2",

@@ -1,4 +1,4 @@
-//! Tests of recurrent states: the same bits for all chunks, saves and restores, and refused contradictory plans.
+//! Tests that chunks, saves and restores change no bit of recurrent states, and that contradictory plans are refused.
 
 use std::sync::Arc;
 
@@ -45,6 +45,7 @@ fn slot(number: u32) -> StateSlot {
     StateSlot::new(number)
 }
 
+/// `from` is the number of cached pages, and the slot of the state that follows them.
 fn row_start(tokens: &[u32], live: u32, from: Option<(u32, u32)>) -> RowStart {
     let mut row_start = start(ROW, tokens, tokens.len(), &greedy());
     row_start.state = Some(StateStart {
@@ -72,7 +73,7 @@ fn saves(work: &mut StepRow, saves: impl IntoIterator<Item = (u32, u32)>) {
     work.saves = saves.collect();
 }
 
-fn last(executor: &mut CpuExecutor, step: &StepPlan) -> Vec<u32> {
+fn logits(executor: &mut CpuExecutor, step: &StepPlan) -> Vec<u32> {
     let mut bits = Vec::new();
     let mut keep = |_, _, logits: &[f32]| bits = logits.iter().map(|x| x.to_bits()).collect();
     executor.run_observed(step, &mut keep).unwrap();
@@ -96,7 +97,7 @@ fn run_from(executor: &mut CpuExecutor, row_start: RowStart, cuts: &[u32]) -> Ve
     let mut bits = Vec::new();
     for end in ends {
         step.rows = vec![prefill(ROW, first..end, end == TOKENS)];
-        bits = last(executor, &step);
+        bits = logits(executor, &step);
         step.starts.clear();
         step.table.clear();
         first = end;
@@ -104,7 +105,7 @@ fn run_from(executor: &mut CpuExecutor, row_start: RowStart, cuts: &[u32]) -> Ve
     let mut all = vec![bits];
     for n in 0..8 {
         step.rows = vec![decode(ROW, TOKENS + n)];
-        all.push(last(executor, &step));
+        all.push(logits(executor, &step));
     }
     all
 }
@@ -132,7 +133,7 @@ fn every_cut_in_two_gives_the_same_bits() {
 }
 
 #[test]
-fn every_cut_of_a_prompt_without_states_gives_the_same_bits() {
+fn every_cut_gives_the_same_bits_in_models_without_states() {
     if repeats_floats() {
         return;
     }
@@ -185,13 +186,16 @@ fn a_state_saved_within_a_prompt_continues_as_the_row_did() {
             (1..=TOKENS).map(|position| (position, 10 + position)),
         );
         step.rows = vec![work];
-        assert!(last(&mut executor, &step) == whole[0], "{name}, all saved");
+        assert!(
+            logits(&mut executor, &step) == whole[0],
+            "{name}, all saved"
+        );
         for cached in 1..TOKENS {
             let mut step = plan(0);
             step.starts = vec![row_start(&prompt, 2, Some((cached, 10 + cached)))];
             step.table = vec![append(ROW, 300..500)];
             step.rows = vec![prefill(ROW, cached..TOKENS, true)];
-            let got = last(&mut executor, &step);
+            let got = logits(&mut executor, &step);
             assert!(got == whole[0], "{name}, from the state after {cached}");
         }
     }
@@ -217,7 +221,7 @@ fn a_prompt_continues_from_a_state_at_the_end_of_any_page() {
             let pages = 1..=TOKENS / page_size;
             saves(&mut work, pages.clone().map(|n| (n * page_size, 10 + n)));
             step.rows = vec![work];
-            assert!(last(&mut executor, &step) == single[0], "{about}");
+            assert!(logits(&mut executor, &step) == single[0], "{about}");
             for n in pages {
                 let cached = n * page_size;
                 let mut start = row_start(&prompt, 2, None);
@@ -230,11 +234,11 @@ fn a_prompt_continues_from_a_state_at_the_end_of_any_page() {
                 step.starts = vec![start];
                 step.table = vec![append(ROW, 100..160)];
                 step.rows = vec![prefill(ROW, cached..TOKENS, true)];
-                let got = last(&mut executor, &step);
+                let got = logits(&mut executor, &step);
                 assert!(got == single[0], "{about}, from {cached} tokens");
                 let mut step = plan(1);
                 step.rows = vec![decode(ROW, TOKENS)];
-                let got = last(&mut executor, &step);
+                let got = logits(&mut executor, &step);
                 assert!(got == single[1], "{about}, decoded after {cached} tokens");
             }
         }
@@ -295,14 +299,14 @@ fn states_after_decodes_are_saved_and_reused_slots_begin_with_zeros() {
         step.rows = vec![work];
         let second = executor.run(&step).unwrap().rows[0].tokens[0];
         step.rows = vec![decode(ROW, TOKENS + 1)];
-        let expected = last(&mut executor, &step);
+        let expected = logits(&mut executor, &step);
         let sequence: Vec<u32> = prompt.iter().copied().chain([first, second]).collect();
         let mut step = plan(3);
         step.starts = vec![row_start(&sequence, 2, Some((TOKENS + 1, 20)))];
         step.table = vec![append(ROW, 300..500)];
         step.rows = vec![prefill(ROW, TOKENS + 1..TOKENS + 2, true)];
         assert!(
-            last(&mut executor, &step) == expected,
+            logits(&mut executor, &step) == expected,
             "{name}, from the copy"
         );
         let again = run(&mut executor, &[]);

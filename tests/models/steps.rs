@@ -62,7 +62,7 @@ const CONTRADICTIONS: [(&str, Edit); 15] = [
             pages: run_of(&[30, 31]).into(),
         });
     }),
-    ("at least one must be left", |plan| {
+    ("more than the", |plan| {
         plan.starts[0].prefix = run_of(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
     }),
     ("vocabulary size is 288", |plan| {
@@ -91,7 +91,7 @@ fn contradictory_plan_is_rejected_and_leaves_no_trace() {
     let mut executor = executor();
     for (reason, break_plan) in CONTRADICTIONS {
         let mut broken = opening();
-        broken.starts[0].prompt_tokens = 2;
+        broken.starts[0].prompt_tokens = 2; // One edit leaves two tokens.
         break_plan(&mut broken);
         match executor.run(&broken) {
             Err(StepError::Rejected(text)) => {
@@ -114,7 +114,7 @@ fn contradictory_plan_is_rejected_and_leaves_no_trace() {
 }
 
 #[test]
-fn later_contradictions_are_rejected_too() {
+fn contradictions_in_later_steps_are_rejected_too() {
     let mut executor = executor();
     executor.run(&opening()).unwrap();
     let mut other_sequence = plan(1);
@@ -138,7 +138,7 @@ fn later_contradictions_are_rejected_too() {
 }
 
 #[test]
-fn remapped_pages_serve_the_same_history() {
+fn remapped_pages_give_the_same_tokens() {
     let mut executor = executor();
     let prompt = tokens(3, 10, 288);
     let mut step = opening();

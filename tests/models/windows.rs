@@ -68,7 +68,7 @@ fn limits(page_size: u32, chunk: usize, windows: Option<usize>) -> SchedulerLimi
 struct Engine {
     states: ControlStates,
     executor: CpuExecutor,
-    prompts: usize,
+    n_prompts: usize,
     outputs: Vec<Vec<u32>>,
     bits: Bits,
     cached_tokens: usize,
@@ -95,7 +95,7 @@ impl Engine {
         Self {
             states: setup.build().expect("the pools are small"),
             executor,
-            prompts: 0,
+            n_prompts: 0,
             outputs: Vec::new(),
             bits: Bits::new(),
             cached_tokens: 0,
@@ -103,8 +103,8 @@ impl Engine {
     }
 
     fn submit(&mut self, prompt: &[u32]) {
-        let number = self.prompts;
-        self.prompts += 1;
+        let number = self.n_prompts;
+        self.n_prompts += 1;
         self.outputs.push(Vec::new());
         self.states.scheduler.submit(Submission {
             rid: RequestId::new(number.to_string()),
@@ -142,7 +142,7 @@ impl Engine {
                 break;
             };
             let bits = &mut self.bits;
-            let number = |seq: SeqId| (seq.get() >> 32) as usize - 1;
+            let number = |seq: SeqId| (seq.get() >> 32) as usize - 1; // Sequences are numbered from 1.
             let output = self
                 .executor
                 .run_observed(&step, &mut |seq, position, logits| {
@@ -162,13 +162,14 @@ impl Engine {
         self.cached_tokens = stats.cached_tokens as usize;
     }
 
-    /// Runs prompts that share prefixes, then the next turns of their conversations.
+    /// Runs prompts that share prefixes, the next turns of their conversations, the prompts again, and a conversation
+    /// of two turns. Returns the outputs, the bits of the logits, and the number of cached tokens of the last turn.
     fn converse(mut self) -> (Vec<Vec<u32>>, Bits, usize) {
         let shared = tokens(1, 60, VOCAB);
         let prompts: Vec<Vec<u32>> = (0..6)
             .map(|seed| {
-                let own = tokens(10 + seed, 20 + 9 * seed as usize, VOCAB);
-                [&shared[..10 * seed as usize], &own].concat()
+                let unique = tokens(10 + seed, 20 + 9 * seed as usize, VOCAB);
+                [&shared[..10 * seed as usize], &unique].concat()
             })
             .collect();
         for prompt in &prompts {
@@ -200,18 +201,18 @@ impl Engine {
 }
 
 #[test]
-fn window_pages_give_the_bits_of_masks() {
+fn window_pages_give_the_bits_of_pages_for_all_tokens() {
     for model in MODELS {
         for dtype in [Dtype::F32, Dtype::BF16] {
-            let masked = Engine::new(model, dtype, limits(1, 64, None)).converse();
+            let expected = Engine::new(model, dtype, limits(1, 64, None)).converse();
             for (page_size, chunk) in [(1, 16), (4, 40), (16, 64)] {
                 let page = page_size as usize;
                 // Window pages for one sequence, and for all.
                 for tokens in [chunk + 2 * WINDOW + 8 * page, 1024] {
                     let limits = limits(page_size, chunk, Some(tokens.div_ceil(page)));
                     let (outputs, bits, cached) = Engine::new(model, dtype, limits).converse();
-                    assert_eq!(outputs, masked.0, "{model} with pages of {page_size}");
-                    assert!(bits == masked.1, "{model} with pages of {page_size}");
+                    assert_eq!(outputs, expected.0, "{model} with pages of {page_size}");
+                    assert!(bits == expected.1, "{model} with pages of {page_size}");
                     let known = 70 + OUTPUT_TOKENS - 1;
                     assert_eq!(cached, known / page * page, "{model}, pages of {page}");
                 }
@@ -220,7 +221,7 @@ fn window_pages_give_the_bits_of_masks() {
     }
 }
 
-fn long_pages(n_window_pages: usize) -> CpuOptions {
+fn pages_of_16(n_window_pages: usize) -> CpuOptions {
     CpuOptions {
         n_window_pages,
         page_size: 16,
@@ -235,7 +236,7 @@ fn windows(pages: &[u32]) -> TableDelta {
     }
 }
 
-fn named(from: u32, pages: &[u32]) -> TableDelta {
+fn cached_windows(from: u32, pages: &[u32]) -> TableDelta {
     let ids: Arc<[PageId]> = pages.iter().copied().map(PageId::new).collect();
     let mut run = PageRun::empty();
     run.push(&ids, 0..pages.len() as u32);
@@ -249,7 +250,7 @@ fn named(from: u32, pages: &[u32]) -> TableDelta {
 #[test]
 fn an_executor_without_windows_refuses_their_pages() {
     let prompt = tokens(1, 60, VOCAB);
-    let mut plain = load("qwen3", &long_pages(0));
+    let mut plain = load("qwen3", &pages_of_16(0));
     let mut step = plan(1);
     step.starts = vec![start(1, &prompt, 60, &greedy())];
     step.table = vec![append(1, 10..14), windows(&[1])];
@@ -265,7 +266,7 @@ fn an_executor_without_windows_refuses_their_pages() {
 
 #[test]
 fn an_executor_refuses_windows_with_holes() {
-    let mut executor = load("qwen3-window", &long_pages(8));
+    let mut executor = load("qwen3-window", &pages_of_16(8));
     let prompt = tokens(1, 60, VOCAB);
     let mut try_step = |prefix: u32, table: Vec<TableDelta>| {
         let mut step = plan(1);
@@ -290,17 +291,17 @@ fn an_executor_refuses_windows_with_holes() {
         (2, vec![windows(&[1, 2])], "sees the tokens from 9 on"),
         (
             2,
-            vec![named(1, &[3]), windows(&[1, 2])],
+            vec![cached_windows(1, &[3]), windows(&[1, 2])],
             "sees the tokens from 9 on",
         ),
         (
             2,
-            vec![named(0, &[3]), windows(&[1, 2])],
+            vec![cached_windows(0, &[3]), windows(&[1, 2])],
             "cannot be remapped",
         ),
         (
             2,
-            vec![named(1, &[3, 4]), windows(&[1, 2])],
+            vec![cached_windows(1, &[3, 4]), windows(&[1, 2])],
             "cannot be remapped",
         ),
     ];
@@ -310,5 +311,8 @@ fn an_executor_refuses_windows_with_holes() {
     }
     let whole = vec![windows(&[1, 2, 3, 4])];
     assert_eq!(try_step(0, whole), None);
-    assert_eq!(try_step(2, vec![named(0, &[1, 2]), windows(&[3, 4])]), None);
+    assert_eq!(
+        try_step(2, vec![cached_windows(0, &[1, 2]), windows(&[3, 4])]),
+        None
+    );
 }

@@ -1,4 +1,4 @@
-//! Tests of MoE experts in every format: bit by bit against dense layers, and against sums in f64.
+//! Tests of MoE experts in every format: their bits are those of dense layers, and the errors against f64 are small.
 
 use crate::matmul::blocks::{TYPES, product, seeded_stack_on};
 use crate::matmul::{FORMATS, seeded_weight, seeded_weight_on, values};
@@ -18,7 +18,7 @@ use souffleur_kernels::{Expert, Linear};
 
 const EXPERTS: usize = 6;
 const USED: usize = 3;
-const CHECKED: usize = 5;
+const F64_TOKENS: usize = 5;
 const HIDDEN: usize = 256;
 const WIDTH: usize = 256;
 
@@ -102,16 +102,16 @@ fn routes(isa: Isa, pool: &mut ThreadPool, n_tokens: usize, seed: u32) -> Routes
     routes
 }
 
-fn mixed(isa: Isa, threads: usize, experts: &Experts, x: &[f32], first: u32) -> (Vec<f32>, Routes) {
+fn mixed(isa: Isa, threads: usize, experts: &Experts, x: &[f32], seed: u32) -> (Vec<f32>, Routes) {
     let mut pool = ThreadPool::new(threads).expect("threads start");
-    mixed_on((&mut pool, isa), experts, x, first)
+    mixed_on((&mut pool, isa), experts, x, seed)
 }
 
 fn mixed_on(
     (pool, isa): (&mut ThreadPool, Isa),
     experts: &Experts,
     x: &[f32],
-    first: u32,
+    seed: u32,
 ) -> (Vec<f32>, Routes) {
     let scratch = Scratch::default();
     let n_tokens = x.len() / HIDDEN;
@@ -121,7 +121,7 @@ fn mixed_on(
         tensor
     };
     let mut residual = tensor(&residual(n_tokens));
-    let routes = routes(isa, pool, n_tokens, first);
+    let routes = routes(isa, pool, n_tokens, seed);
     let mut mixing = Mixing {
         pool,
         isa,
@@ -188,7 +188,7 @@ fn relative_error(got: &[f32], before: &[f32], expected: &[f64]) -> f64 {
     (off / size).sqrt()
 }
 
-/// Largest relative error. Errors come from rounding activations, which bf16 does three times, to eight bits.
+/// Maximum relative error, which comes from rounding activations: with bf16 three times, to eight bits.
 fn bound(kind: Kind) -> f64 {
     match kind {
         Kind::Plain(Format::F32 | Format::F16) => 3e-6,
@@ -235,7 +235,7 @@ fn experts_equal_dense_layers_in_every_format_and_for_any_number_of_tokens() {
                                 _ => weight.mul_add(y, *out),
                             };
                         }
-                        if n_tokens == CHECKED {
+                        if n_tokens == F64_TOKENS {
                             let y = in_f64(&all[expert], x);
                             for (sum, y) in sums[own.clone()].iter_mut().zip(y) {
                                 *sum += f64::from(weight) * y;
@@ -248,7 +248,7 @@ fn experts_equal_dense_layers_in_every_format_and_for_any_number_of_tokens() {
                     bits(&right),
                     "{isa:?} {kind:?} {n_tokens} tokens"
                 );
-                if n_tokens == CHECKED {
+                if n_tokens == F64_TOKENS {
                     let error = relative_error(&got, &before, &sums);
                     assert!(error <= bound(kind), "{isa:?} {kind:?}: {error}");
                 }
@@ -341,6 +341,7 @@ fn blocks_of_tokens_have_the_bits_of_all_tokens_together() {
         Kind::Plain(Format::Int8),
         Kind::Mixed(BlockType::Q4K, BlockType::Q6K),
     ];
+    // Other instruction sets use a single block, which is faster there.
     let has_blocks = |isa| isa == Isa::Avx512Bf16;
     let cases = Isa::available().into_iter().flat_map(|isa| {
         let kinds = if has_blocks(isa) {

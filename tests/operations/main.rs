@@ -1,7 +1,7 @@
-//! Tests of the backends' operations: the CPU's against plain references and against themselves in other batches, the
-//! CUDA backend's on the emulated driver against the CPU's.
+//! Tests of the backends' operations. Those on the CPU are compared with plain references and with results in other
+//! batches. The CUDA backend runs on the emulated driver, and is compared with the CPU backend.
 
-// Kernels are called with vectors and pointers.
+// Kernels that work on vectors and pointers are unsafe to call.
 #![allow(unsafe_code)]
 
 mod attention;

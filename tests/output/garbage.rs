@@ -185,10 +185,10 @@ fn without_a_call_reasoning_and_content_make_up_the_text() {
                     _ => "",
                 })
                 .collect();
-            let spaces = |text: &str| text.replace(' ', "");
+            let without_spaces = |text: &str| text.replace(' ', "");
             assert_eq!(
-                spaces(&without_tags(&parsed)),
-                spaces(&without_tags(&text)),
+                without_spaces(&without_tags(&parsed)),
+                without_spaces(&without_tags(&text)),
                 "{tool:?} {seed} {text:?}"
             );
         }

@@ -2,16 +2,16 @@
 //!
 //! Every transcript is read whole, one character at a time, in all cuts in two, and in 1,000 random cuts.
 
+mod cases;
 mod garbage;
 mod hostile;
 mod messages;
-mod plan;
 mod transcript;
 mod values;
 
 use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
 
-use plan::{Answer, Plan};
+use cases::{Answer, Case};
 use transcript::{Mode, Transcript};
 
 const TRANSCRIPTS: u64 = 200;
@@ -87,15 +87,15 @@ fn check_order(pieces: &[OutputPiece]) {
 fn check_format(formats: OutputFormats) {
     for seed in 0..TRANSCRIPTS {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let plan = Plan::new(formats, mode(seed), &mut rng);
-        let read = read_in_all_cuts(&plan.transcript, &mut rng);
+        let case = Case::new(formats, mode(seed), &mut rng);
+        let read = read_in_all_cuts(&case.transcript, &mut rng);
         assert_eq!(
             Answer::of(&read),
-            plan.answer,
+            case.answer,
             "seed {seed}\n{:?}",
-            plan.transcript
+            case.transcript
         );
-        let corrupted = plan.transcript.corrupted(&mut rng);
+        let corrupted = case.transcript.corrupted(&mut rng);
         read_in_all_cuts(&corrupted, &mut rng);
     }
 }

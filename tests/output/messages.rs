@@ -3,7 +3,7 @@
 use serde_json::Value;
 use souffleur_output::output::ToolFormat;
 
-use super::plan::Plan;
+use super::cases::Case;
 use super::values;
 
 /// Text of messages, some of which looks like parts of headers.
@@ -17,23 +17,23 @@ const TEXTS: [&str; 6] = [
 ];
 
 /// Writes an answer: reasoning, commentary, calls and a final message, all of them optional.
-pub fn write(plan: &mut Plan, rng: &mut fastrand::Rng) {
-    let mut writer = Writer { plan, rng, n: 0 };
+pub fn write(case: &mut Case, rng: &mut fastrand::Rng) {
+    let mut writer = Writer { case, rng, n: 0 };
     for _ in 0..writer.rng.usize(0..=2) {
         let text = writer.message("<|channel|>analysis", "<|end|>");
-        append(&mut writer.plan.answer.reasoning, text);
+        append(&mut writer.case.answer.reasoning, text);
     }
-    let has_tools = writer.plan.transcript.formats.tool == Some(ToolFormat::GptOss);
+    let has_tools = writer.case.transcript.formats.tool == Some(ToolFormat::GptOss);
     if writer.rng.u8(0..3) == 0 {
         let text = writer.message("<|channel|>commentary", "<|end|>");
-        append(&mut writer.plan.answer.content, text);
+        append(&mut writer.case.answer.content, text);
     }
     for _ in 0..if has_tools {
         writer.rng.usize(0..=2)
     } else {
         0
     } {
-        writer.call();
+        writer.write_call();
     }
     if writer.rng.bool() {
         let header = ["<|channel|>final", "<|channel|>final <|constrain|>json", ""];
@@ -43,7 +43,7 @@ pub fn write(plan: &mut Plan, rng: &mut fastrand::Rng) {
         };
         let end = ["<|return|>", "", "<|end|>"][writer.rng.usize(0..3)];
         let text = writer.message(header, end);
-        append(&mut writer.plan.answer.content, text);
+        append(&mut writer.case.answer.content, text);
     }
 }
 
@@ -56,7 +56,7 @@ fn append(messages: &mut String, text: &str) {
 }
 
 struct Writer<'a> {
-    plan: &'a mut Plan,
+    case: &'a mut Case,
     rng: &'a mut fastrand::Rng,
     /// Number of messages so far.
     n: usize,
@@ -66,8 +66,8 @@ impl Writer<'_> {
     /// Begins a message. The start of the first message is in the prompt.
     fn begin(&mut self) {
         if self.n > 0 {
-            self.plan.transcript.tag("<|start|>");
-            self.plan.transcript.text("assistant");
+            self.case.transcript.tag("<|start|>");
+            self.case.transcript.text("assistant");
         }
         self.n += 1;
     }
@@ -75,16 +75,16 @@ impl Writer<'_> {
     fn message(&mut self, header: &str, end: &str) -> &'static str {
         self.begin();
         let text = TEXTS[self.rng.usize(0..TEXTS.len())];
-        self.plan.transcript.tagged(header);
-        self.plan.transcript.tag("<|message|>");
-        values::push_quoted(&mut self.plan.transcript, text, self.rng);
+        self.case.transcript.tagged(header);
+        self.case.transcript.tag("<|message|>");
+        values::push_with_random_tags(&mut self.case.transcript, text, self.rng);
         if !end.is_empty() {
-            self.plan.transcript.tag(end);
+            self.case.transcript.tag(end);
         }
         text
     }
 
-    fn call(&mut self) {
+    fn write_call(&mut self) {
         self.begin();
         let name = ["seat", "other", "a.b-c"][self.rng.usize(0..3)];
         let headers = [
@@ -95,15 +95,15 @@ impl Writer<'_> {
             format!("<|channel|>commentary to={name}<|message|> "),
         ];
         let header = &headers[self.rng.usize(0..headers.len())];
-        self.plan.transcript.tagged(header);
+        self.case.transcript.tagged(header);
         let arguments = Value::Object(values::arguments(self.rng));
         let written = match self.rng.u8(0..8) {
             0 => String::new(),
             _ => values::json_text(&arguments, self.rng),
         };
-        values::push_quoted(&mut self.plan.transcript, &written, self.rng);
-        self.plan.transcript.tag("<|call|>");
+        values::push_with_random_tags(&mut self.case.transcript, &written, self.rng);
+        self.case.transcript.tag("<|call|>");
         let expected = if written.is_empty() { "{}" } else { &written };
-        self.plan.answer.call(name, expected);
+        self.case.answer.add_call(name, expected);
     }
 }

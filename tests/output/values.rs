@@ -165,7 +165,7 @@ fn python_text(text: &str, rng: &mut fastrand::Rng) -> String {
     written
 }
 
-pub fn plain(value: &Value, rng: &mut fastrand::Rng) -> String {
+pub fn value_text(value: &Value, rng: &mut fastrand::Rng) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(_) | Value::Object(_) if rng.bool() => python(value, rng),
@@ -174,7 +174,7 @@ pub fn plain(value: &Value, rng: &mut fastrand::Rng) -> String {
 }
 
 /// Appends text in which tags are sometimes tokens and sometimes characters.
-pub fn push_quoted(transcript: &mut Transcript, text: &str, rng: &mut fastrand::Rng) {
+pub fn push_with_random_tags(transcript: &mut Transcript, text: &str, rng: &mut fastrand::Rng) {
     let mut rest = text;
     while let Some((at, tag)) = next_tag(rest) {
         transcript.text(&rest[..at]);

@@ -1,15 +1,15 @@
-//! After a kill, a prompt with K/V from the store gives the same tokens and log probabilities as a computed prompt, bit
-//! for bit.
+//! Tests that, after a kill, a prompt with K/V from the store gives the same tokens and log probabilities as a computed
+//! prompt, bit for bit.
 
 use souffleur::kernels::cpu::Isa;
 use tempfile::TempDir;
 
 use crate::kernel_paths::say;
 use crate::server::Launch;
-use crate::{BLOCK_TOKENS, STORED_TOKENS, kills, model, prompt};
+use crate::{BLOCK_TOKENS, STORED_TOKENS, model, prompt, runs_all_cases};
 
-/// Models without recurrent states: dense ones, latent attention, windows, sinks, layers that share keys and values,
-/// and experts.
+/// Models without recurrent states: dense, with latent attention, sliding windows, attention sinks, layers that share
+/// K/V, and experts.
 const WITHOUT_STATES: [&str; 9] = [
     "souffleur-tiny",
     "qwen3",
@@ -21,10 +21,10 @@ const WITHOUT_STATES: [&str; 9] = [
     "gemma4",
     "qwen3-moe",
 ];
-/// Models with layers that keep a state.
+/// Models with recurrent states.
 const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
-/// The subset of models and page sizes that each run of the tests covers.
+/// The models and page sizes that the tests cover if `SOUFFLEUR_RESTART_KILLS` is not set.
 const DEFAULT_CASES: [(&str, u32); 11] = [
     ("souffleur-tiny", 1),
     ("souffleur-tiny", 16),
@@ -43,7 +43,7 @@ fn check(name: &str, page_size: u32, isa: Isa) {
     let what = format!("{name}, pages of {page_size}, {}", isa.name());
     let folder = TempDir::new().expect("a folder can be made");
     let launch = Launch::new(&model(name)).stored(folder.path());
-    let launch = launch.pages_of(page_size).on(isa);
+    let launch = launch.with_page_size(page_size).with_isa(isa);
     let first = launch.start_serving();
     let expected = first.ask(&prompt(1));
     assert_eq!((expected.device, expected.stored), (0, 0), "{what}");
@@ -73,7 +73,7 @@ fn check(name: &str, page_size: u32, isa: Isa) {
 #[test]
 fn a_prompt_has_the_same_output_after_a_kill() {
     let path = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
-    if kills().is_none() {
+    if !runs_all_cases() {
         for (name, page_size) in DEFAULT_CASES {
             check(name, page_size, path);
         }
@@ -94,13 +94,12 @@ fn every_kernel_path_gives_the_same_output_after_a_kill() {
             say(isa, "not present on this machine");
             continue;
         }
-        match kills() {
-            None => check("souffleur-tiny", 16, isa),
-            Some(_) => {
-                for name in WITHOUT_STATES.into_iter().chain(WITH_STATES) {
-                    check(name, 16, isa);
-                }
+        if runs_all_cases() {
+            for name in WITHOUT_STATES.into_iter().chain(WITH_STATES) {
+                check(name, 16, isa);
             }
+        } else {
+            check("souffleur-tiny", 16, isa);
         }
         say(isa, "restarted");
     }

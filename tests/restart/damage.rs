@@ -1,4 +1,4 @@
-//! Changes a store's files between two runs of a server: damage is counted as a miss, and never changes an output.
+//! Tests of changed store files between two runs of a server: no output changes, and reads count the damage they find.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,13 +44,13 @@ impl Files {
     fn edit_records(&self, change: impl FnOnce(&mut Vec<u8>, [usize; 2])) {
         self.edit(RECORDS, |bytes| {
             let block = |at: &usize| bytes[at + BLOCK_AT];
-            let places = (0..bytes.len()).step_by(ALIGN);
-            let mut places: Vec<usize> = places
+            let offsets = (0..bytes.len()).step_by(ALIGN);
+            let mut offsets: Vec<usize> = offsets
                 .filter(|at| bytes[*at..].starts_with(MAGIC))
                 .collect();
-            places.sort_by_key(block);
-            let places = <[usize; 2]>::try_from(places).expect("two blocks are stored");
-            change(bytes, places);
+            offsets.sort_by_key(block);
+            let offsets = <[usize; 2]>::try_from(offsets).expect("two blocks are stored");
+            change(bytes, offsets);
         });
     }
 }
@@ -72,7 +72,7 @@ const DAMAGES: [Damage; 12] = [
         true,
     ),
     (
-        "a byte of the second key",
+        "a byte of the second block's key",
         |files| files.edit_records(|bytes, [_, second]| bytes[second + 50] ^= 1),
         BLOCK_TOKENS,
         true,
@@ -91,7 +91,7 @@ const DAMAGES: [Damage; 12] = [
     ),
     (
         "swapped records",
-        |files| files.edit_records(|bytes, places| swap(bytes, places)),
+        |files| files.edit_records(|bytes, offsets| swap(bytes, offsets)),
         0,
         true,
     ),

@@ -1,4 +1,4 @@
-//! Events of a restarted engine: subscribers get the blocks that a request has loaded, under their former block ids.
+//! Tests of KV events after a restart: subscribers get the blocks that a request has loaded, under their former ids.
 
 use serde_json::{Value, json};
 use tempfile::TempDir;

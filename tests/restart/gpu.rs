@@ -1,4 +1,4 @@
-//! Restarts on an emulated GPU: `--device cuda` with a KV store.
+//! Tests of restarts with a KV store on an emulated GPU (`--device cuda`).
 
 use tempfile::TempDir;
 
@@ -12,7 +12,7 @@ const FLAGS: [&str; 4] = ["--dtype", "float32", "--chunked-prefill-size", "128"]
 fn a_prompt_has_the_same_output_after_a_kill_on_a_gpu_and_the_cpu_finds_no_block_of_it() {
     let folder = TempDir::new().expect("a folder can be made");
     let stored = Launch::new(&model("qwen3")).stored(folder.path());
-    let stored = stored.pages_of(16).args(&FLAGS);
+    let stored = stored.with_page_size(16).args(&FLAGS);
     let launch = stored.clone().on_a_gpu();
     let first = launch.start_serving();
     let expected = first.ask(&prompt(1));

@@ -1,4 +1,4 @@
-//! Stored blocks are found by launches that compute the same bits, in the same namespace, and by no others.
+//! Tests that stored blocks are found only by servers that compute the same bits, and only in the same namespace.
 
 use std::fs;
 use std::path::Path;
@@ -49,7 +49,7 @@ fn computed(launch: &Launch) -> Output {
 }
 
 #[test]
-fn another_type_page_or_kernel_path_loads_nothing() {
+fn another_type_block_size_or_kernel_path_loads_nothing() {
     let model = model("qwen3");
     let stored = Stored::new(&model);
     let flags: [&[&str]; 5] = [
@@ -64,7 +64,7 @@ fn another_type_page_or_kernel_path_loads_nothing() {
     let mut others = with_flags.to_vec();
     let chosen = Isa::chosen().expect("a path that this machine has");
     let paths = Isa::available().into_iter().filter(|isa| *isa != chosen);
-    others.extend(paths.map(|isa| Launch::new(&model).on(isa)));
+    others.extend(paths.map(|isa| Launch::new(&model).with_isa(isa)));
     for (index, other) in others.into_iter().enumerate() {
         let expected = computed(&other);
         let found = stored.ask(&other.stored(stored.folder.path()));
@@ -75,7 +75,7 @@ fn another_type_page_or_kernel_path_loads_nothing() {
 }
 
 #[test]
-fn flags_that_change_no_bit_find_everything() {
+fn flags_that_change_no_bit_find_all_stored_blocks() {
     let stored = Stored::new(&model("qwen3"));
     let flags: [&[&str]; 5] = [
         &["--page-size", "16"],
@@ -92,7 +92,7 @@ fn flags_that_change_no_bit_find_everything() {
 }
 
 fn copy_folder(from: &Path, to: &Path) {
-    for entry in fs::read_dir(from).expect("the file exists") {
+    for entry in fs::read_dir(from).expect("the folder exists") {
         let entry = entry.expect("the entry can be read");
         fs::copy(entry.path(), to.join(entry.file_name())).expect("the file can be written");
     }
@@ -106,7 +106,7 @@ fn other_weights_under_the_same_name_load_nothing() {
     let file = folder.path().join("model.safetensors");
     let weights = fs::read(&file).expect("the file exists");
     let mut others = weights.clone();
-    // The mantissa of the last value: the smallest possible change.
+    // Flips the lowest mantissa bit of the last value: the smallest possible change.
     let last = others.len() - 2;
     others[last] ^= 1;
     fs::write(&file, &others).expect("the file can be written");

@@ -1,5 +1,5 @@
 //! Kills servers under load at random moments: a restarted server finds the blocks of answers older than five seconds,
-//! and all its outputs are right.
+//! and all its outputs are correct.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,6 @@ use crate::http::stream;
 use crate::server::{Launch, Server, call};
 use crate::{BLOCK_TOKENS, kills, model, number};
 
-/// Number of kills if `SOUFFLEUR_RESTART_KILLS` is not set.
 const DEFAULT_KILLS: u64 = 2;
 /// Number of prompts that are answered and written before the load during which the server is killed.
 const WRITTEN_PROMPTS: u32 = 6;
@@ -118,7 +117,7 @@ fn damage(folder: &Path, random: &mut fastrand::Rng) -> String {
 }
 
 #[test]
-fn blocks_of_answers_before_a_kill_are_found_and_right() {
+fn blocks_of_answers_before_a_kill_are_found_and_correct() {
     let folder = TempDir::new().expect("a folder can be made");
     let seed = number("SOUFFLEUR_RESTART_SEED").unwrap_or(1);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -159,8 +158,9 @@ fn blocks_of_answers_before_a_kill_are_found_and_right() {
         for seed in written.end..next {
             reference.check(&server, seed);
         }
-        let is_intact = is_damaged || kill > 1 || server.damages() == 0;
-        assert!(is_intact, "kill {kill}: {}", server.log());
+        // From the first damage on, damaged records may remain that no read has found.
+        let is_expected = is_damaged || kill > 1 || server.damages() == 0;
+        assert!(is_expected, "kill {kill}: {}", server.log());
         server.kill();
     }
 }

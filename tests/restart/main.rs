@@ -56,3 +56,7 @@ fn number(name: &str) -> Option<u64> {
 fn kills() -> Option<u64> {
     number("SOUFFLEUR_RESTART_KILLS")
 }
+
+fn runs_all_cases() -> bool {
+    kills().is_some()
+}

@@ -1,4 +1,4 @@
-//! A server process with a KV store: start, requests, observation and kill.
+//! Starts, observes and kills server processes with a KV store, and sends requests to them.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -58,13 +58,12 @@ impl Launch {
         self
     }
 
-    /// Sets pages of `tokens` tokens.
-    pub fn pages_of(self, tokens: u32) -> Self {
+    pub fn with_page_size(self, tokens: u32) -> Self {
         self.args(&["--page-size", &tokens.to_string()])
     }
 
     /// Forces a kernel path.
-    pub fn on(self, isa: Isa) -> Self {
+    pub fn with_isa(self, isa: Isa) -> Self {
         Self {
             isa: Some(isa),
             ..self
@@ -79,7 +78,6 @@ impl Launch {
         }
     }
 
-    /// Runs on an emulated GPU.
     pub fn on_a_gpu(self) -> Self {
         let launch = self.args(&["--device", "cuda", "--cuda-graph-max-bs", "2"]);
         Self {
@@ -339,7 +337,6 @@ impl Server {
         self.log.text()
     }
 
-    /// Kills the server by SIGKILL.
     pub fn kill(self) {
         drop(self);
     }

@@ -1,4 +1,4 @@
-//! With an unusable store folder, the engine serves without a store and logs why. Flags invalid for a store are errors.
+//! Tests of unusable store folders: the engine serves without a store and logs the reason. Invalid flags are refused.
 
 use std::fs;
 use std::path::Path;
@@ -139,7 +139,7 @@ fn flags_that_are_invalid_for_a_store_are_refused() {
         ),
     ];
     for (flags, parts) in refused {
-        // This model's blocks are as large as the minimum size of buffers.
+        // Two blocks of this model take more than the 65536 bytes in one of the cases.
         let launch = Launch::new(&model("souffleur-tiny")).stored(folder.path());
         let log = launch.args(flags).refused();
         for part in parts {

@@ -1,4 +1,4 @@
-//! Tests that the prompt contains tools and arguments of earlier calls as the client sent them, in every API.
+//! Tests for every API that prompts keep the fields of tools, their order, and all digits of large numbers.
 
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ fn text_of(answer: &Value) -> &str {
 }
 
 #[test]
-fn tools_appear_in_the_prompt_as_they_were_sent() {
+fn tools_keep_fields_order_and_large_numbers_in_the_prompt() {
     check(&[
         (
             CHAT,
@@ -82,7 +82,7 @@ fn tools_appear_in_the_prompt_as_they_were_sent() {
 }
 
 #[test]
-fn arguments_of_earlier_calls_keep_every_digit() {
+fn arguments_of_earlier_calls_keep_large_numbers() {
     const EXPECTED: &str =
         r#"{"n": 12345678901234567890123, "m": [-9223372036854775809, 0, 1.1, 100000.0]}"#;
     const TEXT: &str =

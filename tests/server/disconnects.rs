@@ -45,7 +45,7 @@ fn a_chat_stream_without_its_reader_is_cancelled() {
 }
 
 #[test]
-fn a_plain_request_without_its_client_is_cancelled_in_decode() {
+fn a_request_that_is_not_streamed_is_cancelled_in_decode_without_its_client() {
     let world = World::new();
     let client = open(world.addr, "/generate", &endless(false));
     world.wait_until("the request decodes", |stats| stats.steps > 3);

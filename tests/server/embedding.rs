@@ -283,7 +283,7 @@ fn invalid_fields_of_score_requests_are_refused_by_name() {
 }
 
 #[test]
-fn a_query_is_charged_once_for_each_item_before_it_is_copied() {
+fn a_query_counts_towards_the_body_budget_once_per_item_before_it_is_copied() {
     let world = World::with(|_, config| {
         config.max_body_bytes = 1 << 20;
         config.max_bodies_bytes = 8 << 20;

@@ -257,7 +257,7 @@ fn top_p_0_and_unbounded_top_k_are_accepted_by_every_endpoint() {
 }
 
 #[test]
-fn top_p_0_samples_the_most_likely_token() {
+fn top_p_0_samples_the_most_likely_token_and_top_k_0_equals_minus_1() {
     let world = World::new();
     let answer = |sampling: Value| {
         let body = json!({"input_ids": [5, 6, 7], "sampling_params": sampling});

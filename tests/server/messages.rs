@@ -531,7 +531,7 @@ fn errors_of_invalid_messages_name_the_index_and_field() {
         ),
         (
             assistant(json!([{"type": "tool_use", "id": "a", "name": "f", "input": []}])),
-            "messages[0].content[0].input is a list of 0",
+            "messages[0].content[0].input is a list of 0 items",
         ),
     ];
     check_refused(cases);
@@ -812,7 +812,7 @@ fn the_report_of_a_miss_names_a_changing_value() {
 }
 
 #[test]
-fn tool_references_are_accepted_in_this_turn_and_later_ones() {
+fn tool_references_are_accepted_in_the_last_message_and_in_earlier_ones() {
     let world = two_calls();
     let found = json!([{"type": "tool_reference", "tool_name": "seat"}]);
     let mut messages = vec![

@@ -111,7 +111,7 @@ fn evicted_and_salted_prompts_are_reported_over_http() {
 }
 
 #[test]
-fn an_unknown_request_and_disabled_diagnostics_are_404() {
+fn without_diagnostics_every_report_is_404() {
     let world = World::with(|engine, _| engine.prefix_diagnostics = false);
     run(&world, "mine", "some text");
     for rid in ["mine", "nobody"] {

@@ -64,7 +64,7 @@ fn a_streamed_completion_equals_the_whole_one() {
 }
 
 #[test]
-fn a_tokens_log_probability_is_one_number_in_both_lists() {
+fn a_tokens_log_probability_is_equal_in_both_lists() {
     let world = World::new();
     let call =
         json!({"prompt": "abc", "echo": true, "temperature": 0, "logprobs": 3, "max_tokens": 8});

@@ -87,10 +87,10 @@ fn beyond(schema: &Value) -> Vec<Value> {
         Some(bound) => bound.checked_add(by).map(Value::from),
         None => None,
     };
-    let least = bound("minimum").and_then(|bound| shifted(bound, -1));
-    let above = bound("exclusiveMinimum").cloned();
-    let most = bound("maximum").and_then(|bound| shifted(bound, 1));
-    least.into_iter().chain(above).chain(most).collect()
+    let low = bound("minimum").and_then(|bound| shifted(bound, -1));
+    let exclusive = bound("exclusiveMinimum").cloned();
+    let high = bound("maximum").and_then(|bound| shifted(bound, 1));
+    low.into_iter().chain(exclusive).chain(high).collect()
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn ask(world: &World, path: &str, header: &str) -> Response {
 }
 
 #[test]
-fn the_page_loads_nothing_from_other_sites() {
+fn the_docs_page_loads_nothing_from_other_sites() {
     let world = World::without_engine(Default::default());
     let page = get(world.addr, "/docs");
     assert_eq!(page.status, 200);
@@ -187,7 +187,7 @@ fn the_page_loads_nothing_from_other_sites() {
 }
 
 #[test]
-fn document_and_page_can_be_turned_off() {
+fn openapi_document_and_docs_page_can_be_turned_off() {
     let off = World::without_engine(souffleur::server::ServerConfig {
         api_docs: false,
         ..Default::default()

@@ -315,7 +315,7 @@ fn a_vocabulary_without_yes_and_no_is_refused() {
 }
 
 #[test]
-fn query_and_instruction_are_charged_once_for_each_document_before_they_are_copied() {
+fn query_and_instruction_count_towards_the_body_budget_once_per_document_before_they_are_copied() {
     let world = World::with(|_, config| {
         config.max_body_bytes = 1 << 20;
         config.max_bodies_bytes = 8 << 20;

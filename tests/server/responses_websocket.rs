@@ -1,4 +1,4 @@
-//! Tests of `/v1/responses` over a WebSocket.
+//! Tests of `/v1/responses` over a WebSocket. Requests with the same `stream_id` form a lane.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

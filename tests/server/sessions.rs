@@ -27,7 +27,7 @@ fn ids(reply: &Value) -> Vec<u32> {
     ids.map(|id| id.as_u64().expect("an id") as u32).collect()
 }
 
-fn plain(world: &World, prompt: &[u32]) -> Vec<u32> {
+fn sessionless(world: &World, prompt: &[u32]) -> Vec<u32> {
     let mut body = call("", None, "plain", prompt);
     body.as_object_mut()
         .expect("an object")
@@ -62,7 +62,7 @@ fn a_request_continues_an_earlier_one_of_its_session() {
     )
     .ok();
     let first_output = ids(&first);
-    assert_eq!(first_output, plain(&world, &[10, 11, 12]));
+    assert_eq!(first_output, sessionless(&world, &[10, 11, 12]));
     let so_far = [&[10, 11, 12][..], &first_output].concat();
     // The session stores streamed requests too.
     let mut second = call(&id, Some("a"), "b", &[20, 21]);
@@ -70,11 +70,11 @@ fn a_request_continues_an_earlier_one_of_its_session() {
     let events = stream(world.addr, "/generate", &second).rest();
     let last = events.last().expect("events");
     let prompt = [&so_far[..], &[20, 21]].concat();
-    assert_eq!(ids(last), plain(&world, &prompt));
+    assert_eq!(ids(last), sessionless(&world, &prompt));
     assert_eq!(last["meta_info"]["prompt_tokens"], prompt.len());
     let third = post(world.addr, "/generate", &call(&id, Some("b"), "c", &[30])).ok();
     let prompt = [&prompt[..], &ids(last), &[30]].concat();
-    assert_eq!(ids(&third), plain(&world, &prompt));
+    assert_eq!(ids(&third), sessionless(&world, &prompt));
     // Only the new tokens are computed.
     let cached = third["meta_info"]["cached_tokens"]
         .as_u64()
@@ -84,8 +84,8 @@ fn a_request_continues_an_earlier_one_of_its_session() {
     branch["session_params"]["offset"] = 2.into();
     branch["session_params"]["replace"] = true.into();
     let branch = post(world.addr, "/generate", &branch).ok();
-    assert_eq!(ids(&branch), plain(&world, &[10, 11, 40]));
-    // The replaced request is gone.
+    assert_eq!(ids(&branch), sessionless(&world, &[10, 11, 40]));
+    // `b` also continued `a`, so `d` has replaced it.
     let gone = call(&id, Some("b"), "e", &[1]);
     check_refused(&world, "/generate", &gone, 400, "has no request \"b\"");
     let closed = post(world.addr, "/close_session", &json!({"session_id": id}));
@@ -144,7 +144,7 @@ fn token_ids_are_continued_without_another_bos_token() {
     .ok();
     let prompt = [&[bos, 11][..], &ids(&first), &[21]].concat();
     assert_eq!(next["meta_info"]["prompt_tokens"], prompt.len());
-    assert_eq!(ids(&next), plain(&world, &prompt));
+    assert_eq!(ids(&next), sessionless(&world, &prompt));
     world.wait_until_idle();
 }
 
@@ -209,14 +209,14 @@ fn a_websocket_continues_sessions_too() {
         let second = answer(frame(Some("a"), "b", &[20]))
             .await
             .expect("an output");
-        assert_eq!(second, plain(&world, &prompt));
+        assert_eq!(second, sessionless(&world, &prompt));
         // The next request continues the previous one as soon as that has ended.
         let third = answer(frame(Some("b"), "c", &[30]))
             .await
             .expect("an output");
         assert_eq!(
             third,
-            plain(&world, &[&prompt[..], &second, &[30]].concat())
+            sessionless(&world, &[&prompt[..], &second, &[30]].concat())
         );
         let unknown = answer(frame(Some("x"), "d", &[1])).await;
         assert!(unknown.is_err_and(|text| text.contains("has no request")));
@@ -320,12 +320,12 @@ fn invalid_calls_of_sessions_are_refused_by_name_and_their_size_is_limited() {
         400,
         "one prompt and one sample",
     );
-    let mut nameless = call(&id, None, "a", &[1]);
-    nameless["session_params"] = json!({"rid": "a"});
+    let mut without_rid = call(&id, None, "a", &[1]);
+    without_rid["session_params"] = json!({"rid": "a"});
     check_refused(
         &world,
         "/generate",
-        &nameless,
+        &without_rid,
         400,
         "session_params.id is missing",
     );

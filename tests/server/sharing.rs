@@ -1,4 +1,4 @@
-//! Tests that answers and metrics report the same cached tokens for sixteen clients that share a prefix of 512 tokens.
+//! Tests that answers and metrics agree on the cached tokens of sixteen clients that share a prefix of 512 tokens.
 
 use serde_json::{Value, json};
 

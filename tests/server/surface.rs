@@ -60,7 +60,7 @@ fn a_rebuilding_server_is_alive_but_not_ready_and_a_failed_one_is_neither() {
     wait_until("rebuild fails", || get(world.addr, "/health").status == 503);
     let failed = get(world.addr, "/ready");
     assert!(
-        failed.status == 503 && failed.body.contains("is not rebuilt"),
+        failed.status == 503 && failed.body.contains("will not be rebuilt"),
         "{}",
         failed.body
     );

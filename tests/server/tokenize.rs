@@ -42,7 +42,7 @@ fn a_text_becomes_tokens_and_the_tokens_the_text() {
 }
 
 #[test]
-fn lists_are_answered_by_lists() {
+fn lists_of_prompts_get_lists_of_tokens() {
     let world = World::scripted(&[]);
     let prompts = json!(["one two", "", "three"]);
     let answer = post(world.addr, "/tokenize", &json!({"prompt": prompts})).ok();

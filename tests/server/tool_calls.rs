@@ -63,7 +63,7 @@ fn list(value: &Value) -> &[Value] {
 }
 
 /// Name and arguments of the calls of a chat that is not streamed.
-fn of_chat(answer: &Value) -> Vec<(String, String)> {
+fn chat_calls(answer: &Value) -> Vec<(String, String)> {
     let calls = list(&answer["choices"][0]["message"]["tool_calls"]).iter();
     calls
         .map(|call| {
@@ -76,7 +76,7 @@ fn of_chat(answer: &Value) -> Vec<(String, String)> {
 }
 
 /// Name and arguments of a response's completed calls.
-fn of_response(answer: &Value) -> Vec<(String, String)> {
+fn response_calls(answer: &Value) -> Vec<(String, String)> {
     let items = list(&answer["output"]).iter();
     items
         .filter(|item| item["type"] == "function_call" && item["status"] == "completed")
@@ -85,7 +85,7 @@ fn of_response(answer: &Value) -> Vec<(String, String)> {
 }
 
 /// Name and input of a message's calls.
-fn of_message(answer: &Value) -> Vec<(String, Value)> {
+fn message_calls(answer: &Value) -> Vec<(String, Value)> {
     let blocks = list(&answer["content"]).iter();
     blocks
         .filter(|block| block["type"] == "tool_use")
@@ -122,7 +122,7 @@ fn a_fenced_object_that_names_a_tool_is_a_call_in_every_api() {
     let called = vec![("weather".to_owned(), LISBON.to_owned())];
 
     let answer = post(world.addr, CHAT, &chat("Lisbon?", json!({}))).ok();
-    assert_eq!(of_chat(&answer), called, "{answer}");
+    assert_eq!(chat_calls(&answer), called, "{answer}");
     assert_eq!(answer["choices"][0]["message"]["content"], "I look it up.");
     assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
     let (calls, content, reason) = streamed_chat(&world, chat("Lisbon?", json!({})));
@@ -130,18 +130,21 @@ fn a_fenced_object_that_names_a_tool_is_a_call_in_every_api() {
     assert_eq!(reason, "tool_calls");
 
     let answer = post(world.addr, RESPONSES, &response("Lisbon?", json!({}))).ok();
-    assert_eq!(of_response(&answer), called, "{answer}");
+    assert_eq!(response_calls(&answer), called, "{answer}");
     let events = responses::events(world.addr, response("Lisbon?", json!({})));
     responses::check_order(&events);
     let last = &events.last().expect("events")["response"];
-    assert_eq!(of_response(last), called);
+    assert_eq!(response_calls(last), called);
 
     let input: Value = serde_json::from_str(LISBON).expect("JSON");
     let answer = post(world.addr, MESSAGES, &message("Lisbon?", json!({}))).ok();
-    assert_eq!(of_message(&answer), [("weather".to_owned(), input.clone())]);
+    assert_eq!(
+        message_calls(&answer),
+        [("weather".to_owned(), input.clone())]
+    );
     assert_eq!(answer["stop_reason"], "tool_use");
     let answer = messages::assemble(&messages::events(world.addr, message("Lisbon?", json!({}))));
-    assert_eq!(of_message(&answer), [("weather".to_owned(), input)]);
+    assert_eq!(message_calls(&answer), [("weather".to_owned(), input)]);
     world.wait_until_idle();
 }
 
@@ -151,7 +154,7 @@ fn a_fenced_object_stays_text_where_it_is_no_call() {
     let world = World::scripted(&[("Lisbon", &line), ("train", &other)]);
     let content = |body: &Value| {
         let answer = post(world.addr, CHAT, body).ok();
-        assert_eq!(of_chat(&answer), []);
+        assert_eq!(chat_calls(&answer), []);
         assert_eq!(answer["choices"][0]["finish_reason"], "stop");
         text(&answer["choices"][0]["message"]["content"])
     };
@@ -175,13 +178,13 @@ fn text_of(answer: &Value) -> String {
 }
 
 #[test]
-fn a_call_that_is_no_json_is_text_and_never_a_call() {
+fn a_call_that_is_no_json_is_text_and_never_a_complete_call() {
     let line = format!("Well.\n{}", call("weather", r#"{"city": "Lisbon",}"#));
     let world = World::scripted(&[("Lisbon", &line)]);
     let none: [(String, String); 0] = [];
 
     let answer = post(world.addr, CHAT, &chat("Lisbon?", json!({}))).ok();
-    assert_eq!(of_chat(&answer), none);
+    assert_eq!(chat_calls(&answer), none);
     assert_eq!(answer["choices"][0]["message"]["content"], line.as_str());
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     let (calls, content, reason) = streamed_chat(&world, chat("Lisbon?", json!({})));
@@ -191,12 +194,12 @@ fn a_call_that_is_no_json_is_text_and_never_a_call() {
     assert_eq!(reason, "stop");
 
     let answer = post(world.addr, RESPONSES, &response("Lisbon?", json!({}))).ok();
-    assert_eq!(of_response(&answer), none);
+    assert_eq!(response_calls(&answer), none);
     assert_eq!(text_of(&answer), line);
     let events = responses::events(world.addr, response("Lisbon?", json!({})));
     responses::check_order(&events);
     let last = &events.last().expect("events")["response"];
-    assert_eq!(of_response(last), none);
+    assert_eq!(response_calls(last), none);
 
     let answer = post(world.addr, MESSAGES, &message("Lisbon?", json!({}))).ok();
     assert_eq!(answer["content"], json!([{"type": "text", "text": line}]));
@@ -222,7 +225,7 @@ fn a_named_tool_is_called_once_in_every_api() {
     for parallel in [json!(null), json!(true), json!(false)] {
         let more = json!({"tool_choice": function, "parallel_tool_calls": parallel});
         let answer = post(world.addr, CHAT, &chat("again", more.clone())).ok();
-        assert_eq!(of_chat(&answer).len(), 1, "{answer}");
+        assert_eq!(chat_calls(&answer).len(), 1, "{answer}");
         assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
         let (calls, content, reason) = streamed_chat(&world, chat("again", more));
         assert_eq!((calls.len(), content.as_str()), (1, ""));
@@ -231,18 +234,18 @@ fn a_named_tool_is_called_once_in_every_api() {
     let more = json!({"tool_choice": {"type": "function", "name": "weather"}});
     let answer = post(world.addr, RESPONSES, &response("again", more)).ok();
     assert_eq!(
-        (of_response(&answer).len(), &answer["status"]),
+        (response_calls(&answer).len(), &answer["status"]),
         (1, &json!("completed"))
     );
     let more = json!({"tool_choice": {"type": "tool", "name": "weather"}});
     let answer = post(world.addr, MESSAGES, &message("again", more)).ok();
     assert_eq!(
-        (of_message(&answer).len(), &answer["stop_reason"]),
+        (message_calls(&answer).len(), &answer["stop_reason"]),
         (1, &json!("tool_use"))
     );
     let more = json!({"tool_choice": {"type": "any", "disable_parallel_tool_use": true}});
     let answer = post(world.addr, MESSAGES, &message("again", more)).ok();
-    assert_eq!(of_message(&answer).len(), 1);
+    assert_eq!(message_calls(&answer).len(), 1);
     world.wait_until_idle();
 }
 
@@ -251,12 +254,12 @@ fn the_number_of_required_calls_is_limited_in_every_api() {
     let world = forty_calls();
     let required = json!({"tool_choice": "required"});
     let answer = post(world.addr, CHAT, &chat("again", required.clone())).ok();
-    assert_eq!(of_chat(&answer).len(), 16, "{answer}");
+    assert_eq!(chat_calls(&answer).len(), 16, "{answer}");
     assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
     assert!(answer["choices"][0]["message"]["content"].is_null());
     let answer = post(world.addr, RESPONSES, &response("again", required)).ok();
     assert_eq!(
-        (of_response(&answer).len(), &answer["status"]),
+        (response_calls(&answer).len(), &answer["status"]),
         (16, &json!("completed"))
     );
     let any = json!({"tool_choice": {"type": "any"}});
@@ -267,7 +270,7 @@ fn the_number_of_required_calls_is_limited_in_every_api() {
     )
     .ok();
     assert_eq!(
-        (of_message(&answer).len(), &answer["stop_reason"]),
+        (message_calls(&answer).len(), &answer["stop_reason"]),
         (16, &json!("tool_use"))
     );
     world.wait_until_idle();
@@ -281,7 +284,7 @@ fn a_line_break_after_a_required_call_does_not_force_another() {
     let world = World::scripted(&[("once", &format!("{one}\n"))]);
     let required = json!({"tool_choice": "required"});
     let answer = post(world.addr, CHAT, &chat("once", required)).ok();
-    assert_eq!(of_chat(&answer).len(), 1, "{answer}");
+    assert_eq!(chat_calls(&answer).len(), 1, "{answer}");
     assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
     world.wait_until_idle();
 }
@@ -294,64 +297,60 @@ fn a_truncated_call_is_never_sent_as_a_complete_one() {
     for cue in ["plainly", "fenced"] {
         let whole = post(world.addr, CHAT, &chat(cue, json!({}))).ok();
         assert_eq!(
-            of_chat(&whole),
+            chat_calls(&whole),
             [("weather".to_owned(), arguments.to_owned())]
         );
         let tokens = whole["usage"]["completion_tokens"]
             .as_u64()
             .expect("a number");
-        for most in 1..tokens {
-            let place = format!("{most} tokens of {cue}");
-            check_truncated_chat(&world, cue, most, &place);
-            check_truncated_response(&world, cue, most, &place);
-            let body = message(cue, json!({"max_tokens": most}));
+        for limit in 1..tokens {
+            let case = format!("{limit} tokens of {cue}");
+            check_truncated_chat(&world, cue, limit, &case);
+            check_truncated_response(&world, cue, limit, &case);
+            let body = message(cue, json!({"max_tokens": limit}));
             let answer = post(world.addr, MESSAGES, &body).ok();
-            assert_eq!(answer["stop_reason"], "max_tokens", "{place}");
-            for (_, input) in of_message(&answer) {
-                assert_eq!(
-                    input.to_string(),
-                    r#"{"city":"Lisbon","days":3}"#,
-                    "{place}"
-                );
+            assert_eq!(answer["stop_reason"], "max_tokens", "{case}");
+            for (_, input) in message_calls(&answer) {
+                assert_eq!(input.to_string(), r#"{"city":"Lisbon","days":3}"#, "{case}");
             }
-            assert!(!list(&answer["content"]).is_empty(), "{place}");
+            assert!(!list(&answer["content"]).is_empty(), "{case}");
         }
     }
     world.wait_until_idle();
 }
 
-fn check_truncated_chat(world: &World, cue: &str, most: u64, place: &str) {
-    let body = chat(cue, json!({"max_tokens": most}));
+fn check_truncated_chat(world: &World, cue: &str, limit: u64, case: &str) {
+    let body = chat(cue, json!({"max_tokens": limit}));
     let answer = post(world.addr, CHAT, &body).ok();
-    assert_eq!(answer["choices"][0]["finish_reason"], "length", "{place}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length", "{case}");
     let content = text(&answer["choices"][0]["message"]["content"]);
-    assert!(!content.contains("<tool_call>"), "{place}: {content}");
-    for (_, arguments) in of_chat(&answer) {
+    assert!(!content.contains("<tool_call>"), "{case}: {content}");
+    for (_, arguments) in chat_calls(&answer) {
         serde_json::from_str::<Value>(&arguments).expect("complete calls only");
     }
     let (_, streamed, reason) = streamed_chat(world, body);
-    assert_eq!((streamed, reason.as_str()), (content, "length"), "{place}");
+    assert_eq!((streamed, reason.as_str()), (content, "length"), "{case}");
 }
 
-fn check_truncated_response(world: &World, cue: &str, most: u64, place: &str) {
+fn check_truncated_response(world: &World, cue: &str, limit: u64, case: &str) {
     let events = responses::events(
         world.addr,
-        response(cue, json!({"max_output_tokens": most})),
+        response(cue, json!({"max_output_tokens": limit})),
     );
     responses::check_order(&events);
     let answer = &events.last().expect("events")["response"];
-    assert_eq!(answer["status"], "incomplete", "{place}");
+    assert_eq!(answer["status"], "incomplete", "{case}");
     let is_done = |event: &&Value| event["type"] == "response.function_call_arguments.done";
     let done: Vec<String> = events
         .iter()
         .filter(is_done)
         .map(|event| text(&event["arguments"]))
         .collect();
-    let completed: Vec<String> = of_response(answer)
+    let completed: Vec<String> = response_calls(answer)
         .into_iter()
         .map(|(_, arguments)| arguments)
         .collect();
-    assert_eq!(done, completed, "{place}");
+    assert_eq!(done, completed, "{case}");
     for arguments in completed {
         serde_json::from_str::<Value>(&arguments).expect("complete calls only");
     }
@@ -362,12 +361,12 @@ fn check_truncated_response(world: &World, cue: &str, most: u64, place: &str) {
 fn the_input_of_a_custom_tool_is_sent_whole_or_not_at_all() {
     let line = call("shell", r#"{"input": "rm -rf /tmp/x"}"#);
     let world = World::scripted(&[("tidy", &line)]);
-    let body = |most: u64| json!({"input": "tidy", "tools": [{"type": "custom", "name": "shell"}], "max_output_tokens": most});
+    let body = |limit: u64| json!({"input": "tidy", "tools": [{"type": "custom", "name": "shell"}], "max_output_tokens": limit});
     let whole = post(world.addr, RESPONSES, &body(200)).ok();
     assert_eq!(whole["output"][0]["input"], "rm -rf /tmp/x");
     let tokens = whole["usage"]["output_tokens"].as_u64().expect("a number");
-    for most in 1..tokens {
-        for event in responses::events(world.addr, body(most)) {
+    for limit in 1..tokens {
+        for event in responses::events(world.addr, body(limit)) {
             let item = &event["item"];
             let is_whole = item["status"] == "completed";
             let sent = [&event["delta"], &event["input"], &item["input"]];

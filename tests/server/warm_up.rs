@@ -109,7 +109,7 @@ fn time_limits_end_requests_with_503_and_name_the_limit() {
 }
 
 #[test]
-fn time_limits_must_be_seconds() {
+fn time_limits_must_be_positive_numbers() {
     let world = World::new();
     for limit in [json!(0), json!(-1.0), json!("1"), json!(true)] {
         let call = json!({"text": "x", "waiting_timeout": limit});

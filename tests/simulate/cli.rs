@@ -40,7 +40,7 @@ fn mooncake() -> String {
 }
 
 #[test]
-fn prompts_alone_give_the_curve_as_table_json_and_plot() {
+fn prompts_alone_give_the_hit_rate_curve_as_table_json_and_plot() {
     let trace = mooncake();
     let table = stdout(&[&trace, "--prompts-only"]);
     let cells = |row: &str| {
@@ -107,11 +107,11 @@ fn pages_of_a_replay_may_be_as_large_as_a_block_or_larger() {
     assert_eq!(hits(&["--page-size", "512"]), hits(&[]));
     assert!(hits(&["--page-size", "1024"]) <= hits(&[]));
     let refused = simulate(&[&trace, "--page-size", "512"]);
-    assert!(!refused.status.success(), "engine pages are smaller");
+    assert!(!refused.status.success(), "pages of an engine are smaller");
 }
 
 #[test]
-fn a_load_gives_percentiles_counts_and_moments() {
+fn a_load_gives_percentiles_counts_and_a_timeline() {
     let dir = tempfile::tempdir().expect("a folder");
     let plot = dir.path().join("run.svg");
     let plot_file = plot.to_string_lossy();
@@ -227,7 +227,7 @@ fn check_plot(file: &std::path::Path, parts: &[&str]) {
 }
 
 #[test]
-fn invalid_simulations_give_one_line() {
+fn invalid_simulations_are_refused() {
     let trace = mooncake();
     let cases: [(&[&str], i32, &str); 13] = [
         (&["/nonexistent"], 1, "/nonexistent"),
@@ -255,7 +255,7 @@ fn invalid_simulations_give_one_line() {
         (
             &["--disk-bytes", "1"],
             2,
-            "kv_disk_bytes: is 1, must be at least",
+            "kv_disk_bytes is 1, must be at least",
         ),
         (
             &["--disk-bytes", "1G", "--page-size", "48"],

@@ -52,7 +52,7 @@ fn trace(load: &SyntheticLoad) -> Trace {
     load.trace().expect("the load is valid")
 }
 
-/// Seconds of a decode on the H100: 150 µs, and all weights but the embedding, two bytes each at 85 % of 3,350 GB/s.
+/// Seconds of a decode step on the H100: 150 µs, and all 16-bit weights but the embedding at 85 % of 3,350 GB/s.
 const DECODE_S: f64 = 150e-6 + (8.03e9 - 0.525e9) * 2.0 / (3350e9 * 0.85);
 
 #[test]
@@ -177,7 +177,7 @@ fn a_full_queue_delays_requests_and_prompts_that_cannot_fit_are_refused() {
 }
 
 #[test]
-fn the_same_load_gives_the_same_outcome_and_a_page_size_changes_no_count() {
+fn the_same_load_gives_the_same_outcome_and_any_page_size_the_same_number_of_prompt_tokens() {
     let trace = mooncake(Some(150));
     let outcome = |page_size| {
         let config = EngineConfig {

@@ -1,4 +1,4 @@
-//! Tests of the simulated engine with a KV store: a load computed by hand, the hits of a naive store, and busy loads.
+//! Tests of the simulated engine with a KV store: times computed by hand, the hits of a naive store, and busy loads.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -100,7 +100,7 @@ fn an_evicted_prompt_is_loaded_in_the_time_that_the_disk_takes() {
     );
     let store = with.store.expect("the outcome has a store");
     assert_eq!(store.read, 15);
-    // 1,049 tokens of each prompt and its output are stored, in 16 blocks. The last block of the third request differs.
+    // A prompt and its output have 1,049 computed tokens, in 16 whole blocks. The third request's last one may be new.
     assert!((32..=33).contains(&store.written), "{store:?}");
     let block_bytes = 64.0 * TOKEN_BYTES;
     let fetch_s = 100e-6 + 15.0 * block_bytes / 0.68e9;
@@ -116,7 +116,7 @@ fn an_evicted_prompt_is_loaded_in_the_time_that_the_disk_takes() {
     assert!((with.disk_hit_rate() + with.memory_hit_rate() - with.hit_rate()).abs() < 1e-12);
 }
 
-/// Random conversations with several turns, in blocks of 64 tokens and more.
+/// Random conversations with up to three turns of 512 tokens each, as runs (first block, tokens).
 fn conversations(n: usize) -> Vec<Vec<(u32, u32)>> {
     let mut random: u64 = 7;
     let mut below = |n: u32| {

@@ -41,7 +41,7 @@ fn the_fixtures_have_the_published_counts() {
 }
 
 #[test]
-fn times_are_read_with_and_without_fraction_and_zone_and_put_in_order() {
+fn times_are_read_with_or_without_fraction_or_zone_and_sorted() {
     let csv = "\u{feff}ContextTokens, TIMESTAMP ,GeneratedTokens\n\
                7,2024-05-10 00:00:02+00:00,3\n5,2024-05-10 00:00:00.5000000,0\n0,2024-05-10 00:00:00,4\n9,2024-05-10 00:00:01.009930+00:00,1\n";
     let trace = parsed(csv).expect("the text is a trace");
@@ -61,7 +61,7 @@ fn times_are_read_with_and_without_fraction_and_zone_and_put_in_order() {
 }
 
 #[test]
-fn a_zone_counts_with_and_without_a_fraction() {
+fn time_zones_apply_with_and_without_a_fraction() {
     let csv = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
                2024-05-10 02:00:00.5+02:00,1,1\n2024-05-09T18:30:01-0530,2,1\n2024-05-10 00:00:02.25Z,3,1\n\
                2024-05-09 21:00:03.125-03,4,1\n2024-05-10 00:00:04 UTC,5,1\n";

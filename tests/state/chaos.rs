@@ -9,7 +9,7 @@
 //! `SOUFFLEUR_CHAOS_SCALE=20` makes every run twenty times as long; `SOUFFLEUR_CHAOS_SEED` selects other runs.
 
 use crate::chaos_load::{Chaos, Seen};
-use crate::chaos_table::{Mix, table};
+use crate::chaos_table::{Factors, table};
 
 /// Requests in each run of the table.
 const N_REQUESTS: usize = 1_000;
@@ -21,14 +21,14 @@ fn from_environment(name: &str, default: usize) -> usize {
     value.map_or(default, |value| value.parse().expect("a number"))
 }
 
-#[allow(clippy::print_stdout)] // the setup of a failed run; with --nocapture, the counts of every run
-fn run(mix: Mix, number: usize, n_requests: usize) -> Seen {
+#[allow(clippy::print_stdout)] // shows the setup of a failed run; with --nocapture, the counts of every run
+fn run(factors: Factors, number: usize, n_requests: usize) -> Seen {
     let seed = from_environment("SOUFFLEUR_CHAOS_SEED", 0) << 16 | number;
     let n_requests = n_requests * from_environment("SOUFFLEUR_CHAOS_SCALE", 1);
-    let mut chaos = Chaos::new(mix, seed as u64);
+    let mut chaos = Chaos::new(factors, seed as u64);
     println!("run {number} with seed {seed}: {:?}", chaos.world.setup);
     chaos.run(n_requests);
-    assert_eq!(chaos.world.lives.len(), n_requests);
+    assert_eq!(chaos.world.views.len(), n_requests);
     assert!(chaos.world.checked_orders() > 0);
     let (steps, waits) = (chaos.world.waits.steps(), chaos.world.waits.seen);
     println!("{steps} steps, {waits:?}; {:?}", chaos.seen);
@@ -40,9 +40,9 @@ fn run(mix: Mix, number: usize, n_requests: usize) -> Seen {
 fn run_table(page_size: u32) {
     let runs = table().into_iter().enumerate();
     let mut sums = Seen::default().all();
-    for (number, mix) in runs.filter(|(_, mix)| mix.page_size == page_size) {
-        let seen = run(mix, number, N_REQUESTS);
-        assert!(seen.chunks == 0 || mix.chunk_tokens.is_some());
+    for (number, factors) in runs.filter(|(_, factors)| factors.page_size == page_size) {
+        let seen = run(factors, number, N_REQUESTS);
+        assert!(seen.chunks == 0 || factors.chunk_tokens.is_some());
         for (sum, (_, n)) in sums.iter_mut().zip(seen.all()) {
             sum.1 += n;
         }
@@ -57,8 +57,8 @@ fn run_table(page_size: u32) {
     }
 }
 
-fn run_long(mix: Mix) {
-    let seen = run(mix, 1_000 + mix.page_size as usize, N_REQUESTS_LONG);
+fn run_long(factors: Factors) {
+    let seen = run(factors, 1_000 + factors.page_size as usize, N_REQUESTS_LONG);
     assert!(seen.evicted_tokens > 0 && seen.closed > 10, "{seen:?}");
 }
 
@@ -82,7 +82,7 @@ fn chaos_table_keeps_every_guarantee_with_pages_of_64() {
     run_table(64);
 }
 
-const LONG: Mix = Mix {
+const LONG: Factors = Factors {
     policy: "fcfs",
     eviction: Some("lru"),
     page_size: 1,
@@ -95,7 +95,7 @@ const LONG: Mix = Mix {
 
 #[test]
 fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_1() {
-    run_long(Mix {
+    run_long(Factors {
         policy: "lpm",
         mixed_chunk: true,
         priority: true,
@@ -105,7 +105,7 @@ fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_1() {
 
 #[test]
 fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_4() {
-    run_long(Mix {
+    run_long(Factors {
         page_size: 4,
         chunk_tokens: Some(32),
         ..LONG
@@ -114,7 +114,7 @@ fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_4() {
 
 #[test]
 fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_16() {
-    run_long(Mix {
+    run_long(Factors {
         page_size: 16,
         policy: "hrrn",
         eviction: Some("slru"),
@@ -125,7 +125,7 @@ fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_16() {
 
 #[test]
 fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_64() {
-    run_long(Mix {
+    run_long(Factors {
         page_size: 64,
         policy: "dfs-weight",
         eviction: Some("tlru"),

@@ -8,16 +8,15 @@ use souffleur_state::pool::window_pool::WindowLimits;
 use souffleur_state::scheduler::BatchRules;
 use souffleur_state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
-use crate::chaos_table::Mix;
+use crate::chaos_table::Factors;
 use crate::grammars::HashedGrammar;
 use crate::scheduler_watch::Stage;
-use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
+use crate::scheduler_world::{Ask, Outcome, Setup, VOCAB, World};
 
 const N_FAMILIES: usize = 8;
 const FAMILY_TOKENS: usize = 240;
 /// The number of latest requests whose conversations may be continued.
 const RECENT: usize = 40;
-/// Plans between two comparisons of whole sets.
 const SETS_EVERY: usize = 64;
 
 /// SplitMix64: the same sequence at every run, on every machine.
@@ -68,7 +67,7 @@ pub struct Seen {
     pub stopped: usize,
     pub timed_out: usize,
     pub failed_steps: usize,
-    pub swaps: usize,
+    pub policy_changes: usize,
     pub pins: usize,
     /// How often arrivals stopped until all requests had ended.
     pub closed: usize,
@@ -98,9 +97,9 @@ impl Seen {
             ("stop strings", self.stopped),
             ("timeouts", self.timed_out),
             ("failed steps", self.failed_steps),
-            ("policy swaps", self.swaps),
+            ("policy swaps", self.policy_changes),
             ("pins", self.pins),
-            ("closed sets", self.closed),
+            ("pauses until all had ended", self.closed),
             ("resumed chunks", self.resumed),
             ("orders by priority or retraction", self.by_class),
             ("orders by arrival", self.by_arrival),
@@ -117,8 +116,8 @@ impl Seen {
 pub struct Chaos {
     pub world: World,
     pub seen: Seen,
-    swaps: bool,
-    fails: bool,
+    policy_changes: bool,
+    fails_steps: bool,
     /// Prompts are short and outputs long; little memory is reserved for outputs, so they outgrow the pool.
     long_outputs: bool,
     families: Vec<Vec<u32>>,
@@ -126,10 +125,10 @@ pub struct Chaos {
 }
 
 impl Chaos {
-    pub fn new(mix: Mix, seed: u64) -> Self {
+    pub fn new(factors: Factors, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let long_outputs = random.percent(50);
-        let mut setup = setup(mix, long_outputs, &mut random);
+        let mut setup = setup(factors, long_outputs, &mut random);
         setup.states = states(&setup, seed);
         setup.windows = windows(&setup, seed);
         let family = |random: &mut Random| -> Vec<u32> {
@@ -139,8 +138,8 @@ impl Chaos {
         Self {
             world: World::new(setup),
             seen: Seen::default(),
-            swaps: random.percent(50),
-            fails: random.percent(40),
+            policy_changes: random.percent(50),
+            fails_steps: random.percent(40),
             long_outputs,
             families: (0..N_FAMILIES).map(|_| family(&mut random)).collect(),
             random,
@@ -149,17 +148,17 @@ impl Chaos {
 
     /// Runs waves of requests; after some of them, no request arrives until all have ended.
     pub fn run(&mut self, n_requests: usize) {
-        while self.world.lives.len() < n_requests {
+        while self.world.views.len() < n_requests {
             let waves = if self.long_outputs { 10..60 } else { 10..160 };
-            let left = n_requests - self.world.lives.len();
+            let left = n_requests - self.world.views.len();
             let wave = self.random.within(waves).min(left);
             self.arrive(wave);
             // An idle engine resets its estimate of outputs, and overcommits again.
             if self.random.percent(if self.long_outputs { 80 } else { 50 }) {
-                self.close();
+                self.wait_for_all();
             }
         }
-        self.close();
+        self.wait_for_all();
         self.world.assert_clean();
         self.take_counters();
     }
@@ -182,16 +181,16 @@ impl Chaos {
         self.seen.by_output += waits.by_output;
         self.seen.by_fallback += waits.by_fallback;
         self.seen.by_free += waits.by_free;
-        let lives = self.world.lives.iter();
-        self.seen.timed_out += lives.filter(|life| life.timed_out()).count();
+        let views = self.world.views.iter();
+        self.seen.timed_out += views.filter(|view| view.timed_out()).count();
     }
 
     fn arrive(&mut self, wave: usize) {
-        let target = self.world.lives.len() + wave;
+        let target = self.world.views.len() + wave;
         let at_once = self.random.percent(30);
-        while self.world.lives.len() < target {
+        while self.world.views.len() < target {
             let burst = if at_once { wave } else { self.random.below(4) };
-            for _ in 0..burst.min(target - self.world.lives.len()) {
+            for _ in 0..burst.min(target - self.world.views.len()) {
                 let ask = self.ask();
                 self.world.submit(ask).expect("every prompt fits the pool");
             }
@@ -199,9 +198,9 @@ impl Chaos {
         }
     }
 
-    /// No request arrives until all have ended.
-    fn close(&mut self) {
-        while !self.world.alive().is_empty() {
+    /// Runs without arrivals until all requests have ended.
+    fn wait_for_all(&mut self) {
+        while !self.world.not_ended().is_empty() {
             self.turn();
         }
         self.seen.closed += 1;
@@ -218,11 +217,11 @@ impl Chaos {
         if self.random.percent(12) {
             self.interfere();
         }
-        let fate = self.fate();
-        let has_ended = self.world.end_step(fate);
-        self.seen.failed_steps += usize::from(has_ended && fate != Fate::Done);
+        let outcome = self.outcome();
+        let has_ended = self.world.end_step(outcome);
+        self.seen.failed_steps += usize::from(has_ended && outcome != Outcome::Done);
         if self.random.percent(20) {
-            self.world.pass(0.25);
+            self.world.pass_time(0.25);
         }
         let is_stuck = !has_advanced && !has_ended && !self.world.advance();
         assert!(
@@ -232,12 +231,16 @@ impl Chaos {
         );
     }
 
-    fn fate(&mut self) -> Fate {
-        if !self.fails || self.random.below(400) > 0 {
-            return Fate::Done;
+    fn outcome(&mut self) -> Outcome {
+        if !self.fails_steps || self.random.below(400) > 0 {
+            return Outcome::Done;
         }
-        let fates = [Fate::Rejected, Fate::LostBeforeItRan, Fate::LostAfterItRan];
-        fates[self.random.below(fates.len())]
+        let outcomes = [
+            Outcome::Rejected,
+            Outcome::LostBeforeItRan,
+            Outcome::LostAfterItRan,
+        ];
+        outcomes[self.random.below(outcomes.len())]
     }
 
     fn interfere(&mut self) {
@@ -252,7 +255,7 @@ impl Chaos {
                 self.world.expire_pins(now_s);
             }
             16 => self.advance_in_time(),
-            _ if self.swaps => self.swap(),
+            _ if self.policy_changes => self.change_policy(),
             _ => {}
         }
     }
@@ -266,7 +269,7 @@ impl Chaos {
             Stage::Ending,
         ];
         let stage = stages[self.random.below(stages.len())];
-        let mut in_stage = self.world.alive();
+        let mut in_stage = self.world.not_ended();
         in_stage.retain(|number| self.world.watch.stage(*number) == stage);
         let Some(number) = self.random.pick(&in_stage) else {
             return;
@@ -285,10 +288,10 @@ impl Chaos {
     }
 
     fn stop(&mut self) {
-        let mut decoding = self.world.alive();
-        decoding.retain(|number| !self.world.lives[*number].delivered.is_empty());
+        let mut decoding = self.world.not_ended();
+        decoding.retain(|number| !self.world.views[*number].delivered.is_empty());
         if let Some(number) = self.random.pick(&decoding) {
-            let kept = self.random.below(self.world.lives[number].delivered.len()) + 1;
+            let kept = self.random.below(self.world.views[number].delivered.len()) + 1;
             self.world.stop_found(number, kept);
             self.seen.stopped += 1;
         }
@@ -317,11 +320,11 @@ impl Chaos {
 
     fn advance_in_time(&mut self) {
         let seconds = self.random.below(8) as f64 / 4.0;
-        self.world.pass(seconds);
+        self.world.pass_time(seconds);
     }
 
-    fn swap(&mut self) {
-        self.seen.swaps += 1;
+    fn change_policy(&mut self) {
+        self.seen.policy_changes += 1;
         if self.random.percent(60) {
             let names: Vec<_> = schedule_policy_names().collect();
             let name = names[self.random.below(names.len())];
@@ -376,7 +379,7 @@ impl Chaos {
                 waiting_s,
                 running_s,
             },
-            anchors: anchors(&prompt, self.world.lives.len()),
+            anchors: anchors(&prompt, self.world.views.len()),
             prompt,
             grammar: self.grammar(),
         }
@@ -384,7 +387,7 @@ impl Chaos {
 
     /// Every eighth request has a grammar; grammars consume none of the load's random numbers.
     fn grammar(&self) -> Option<HashedGrammar> {
-        let number = self.world.lives.len();
+        let number = self.world.views.len();
         let opening: Vec<u32> = (0..number as u32 / 8 % 6).map(|token| token + 7).collect();
         number.is_multiple_of(8).then(|| HashedGrammar {
             seed: number as u32,
@@ -397,13 +400,13 @@ impl Chaos {
 
     /// Turns the prompt into a further turn of a conversation: an earlier request's prompt and output come first.
     fn continue_earlier(&mut self, prompt: &mut Vec<u32>) {
-        let n = self.world.lives.len();
+        let n = self.world.views.len();
         if n == 0 || !self.random.percent(15) {
             return;
         }
-        let life = &self.world.lives[n - 1 - self.random.below(n.min(RECENT))];
-        let mut longer = life.ask.prompt.clone();
-        longer.extend(&life.delivered);
+        let view = &self.world.views[n - 1 - self.random.below(n.min(RECENT))];
+        let mut longer = view.ask.prompt.clone();
+        longer.extend(&view.delivered);
         longer.extend_from_slice(&prompt[prompt.len().saturating_sub(20)..]);
         *prompt = longer;
     }
@@ -445,16 +448,16 @@ fn anchors(prompt: &[u32], number: usize) -> Vec<u32> {
 }
 
 /// A pool for a few requests, which reserves little memory for their outputs.
-fn setup(mix: Mix, long_outputs: bool, random: &mut Random) -> Setup {
-    let n_pages = match mix.page_size {
+fn setup(factors: Factors, long_outputs: bool, random: &mut Random) -> Setup {
+    let n_pages = match factors.page_size {
         64 => random.within(14..32),
         page_size => random.within(400..1000) / page_size as usize,
     };
     let rules = BatchRules {
-        mixed_chunk: mix.mixed_chunk,
-        prefill_decode_interval: mix.decode_interval,
+        mixed_chunk: factors.mixed_chunk,
+        prefill_decode_interval: factors.decode_interval,
         prefill_decode_interval_min_bs: random.below(3),
-        priority: mix.priority.then(|| PriorityRules {
+        priority: factors.priority.then(|| PriorityRules {
             low_values_first: random.percent(50),
             preemption_threshold: Some(random.below(20) as i64),
             max_requests: if random.percent(30) { 100 } else { usize::MAX },
@@ -462,17 +465,17 @@ fn setup(mix: Mix, long_outputs: bool, random: &mut Random) -> Setup {
         max_prefill_step_ms: n_pages.is_multiple_of(3).then_some(40),
     };
     Setup {
-        page_size: mix.page_size,
+        page_size: factors.page_size,
         n_pages: n_pages as u32,
         n_rows: random.within(if long_outputs { 12..24 } else { 5..15 }) as u32,
-        chunk_tokens: mix.chunk_tokens,
-        prefix_wait: mix.prefix_wait,
-        has_radix_cache: mix.eviction.is_some(),
+        chunk_tokens: factors.chunk_tokens,
+        prefix_wait: factors.prefix_wait,
+        has_radix_cache: factors.eviction.is_some(),
         conservativeness: [0.0, 0.1, 0.3][random.below(3)],
         rules,
-        policy: mix.policy,
+        policy: factors.policy,
         priority: PriorityOrder::Ignored,
-        eviction: mix.eviction.unwrap_or("lru"),
+        eviction: factors.eviction.unwrap_or("lru"),
         sets_every: SETS_EVERY,
         ..Setup::default()
     }

@@ -17,7 +17,7 @@ const MIXED: usize = 3;
 const CHUNK: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Mix {
+pub struct Factors {
     pub policy: &'static str,
     /// `None` disables the prefix cache.
     pub eviction: Option<&'static str>,
@@ -39,7 +39,6 @@ fn evictions() -> Vec<Option<&'static str>> {
     EvictionPolicy::names().map(Some).chain([None]).collect()
 }
 
-/// The number of runs in the table.
 pub fn n_runs() -> usize {
     policies().len() * evictions().len() + N_RANDOM
 }
@@ -124,9 +123,9 @@ fn best_value(row: &Row, factor: usize, missing: &HashSet<Pair>, random: &mut Ra
     ranked.max().map_or(0, |(_, _, value)| value)
 }
 
-fn mix_of(row: &Row) -> Mix {
+fn factors_of(row: &Row) -> Factors {
     let page_size = PAGE_SIZES[row[2]];
-    Mix {
+    Factors {
         policy: policies()[row[0]],
         eviction: evictions()[row[CACHE]],
         page_size,
@@ -138,8 +137,8 @@ fn mix_of(row: &Row) -> Mix {
     }
 }
 
-pub fn table() -> Vec<Mix> {
-    rows().iter().map(mix_of).collect()
+pub fn table() -> Vec<Factors> {
+    rows().iter().map(factors_of).collect()
 }
 
 #[test]

@@ -195,7 +195,7 @@ fn output_can_be_evicted_without_the_prompt() {
 }
 
 #[test]
-fn prompt_outlives_the_output_of_others_under_the_priority_policy() {
+fn priority_policy_evicts_the_output_of_a_request_before_prompts() {
     let mut memory = Memory::new(1, "priority", 32);
     memory.run_request(&numbers(0..4), 4);
     memory.run_request(&numbers(100..108), 4);
@@ -266,7 +266,7 @@ fn empty_salt_is_no_salt_but_an_empty_extra_key_is_a_key() {
 }
 
 #[test]
-fn match_of_all_but_the_last_token_leaves_one_to_compute() {
+fn match_without_the_last_token_ends_at_a_page() {
     for (page_size, expected) in [(1, 15), (4, 12), (16, 0)] {
         let mut memory = Memory::new(page_size, "lru", 32);
         let prompt = numbers(0..16);
@@ -291,7 +291,7 @@ fn eviction_takes_whole_nodes_and_continues_with_parents_that_became_leaves() {
 }
 
 #[test]
-fn checkpoint_cut_back_into_the_locked_prefix_keeps_lock_and_pages() {
+fn checkpoint_shorter_than_the_locked_prefix_keeps_lock_and_pages() {
     let mut memory = Memory::new(4, "lru", 16);
     let sequence = numbers(0..16);
     memory.insert(&sequence);

@@ -8,6 +8,7 @@ use souffleur_request::RequestTimeouts;
 use crate::deterministic_runner;
 use crate::scheduler_world::{Ask, EOS, Setup, VOCAB, World};
 
+/// More output tokens than the steps that run before any timeout here.
 const FOREVER: usize = 200;
 
 fn one_row() -> World {
@@ -30,7 +31,7 @@ fn limited(prompt: Vec<u32>, waiting_s: Option<f64>, running_s: Option<f64>) -> 
 
 #[track_caller]
 fn assert_timeout(world: &World, number: usize, expected: &RequestError, text: &str) {
-    let failure = world.lives[number].failure();
+    let failure = world.views[number].failure();
     assert_eq!(failure, Some(expected));
     let failure = failure.expect("the request must have failed");
     assert!(failure.to_string().contains(text), "{failure}");
@@ -44,9 +45,9 @@ fn a_request_waits_no_longer_than_it_may() {
     world.turn();
     world.submit(limited(vec![2; 10], Some(1.5), None));
     world.turn();
-    world.pass(1.4);
-    assert_eq!(world.lives[1].end, None);
-    world.pass(0.2);
+    world.pass_time(1.4);
+    assert_eq!(world.views[1].end, None);
+    world.pass_time(0.2);
     let error = RequestError::waiting_timeout(1.5);
     assert_timeout(
         &world,
@@ -63,12 +64,12 @@ fn a_request_runs_no_longer_than_it_may_and_gives_everything_back() {
     world.submit(limited(vec![1; 10], Some(1.0), Some(3.0)));
     world.turn();
     // The running time begins here; the waiting limit no longer applies.
-    world.pass(5.0);
+    world.pass_time(5.0);
     world.turn();
-    world.pass(2.9);
-    assert_eq!(world.lives[0].end, None);
+    world.pass_time(2.9);
+    assert_eq!(world.views[0].end, None);
     world.turn();
-    world.pass(0.2);
+    world.pass_time(0.2);
     let error = RequestError::running_timeout(3.0);
     assert_timeout(
         &world,
@@ -76,7 +77,7 @@ fn a_request_runs_no_longer_than_it_may_and_gives_everything_back() {
         &error,
         "ran for 3000 ms, which is its limit (running_timeout",
     );
-    assert!(!world.lives[0].delivered.is_empty());
+    assert!(!world.views[0].delivered.is_empty());
     world.assert_clean();
 }
 
@@ -88,11 +89,11 @@ fn a_prefill_in_chunks_can_run_out_of_time() {
     });
     world.submit(limited((0..90).collect(), None, Some(1.0)));
     world.turn();
-    world.pass(0.0);
+    world.pass_time(0.0);
     world.turn();
-    world.pass(1.0);
+    world.pass_time(1.0);
     assert_timeout(&world, 0, &RequestError::running_timeout(1.0), "ran");
-    assert!(world.lives[0].delivered.is_empty());
+    assert!(world.views[0].delivered.is_empty());
     world.assert_clean();
 }
 
@@ -118,14 +119,14 @@ fn a_retracted_request_is_running_and_not_waiting() {
     for _ in 0..4 {
         world.turn();
     }
-    world.pass(0.5);
+    world.pass_time(0.5);
     while !(0..2).any(|number| world.is_retracted(number)) {
         assert!(world.turn(), "no request was retracted");
     }
-    world.pass(10.0);
+    world.pass_time(10.0);
     let retracted = (0..2).find(|number| world.is_retracted(*number));
     let retracted = retracted.expect("the retracted request must still wait for memory");
-    world.pass(40.0);
+    world.pass_time(40.0);
     assert_timeout(
         &world,
         retracted,
@@ -169,7 +170,6 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Requests expire between any two legs of a plan, some of them retracted: each ends once, and nothing leaks.
 #[test]
 fn requests_that_expire_at_any_moment_end_once_and_leak_nothing() {
     let ops = prop::collection::vec(op(), 1..80);
@@ -198,7 +198,7 @@ fn requests_that_expire_at_any_moment_end_once_and_leak_nothing() {
                     Op::Advance => {
                         world.advance();
                     }
-                    Op::Pass(seconds) => world.pass(f64::from(seconds)),
+                    Op::Pass(seconds) => world.pass_time(f64::from(seconds)),
                 }
             }
             world.assert_clean();

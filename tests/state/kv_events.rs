@@ -15,13 +15,12 @@ use crate::Memory;
 use crate::chaos_load::{Chaos, Random};
 use crate::chaos_table::{n_runs, table};
 
-/// Requests in each chaos run.
 const N_REQUESTS: usize = 200;
 /// Lists of changes between two full comparisons in a chaos run.
 const COMPARED_EVERY: usize = 16;
 
 /// A reader of KV events, and a naive copy of the cache's nodes to compare it with.
-pub struct Account {
+pub struct KvReader {
     block_size: usize,
     mirror: BlockMirror,
     events: EventBatches,
@@ -42,7 +41,7 @@ struct Block {
     salt: Option<String>,
 }
 
-impl Account {
+impl KvReader {
     pub fn new(page_size: PageSize, block_size: usize) -> Self {
         Self {
             block_size,
@@ -66,7 +65,7 @@ impl Account {
         self.lists += 1;
         for change in std::mem::take(&mut self.changes) {
             self.mirror.apply(&change, &mut self.events);
-            self.note(change);
+            self.apply_to_nodes(change);
         }
         for event in self.events.take().into_iter().flatten() {
             self.apply(event);
@@ -76,7 +75,7 @@ impl Account {
         }
     }
 
-    fn note(&mut self, change: CacheChange) {
+    fn apply_to_nodes(&mut self, change: CacheChange) {
         match change {
             CacheChange::Stored {
                 node,
@@ -207,7 +206,7 @@ fn key(random: &mut Random) -> Vec<u32> {
 fn run_tree(page_size: u32, block_size: usize, seed: u64) {
     let mut random = Random::new(seed);
     let mut memory = Memory::new(page_size, "lru", 4_000);
-    let mut account = Account::new(memory.page_size, block_size);
+    let mut reader = KvReader::new(memory.page_size, block_size);
     memory.tree.record_changes();
     let namespaces = [
         Namespace::default(),
@@ -241,17 +240,17 @@ fn run_tree(page_size: u32, block_size: usize, seed: u64) {
         if memory.pool.free_pages() < 100 {
             memory.evict(1_000);
         }
-        account.take_changes(&mut memory.tree);
-        account.compare_plain(&memory.tree);
+        reader.take_changes(&mut memory.tree);
+        reader.compare_plain(&memory.tree);
     }
     for lock in locks {
         memory.tree.unlock(lock);
     }
-    assert!(account.removed > 0 && account.cleared > 1);
+    assert!(reader.removed > 0 && reader.cleared > 1);
     memory.evict(usize::MAX);
-    account.take_changes(&mut memory.tree);
-    account.compare(&memory.tree);
-    assert!(account.known.is_empty());
+    reader.take_changes(&mut memory.tree);
+    reader.compare(&memory.tree);
+    assert!(reader.known.is_empty());
 }
 
 #[test]
@@ -267,24 +266,24 @@ fn the_reader_knows_the_blocks_of_a_tree_after_any_operation() {
 fn the_reader_knows_the_blocks_of_a_tree_after_every_plan_of_a_chaos_run() {
     let (mut windows, mut states, mut cleared) = (0, 0, 0);
     let runs = table().into_iter().enumerate();
-    let cached = runs.filter(|(_, mix)| mix.eviction.is_some());
-    for (number, mix) in cached.take(n_runs() / 2) {
-        let mut chaos = Chaos::new(mix, 7_000 + number as u64);
+    let cached = runs.filter(|(_, factors)| factors.eviction.is_some());
+    for (number, factors) in cached.take(n_runs() / 2) {
+        let mut chaos = Chaos::new(factors, 7_000 + number as u64);
         windows += usize::from(chaos.world.setup.windows.is_some());
         states += usize::from(chaos.world.setup.states.is_some());
-        let page = mix.page_size as usize;
-        let account = chaos.world.keep_account(match number % 3 {
+        let page = factors.page_size as usize;
+        let reader = chaos.world.read_kv_events(match number % 3 {
             0 => page,
             _ => page * 4,
         });
-        assert_eq!(account.lists, 0);
+        assert_eq!(reader.lists, 0);
         chaos.run(N_REQUESTS);
         let world = &mut chaos.world;
-        let account = world.account.as_mut().expect("an account");
-        account.take_changes(&mut world.states.cache);
-        account.compare(&world.states.cache);
-        assert!(account.lists > 20, "run {number}: {} lists", account.lists);
-        cleared += account.cleared - 1;
+        let reader = world.kv_reader.as_mut().expect("a reader");
+        reader.take_changes(&mut world.states.cache);
+        reader.compare(&world.states.cache);
+        assert!(reader.lists > 20, "run {number}: {} lists", reader.lists);
+        cleared += reader.cleared - 1;
     }
     assert!(windows > 0 && states > 0 && cleared > 0);
 }
@@ -311,7 +310,7 @@ fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks()
         let mut random = Random::new(seed);
         let mut memory = Memory::new(1, "lru", 60_000);
         memory.tree.record_changes();
-        let mut account = Account::new(memory.page_size, 2);
+        let mut reader = KvReader::new(memory.page_size, 2);
         let tokens = |random: &mut Random| -> Vec<u32> {
             let len = random.within(4..12);
             (0..len).map(|_| random.below(4) as u32).collect()
@@ -326,7 +325,7 @@ fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks()
         memory.tree.record_changes();
         let mut parts = 0;
         loop {
-            account.take_changes(&mut memory.tree);
+            reader.take_changes(&mut memory.tree);
             parts += 1;
             if !memory.tree.has_pending_changes() {
                 break;
@@ -338,6 +337,6 @@ fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks()
             memory.evict(random.below(200));
         }
         assert!(parts > 3, "{parts}");
-        account.compare_plain(&memory.tree);
+        reader.compare_plain(&memory.tree);
     }
 }

@@ -18,7 +18,7 @@ use crate::deterministic_runner;
 
 const CASES_PER_CACHE: u32 = 60;
 const MAX_EVENTS: usize = 80;
-/// Few enough that eviction and retraction are common.
+/// Few enough that sequences often evict others' prefixes, or end for lack of memory.
 const POOL_PAGES: u32 = 40;
 const NO_CACHE: &str = "none";
 
@@ -168,8 +168,8 @@ impl Engine {
                 token, extra_pages, ..
             } => !is_prefilled || self.decode(&mut sequence, token, extra_pages),
             Event::Finish { cut, .. } => {
-                let owned = sequence.committed - cut.min(sequence.committed);
-                self.checkpoint(&mut sequence, owned);
+                let published = sequence.committed - cut.min(sequence.committed);
+                self.checkpoint(&mut sequence, published);
                 false
             }
             _ => false,
@@ -246,12 +246,12 @@ impl Engine {
         sequence.committed = end;
     }
 
-    fn checkpoint(&mut self, sequence: &mut Sequence, owned: usize) {
+    fn checkpoint(&mut self, sequence: &mut Sequence, published: usize) {
         let before = sequence.protected_pages;
         let owner = Arc::from(&sequence.tokens[..]);
         let done = self.cache.checkpoint(Checkpoint {
             namespace: &sequence.namespace,
-            tokens: &sequence.tokens[..owned],
+            tokens: &sequence.tokens[..published],
             owner: Some(&owner),
             prompt_tokens: sequence.prompt_tokens,
             protected_pages: before,

@@ -52,6 +52,7 @@ use souffleur_state::cache::radix_tree::{Insert, RadixTree};
 use souffleur_state::pool::page_pool::PagePool;
 use souffleur_state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
 
+/// A radix tree with its page pool.
 struct Memory {
     page_size: PageSize,
     pool: PagePool,
@@ -187,7 +188,7 @@ struct Held {
     inserted_tokens: usize,
 }
 
-/// The same cases at every run, on every machine.
+/// A runner that generates the same cases at every run, on every machine.
 fn deterministic_runner(cases: u32) -> TestRunner {
     let config = Config {
         cases,

@@ -85,7 +85,7 @@ fn insert_owned(memory: &mut Memory, owner: &Arc<[u32]>, n_tokens: usize) {
 }
 
 #[test]
-fn long_prompt_is_not_copied_unless_much_of_it_is_not_cached() {
+fn prompt_is_shared_with_the_tree_if_most_of_it_is_in_the_new_node() {
     let mut memory = Memory::new(1, "lru", 100_000);
     let prompt: Arc<[u32]> = (0..10_000).collect();
     insert_owned(&mut memory, &prompt, 9_000);

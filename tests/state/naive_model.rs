@@ -21,7 +21,7 @@ fn tree_agrees_with_the_naive_model() {
         for page_size in [1, 4, 16, 64] {
             let operations = vec(operation(), 1..MAX_OPERATIONS);
             let outcome = deterministic_runner(CASES_PER_TREE).run(&operations, |operations| {
-                Pair::new(page_size, policy_of(policy, page_size as usize)).run(&operations)
+                TreeAndModel::new(page_size, policy_of(policy, page_size as usize)).run(&operations)
             });
             outcome.unwrap_or_else(|error| panic!("{policy}, page size {page_size}: {error}"));
         }
@@ -353,15 +353,14 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// The tree and its model.
-pub struct Pair {
+pub struct TreeAndModel {
     memory: Memory,
     model: Model,
     spaces: [Namespace; 3],
     locks: Vec<(NodeLock, usize, Vec<u32>)>,
 }
 
-impl Pair {
+impl TreeAndModel {
     pub fn new(page_size: u32, policy: EvictionPolicy) -> Self {
         let spaces = [(None, None), (Some("lora"), None), (None, Some("salt"))];
         Self {

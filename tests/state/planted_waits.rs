@@ -82,8 +82,8 @@ impl Row {
 /// A log in which requests 0, 1 and 2 have arrived in this order.
 fn log() -> WaitLog {
     let mut log = WaitLog::new(WaitRules {
-        least_chunk: Some(CHUNK as usize),
-        owed_decodes: 1,
+        min_chunk: Some(CHUNK as usize),
+        due_decodes: 1,
         prefix_wait: false,
         priority_first: false,
         page_size: 1,
@@ -143,7 +143,7 @@ fn planted_retracted_request_at_the_back_of_the_queue_breaks_every_policys_order
         panics(|| {
             let mut log = log();
             step(&mut log, Guarantee::Nothing, &[Start(1)]);
-            log.evacuated(1, false);
+            log.put_back(1, false);
             // The last token of request 1 is in flight, so this step may exclude it.
             step(&mut log, Guarantee::Nothing, &[Start(0)]);
             rest.iter()
@@ -209,7 +209,7 @@ fn planted_order_of_a_real_scheduler_breaks_the_guaranteed_order() {
         panics(|| {
             let setup = Setup {
                 n_rows: 2,
-                // No check of the order by the naive model.
+                // Only the first order is compared with that of the naive model.
                 sets_every: usize::MAX,
                 ..Setup::default()
             };
@@ -222,7 +222,7 @@ fn planted_order_of_a_real_scheduler_breaks_the_guaranteed_order() {
                 max_new_tokens: 6,
                 ..Ask::default()
             };
-            // The first plan is checked regardless of `sets_every`.
+            // The first plan, which is always compared, has one request.
             world.submit(ask(1));
             world.turn();
             world.submit_all(&mut (2..9).map(ask));

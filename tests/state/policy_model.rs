@@ -9,7 +9,7 @@ use souffleur_state::plan::probe::ProbeKey;
 use souffleur_state::scheduler::policy::PriorityOrder;
 use souffleur_state::step::{RowWork, StepPlan};
 
-use crate::scheduler_requests::Life;
+use crate::scheduler_requests::RequestView;
 use crate::scheduler_world::World;
 
 /// Policies that probe the cache, and whether they fall back to arrival order when more than 128 wait.
@@ -94,8 +94,8 @@ impl OrderCheck {
         if !touched.is_empty() {
             self.touched.push((self.n_plans, touched));
         }
-        let fresh = admit.candidates.iter().filter(|c| c.continues_at.is_none());
-        let numbers: Vec<usize> = fresh.map(|c| world.number_of(c.seq)).collect();
+        let new_candidates = admit.candidates.iter().filter(|c| c.continues_at.is_none());
+        let numbers: Vec<usize> = new_candidates.map(|c| world.number_of(c.seq)).collect();
         let last = std::mem::replace(&mut self.last, numbers.clone());
         let is_retracted = |number: &usize| self.started.contains(number);
         if world.setup.rules.priority.is_some() {
@@ -119,10 +119,10 @@ impl OrderCheck {
             return;
         }
         let waits = |number: &usize| {
-            let life = &world.lives[*number];
-            life.end.is_none() && !life.flag.is_raised() && !is_retracted(number)
+            let view = &world.views[*number];
+            view.end.is_none() && !view.flag.is_raised() && !is_retracted(number)
         };
-        let queue: Vec<usize> = (0..world.lives.len()).filter(waits).collect();
+        let queue: Vec<usize> = (0..world.views.len()).filter(waits).collect();
         let policy = probing_policy.unwrap_or_else(|| world.states.scheduler.policy_name());
         if probed.is_none() {
             check_unprobed(policy, queue.len());
@@ -131,21 +131,20 @@ impl OrderCheck {
         let in_probe: Vec<usize> = probed.iter().flatten().map(|(number, _)| *number).collect();
         let place = |number: &usize| {
             (
-                worst_last(world.setup.priority_order(), &world.lives[*number]),
+                priority_key(world.setup.priority_order(), &world.views[*number]),
                 *number,
             )
         };
         assert!(in_probe.is_sorted_by_key(place), "{in_probe:?}");
         let model = Model {
-            lives: &world.lives,
+            views: &world.views,
             waited: |number: usize| self.prefilled - self.arrivals[number],
             page_size: world.setup.page_size as usize,
             probed: probed.into_iter().flatten().collect(),
             in_probe,
         };
         let mut expected = model.order(policy, queue);
-        expected
-            .sort_by_key(|number| worst_last(world.setup.priority_order(), &world.lives[*number]));
+        expected.sort_by_key(|n| priority_key(world.setup.priority_order(), &world.views[*n]));
         if policy == "random" {
             let is_all = sorted(waiting) == sorted(&expected);
             assert!(numbers.len() == MAX_CANDIDATES || is_all);
@@ -170,7 +169,7 @@ fn sorted(numbers: &[usize]) -> Vec<usize> {
 
 /// Checks that the requests are in the order of their priorities.
 fn check_priorities(world: &World, numbers: &[usize]) {
-    let rank = |number: &usize| worst_last(world.setup.priority_order(), &world.lives[*number]);
+    let rank = |number: &usize| priority_key(world.setup.priority_order(), &world.views[*number]);
     assert!(numbers.is_sorted_by_key(rank), "{numbers:?}");
 }
 
@@ -185,8 +184,8 @@ fn check_unprobed(policy: &str, n: usize) {
 }
 
 /// The sort key of a priority: smaller comes first, and requests without a priority come last.
-pub fn worst_last(order: PriorityOrder, life: &Life) -> (bool, i128) {
-    let priority = life.ask.priority;
+pub fn priority_key(order: PriorityOrder, view: &RequestView) -> (bool, i128) {
+    let priority = view.ask.priority;
     match order {
         PriorityOrder::Ignored => (false, 0),
         PriorityOrder::LargerFirst => (priority.is_none(), -i128::from(priority.unwrap_or(0))),
@@ -195,7 +194,7 @@ pub fn worst_last(order: PriorityOrder, life: &Life) -> (bool, i128) {
 }
 
 struct Model<'a, W> {
-    lives: &'a [Life],
+    views: &'a [RequestView],
     waited: W,
     page_size: usize,
     /// The number of cached tokens of each probed request.
@@ -214,7 +213,7 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
         match policy {
             "fcfs" | "random" => return order,
             "lof" => {
-                order.sort_by_key(|n| -(self.lives[*n].ask.max_new_tokens as i64));
+                order.sort_by_key(|n| -(self.views[*n].ask.max_new_tokens as i64));
                 return order;
             }
             _ => {}
@@ -222,10 +221,10 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
         // Requests that arrived after the probe come last.
         let (mut known, late): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|n| self.probed.contains_key(n));
-        let later = self.deprioritised();
+        let deprioritised = self.deprioritised();
         match policy {
             "lpm" => known.sort_by_key(|n| {
-                if later.contains(n) {
+                if deprioritised.contains(n) {
                     i64::MAX
                 } else {
                     -(self.matched(*n) as i64)
@@ -233,10 +232,10 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
             }),
             "shortest-prefill-first" => known.sort_by_key(|n| {
                 let work = self.prompt(*n).len() - self.matched(*n);
-                (later.contains(n), work.max(1))
+                (deprioritised.contains(n), work.max(1))
             }),
             "hrrn" => known.sort_by(|a, b| {
-                let key = |n: usize| self.response_ratio_key(n, later.contains(&n));
+                let key = |n: usize| self.response_ratio_key(n, deprioritised.contains(&n));
                 key(*a).total_cmp(&key(*b))
             }),
             "dfs-weight" => {
@@ -251,14 +250,14 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
 
     /// The tokens of a request's first prefill: its prompt and its opening.
     fn prompt(&self, number: usize) -> Vec<u32> {
-        let ask = &self.lives[number].ask;
+        let ask = &self.views[number].ask;
         let tokens = ask.prompt.iter().chain(ask.opening());
         tokens.copied().collect()
     }
 
     /// How many tokens an admission may take from the cache.
     fn matched(&self, number: usize) -> usize {
-        let ask = &self.lives[number].ask;
+        let ask = &self.views[number].ask;
         let last = self.prompt(number).len() - 1;
         let start = ask.logprob_start.map(|start| start as usize);
         let limit = start.filter(|start| *start < last).unwrap_or(last);
@@ -266,7 +265,7 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
     }
 
     fn shared(&self, a: usize, b: usize) -> usize {
-        let (one, other) = (&self.lives[a].ask, &self.lives[b].ask);
+        let (one, other) = (&self.views[a].ask, &self.views[b].ask);
         if one.salt != other.salt || one.bypasses_cache || other.bypasses_cache {
             return 0;
         }
@@ -277,21 +276,21 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
     /// Requests with little in the cache, in queue order, that share 32 tokens with an earlier one that is not
     /// deprioritised itself.
     fn deprioritised(&self) -> HashSet<usize> {
-        let (mut kept, mut later) = (Vec::new(), HashSet::new());
+        let (mut kept, mut deprioritised) = (Vec::new(), HashSet::new());
         for &number in self.in_probe.iter().filter(|n| self.probed[n] <= 32) {
             if kept.iter().any(|other| self.shared(number, *other) >= 32) {
-                later.insert(number);
+                deprioritised.insert(number);
             } else {
                 kept.push(number);
             }
         }
-        later
+        deprioritised
     }
 
-    fn response_ratio_key(&self, number: usize, is_later: bool) -> f64 {
-        let prompt_tokens = self.lives[number].ask.prompt.len();
+    fn response_ratio_key(&self, number: usize, is_deprioritised: bool) -> f64 {
+        let prompt_tokens = self.views[number].ask.prompt.len();
         let uncached = prompt_tokens.saturating_sub(self.matched(number));
-        match (is_later, uncached) {
+        match (is_deprioritised, uncached) {
             (true, _) => f64::INFINITY,
             (false, 0) => f64::NEG_INFINITY,
             // Not negative zero, which sorts before zero.
@@ -316,9 +315,9 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
             (false, false) => {}
         }
         let branch = |n: usize| {
-            let inside = all.iter().filter(|other| common(n, **other) > parts_at);
-            let inside: Vec<usize> = inside.copied().collect();
-            (std::cmp::Reverse(inside.len()), inside[0])
+            let in_branch = all.iter().filter(|other| common(n, **other) > parts_at);
+            let in_branch: Vec<usize> = in_branch.copied().collect();
+            (std::cmp::Reverse(in_branch.len()), in_branch[0])
         };
         branch(a).cmp(&branch(b))
     }

@@ -82,7 +82,7 @@ fn shortest_prefill_first_counts_uncached_tokens() {
 }
 
 #[test]
-fn hrrn_takes_the_highest_response_ratio_first_and_cached_prompts_before_all() {
+fn hrrn_takes_fully_cached_prompts_first_and_then_the_highest_response_ratio() {
     let with = |id, cached, is_deprioritised, waited_tokens| Waiting {
         waited_tokens,
         ..matched(id, cached, is_deprioritised)
@@ -229,7 +229,7 @@ fn in_batch_delay_lets_another_prompt_go_first_and_the_delayed_one_finds_its_pre
         ];
         world.submit_all(&mut prompts.into_iter().map(|prompt| Ask::exactly(prompt, 4)));
         world.assert_clean();
-        let cached: Vec<u32> = world.lives.iter().map(|life| life.cached_tokens).collect();
+        let cached: Vec<u32> = world.views.iter().map(|view| view.cached_tokens).collect();
         let first = world.history[0].rows.iter();
         let first: Vec<usize> = first.map(|row| world.number_of(row.seq)).collect();
         (first, cached)
@@ -263,7 +263,7 @@ fn a_match_never_counts_the_last_token() {
 }
 
 /// One row, and `n` requests at once: each has more in the cache than the previous one, and less to compute.
-fn crowd(policy: &'static str, n: usize) -> World {
+fn queue_of(policy: &'static str, n: usize) -> World {
     let mut world = World::new(Setup {
         n_pages: 16384,
         n_rows: 1,
@@ -293,11 +293,11 @@ fn started(world: &World) -> Vec<usize> {
 
 #[test]
 fn lpm_and_hrrn_keep_the_order_of_arrival_while_more_than_128_wait() {
-    let world = crowd("lpm", 128);
+    let world = queue_of("lpm", 128);
     let longest_first: Vec<usize> = (1..=128).rev().collect();
     assert_eq!(started(&world), longest_first);
     for policy in ["lpm", "hrrn"] {
-        let world = crowd(policy, 130);
+        let world = queue_of(policy, 130);
         let order = started(&world);
         // 130 and 129 wait at the first two admissions, then 128.
         assert_eq!(order[..4], [1, 2, 130, 129], "{policy}");
@@ -307,7 +307,7 @@ fn lpm_and_hrrn_keep_the_order_of_arrival_while_more_than_128_wait() {
 #[test]
 fn other_probing_policies_order_all_waiting_requests() {
     for policy in ["dfs-weight", "shortest-prefill-first"] {
-        let order = started(&crowd(policy, 140));
+        let order = started(&queue_of(policy, 140));
         let shortest_first: Vec<usize> = (1..=140).rev().collect();
         assert_eq!(order, shortest_first, "{policy}");
     }

@@ -139,7 +139,7 @@ fn pages_go_one_by_one_to_their_owners_and_the_rest_counts_as_dropped() {
 }
 
 #[test]
-fn page_arithmetic_holds_at_the_boundaries() {
+fn page_arithmetic_holds_just_below_and_above_whole_pages() {
     let size = page_size(16);
     let cut = |tokens| {
         (

@@ -236,7 +236,7 @@ fn a_round_is_loaded_as_far_as_there_are_pages() {
     assert_eq!(adder(4, Some(32)).load_chunked(64, 30), 28);
     assert_eq!(adder(4, Some(32)).load_chunked(64, 3), 0);
     let mut waits = adder(4, Some(32));
-    waits.pass_chunked(60, 10);
+    waits.reserve_chunked(60, 10);
     // 60 and 10 of 100 are reserved: 24 + 1 + 4 < 30.
     assert_eq!(waits.add(25, 0, 1, 100, true), refused(NoToken));
     assert_eq!(waits.add(24, 0, 1, 100, true), whole(24));

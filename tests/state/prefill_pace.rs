@@ -1,5 +1,5 @@
-//! Tests that a long prefill does not stop a stream: the engine's states in virtual time, with two steps in flight, on
-//! simulated machines whose steps take a known time.
+//! Tests that a long prefill does not stop a stream. They run the engine's states in virtual time, with two steps in
+//! flight, on simulated machines whose steps take a known time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ struct Machine {
     doubles_at: u64,
 }
 
-/// Two cores: `SMALL` with the shape of Qwen3-0.6B, `REAL` with Qwen2.5-Coder-1.5B in Q4_K_M.
+/// Two CPU cores: `SMALL` runs a model of the shape of Qwen3-0.6B, `REAL` runs Qwen2.5-Coder-1.5B in Q4_K_M.
 const SMALL: Machine = Machine {
     step: 45_000,
     row: 3500,
@@ -91,15 +91,14 @@ fn setup(step_ms: Option<u32>, page_size: u32) -> ControlSetup {
     }
 }
 
-/// The outcome of a request.
+/// The times of a request's submission and of its tokens.
 #[derive(Clone, Debug, Default)]
-struct Life {
+struct RequestTimes {
     submitted: u64,
-    /// The time of each token.
     tokens: Vec<u64>,
 }
 
-impl Life {
+impl RequestTimes {
     /// The longest gap between two tokens, among the gaps that end after `from`.
     fn longest_gap(&self, from: u64) -> u64 {
         let gaps = self.tokens.windows(2).filter(|two| two[1] > from);
@@ -107,8 +106,8 @@ impl Life {
     }
 
     fn tokens_between(&self, from: u64, to: u64) -> usize {
-        let inside = |at: &&u64| (from..=to).contains(*at);
-        self.tokens.iter().filter(inside).count()
+        let is_between = |at: &&u64| (from..=to).contains(*at);
+        self.tokens.iter().filter(is_between).count()
     }
 
     fn time_to_first_token(&self) -> u64 {
@@ -121,8 +120,8 @@ struct World {
     machine: Machine,
     now: u64,
     in_flight: VecDeque<StepPlan>,
-    lives: Vec<Life>,
-    /// Prefilled and decoded rows of each step that has begun.
+    requests: Vec<RequestTimes>,
+    /// Positions of the prefills, and number of decodes, of each step that has begun.
     steps: Vec<(Vec<std::ops::Range<u32>>, usize)>,
 }
 
@@ -138,14 +137,14 @@ impl World {
             machine,
             now: 0,
             in_flight: VecDeque::new(),
-            lives: Vec::new(),
+            requests: Vec::new(),
             steps: Vec::new(),
         }
     }
 
     /// Submits a request whose prompt shares no prefix with other requests.
     fn submit(&mut self, prompt_tokens: u32, max_new_tokens: u32, wants_logprobs: bool) -> usize {
-        let number = self.lives.len();
+        let number = self.requests.len();
         let sampling = SamplingParams {
             max_new_tokens,
             ignore_eos: true,
@@ -172,9 +171,9 @@ impl World {
             submitted_s: 0.0,
             timeouts: RequestTimeouts::default(),
         });
-        self.lives.push(Life {
+        self.requests.push(RequestTimes {
             submitted: self.now,
-            ..Life::default()
+            ..RequestTimes::default()
         });
         number
     }
@@ -221,8 +220,8 @@ impl World {
         scheduler.step_done(plan.step, Ok(output));
         scheduler.take_first_admissions();
         for news in scheduler.take_news() {
-            let life = &mut self.lives[news.intake.index()];
-            life.tokens.extend(news.tokens.iter().map(|_| self.now));
+            let request = &mut self.requests[news.intake.index()];
+            request.tokens.extend(news.tokens.iter().map(|_| self.now));
         }
         self.plan();
         true
@@ -249,7 +248,7 @@ fn stream_and_prompt(mut world: World, prompt_tokens: u32, wants_logprobs: bool)
     }
     let prompt = world.submit(prompt_tokens, 2, false);
     let from = world.now;
-    while world.lives[prompt].tokens.is_empty() {
+    while world.requests[prompt].tokens.is_empty() {
         world.step();
     }
     let span = Span {
@@ -288,7 +287,7 @@ fn a_prompt_of_8000_tokens_stops_no_stream_for_more_than_a_second_and_a_half() {
     ] {
         let world = World::new(machine, CONFIGURED);
         let (world, span) = stream_and_prompt(world, 8000, wants_logprobs);
-        let stream = &world.lives[span.stream];
+        let stream = &world.requests[span.stream];
         let longest = stream.longest_gap(span.from);
         assert!(longest <= 1_500_000, "{longest}");
         let tokens = stream.tokens_between(span.from, span.to) as u64;
@@ -296,13 +295,13 @@ fn a_prompt_of_8000_tokens_stops_no_stream_for_more_than_a_second_and_a_half() {
     }
     // Without the limit, one chunk takes more than ten seconds.
     let (world, span) = stream_and_prompt(World::new(REAL, None), 8000, false);
-    assert!(world.lives[span.stream].longest_gap(span.from) > 10_000_000);
+    assert!(world.requests[span.stream].longest_gap(span.from) > 10_000_000);
 }
 
 #[test]
 fn chunks_fill_their_time_and_each_step_includes_a_decode() {
     let (world, span) = stream_and_prompt(World::new(REAL, CONFIGURED), 8000, false);
-    let stream = &world.lives[span.stream];
+    let stream = &world.requests[span.stream];
     let tokens = stream.tokens_between(span.from, span.to) as u64;
     // The first chunks are shorter, because few steps have been measured.
     assert!(tokens <= span.micros() / 400_000, "{tokens}");
@@ -359,15 +358,14 @@ fn a_machine_that_computes_a_whole_chunk_in_time_gets_whole_unmixed_chunks() {
 #[test]
 fn a_short_prompt_does_not_wait_for_the_long_one_that_came_with_it() {
     let mut world = World::new(REAL, CONFIGURED);
-    // Measures the machine.
     world.submit(500, 1, false);
     world.drain();
     let short = world.submit(50, 20, false);
     world.submit(3000, 1, false);
     world.drain();
-    let first = world.lives[short].time_to_first_token();
+    let first = world.requests[short].time_to_first_token();
     assert!(first <= 1_000_000, "{first}");
-    let gap = world.lives[short].longest_gap(0);
+    let gap = world.requests[short].longest_gap(0);
     assert!(gap <= 1_000_000, "{gap}");
 }
 
@@ -379,7 +377,7 @@ fn the_first_chunks_of_an_engine_without_measurements_are_small() {
     // Both steps in flight are planned before anything is measured.
     world.submit(4000, 1, false);
     world.drain();
-    let gap = world.lives[stream].longest_gap(0);
+    let gap = world.requests[stream].longest_gap(0);
     assert!(gap <= 1_500_000, "{gap}");
 }
 
@@ -394,7 +392,7 @@ fn chunks_get_shorter_as_the_context_gets_longer() {
     world.submit(600, 1, false);
     world.drain();
     let (world, span) = stream_and_prompt(world, 6000, false);
-    let gap = world.lives[span.stream].longest_gap(span.from);
+    let gap = world.requests[span.stream].longest_gap(span.from);
     assert!(gap <= 1_500_000, "{gap}");
     let lengths = world.steps.iter().flat_map(|(prefills, _)| prefills);
     let lengths: Vec<usize> = lengths.map(|positions| positions.len()).collect();
@@ -412,13 +410,13 @@ fn chunks_that_are_cut_by_time_end_with_a_page() {
         let inner = ends.iter().filter(|end| ![20, 8000].contains(*end));
         assert!(inner.clone().count() > 4);
         assert!(inner.copied().all(|end| end % page_size == 0), "{ends:?}");
-        let gap = world.lives[span.stream].longest_gap(span.from);
+        let gap = world.requests[span.stream].longest_gap(span.from);
         assert!(gap <= 2_500_000, "{gap}");
     }
 }
 
 #[test]
-fn many_streams_decode_in_a_step_whose_chunk_has_fewer_tokens() {
+fn a_prefill_stops_none_of_forty_streams_for_more_than_a_second_and_a_half() {
     let mut world = World::new(SLOW, CONFIGURED);
     let streams: Vec<usize> = (0..40).map(|_| world.submit(8, 400, false)).collect();
     for _ in 0..20 {
@@ -428,7 +426,7 @@ fn many_streams_decode_in_a_step_whose_chunk_has_fewer_tokens() {
     world.submit(4000, 1, false);
     world.drain();
     for stream in streams {
-        let gap = world.lives[stream].longest_gap(from);
+        let gap = world.requests[stream].longest_gap(from);
         assert!(gap <= 1_500_000, "{gap}");
     }
 }

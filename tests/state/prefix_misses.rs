@@ -12,7 +12,7 @@ use souffleur_state::pool::pages::PageSize;
 use souffleur_state::scheduler::CacheFlushed;
 
 use crate::grammars::HashedGrammar;
-use crate::scheduler_world::{Ask, Fate, Setup, World};
+use crate::scheduler_world::{Ask, Outcome, Setup, World};
 
 fn world(page_size: u32, n_pages: u32) -> World {
     World::new(Setup {
@@ -49,7 +49,7 @@ fn a_fully_cached_prompt_ends_at_the_match_limit() {
 }
 
 #[test]
-fn input_log_probabilities_move_the_limit() {
+fn input_log_probabilities_lower_the_match_limit() {
     let mut world = world(1, 256);
     run(&mut world, &prompt(1, 40));
     let second = world.submit(Ask {
@@ -72,7 +72,7 @@ fn a_miss_of_less_than_a_page_is_a_page_floor() {
 }
 
 #[test]
-fn a_prompt_of_less_than_a_page_is_too_short() {
+fn a_prompt_without_a_whole_page_before_its_last_token_is_too_short() {
     let mut world = world(16, 64);
     run(&mut world, &prompt(1, 16));
     let second = run(&mut world, &prompt(1, 16));
@@ -88,7 +88,7 @@ fn a_new_prompt_was_never_cached() {
     assert!(report.tokens_before.is_empty());
     // A second turn continues at the end of the cached part: the last output token has no K/V.
     let mut turn = prompt(1, 40);
-    turn.extend(&world.lives[first].delivered);
+    turn.extend(&world.views[first].delivered);
     let cached = turn.len() - 1;
     turn.extend(prompt(9, 20));
     let second = run(&mut world, &turn);
@@ -254,7 +254,7 @@ fn a_flush_is_reported() {
     world.submit(Ask::exactly(prompt(2, 30), 8));
     world.turn();
     world.finish_plan();
-    world.end_step(Fate::LostAfterItRan);
+    world.end_step(Outcome::LostAfterItRan);
     world.drain();
     let again = run(&mut world, &prompt(1, 40));
     let report = world.report(again);
@@ -342,7 +342,7 @@ fn limits(max_requests: usize, max_evicted_pages: usize) -> HistoryLimits {
     }
 }
 
-fn left(rid: &str, prompt: &[u32], departure: Departure) -> PrefixEvent {
+fn miss(rid: &str, prompt: &[u32], departure: Departure) -> PrefixEvent {
     PrefixEvent::Left(Box::new(AdmittedPrompt {
         rid: RequestId::new(rid),
         namespace: Namespace::default(),
@@ -353,7 +353,7 @@ fn left(rid: &str, prompt: &[u32], departure: Departure) -> PrefixEvent {
     }))
 }
 
-fn nothing_of(prompt: &[u32]) -> Departure {
+fn unmatched(prompt: &[u32]) -> Departure {
     Departure {
         matched_tokens: 0,
         kv_tokens: 0,
@@ -380,7 +380,7 @@ fn requests_are_forgotten_oldest_first_and_an_id_means_its_last_request() {
     let mut history = PrefixHistory::new(limits(2, 100));
     let prompt = prompt(1, 9);
     for (time, rid) in ["a", "b", "a", "c"].into_iter().enumerate() {
-        let report = history.take(left(rid, &prompt, nothing_of(&prompt)), time as f64);
+        let report = history.take(miss(rid, &prompt, unmatched(&prompt)), time as f64);
         assert_eq!(report.map(|report| report.rid.as_str()), Some(rid));
         assert!(history.len() <= 2);
     }
@@ -397,7 +397,7 @@ fn evictions_are_forgotten_oldest_first_and_the_report_says_so() {
         assert!(history.evicted_pages() <= 25);
     }
     let causes = prompts.iter().map(|prompt| {
-        let report = history.take(left("a", prompt, nothing_of(prompt)), 1.0);
+        let report = history.take(miss("a", prompt, unmatched(prompt)), 1.0);
         let report = report.expect("an admission leads to a report");
         assert_eq!(report.evictions_forgotten_until_step, Some(StepId::new(1)));
         report.cause
@@ -410,8 +410,9 @@ fn evictions_are_forgotten_oldest_first_and_the_report_says_so() {
 fn an_eviction_longer_than_the_history_is_cut() {
     let mut history = PrefixHistory::new(limits(8, 25));
     history.take(evicted(&prompt(1, 90), 1), 0.0);
+    // The history has two halves, of which one eviction fills at most one.
     assert_eq!(history.evicted_pages(), 12);
-    let report = history.take(left("a", &prompt(1, 90), nothing_of(&prompt(1, 90))), 1.0);
+    let report = history.take(miss("a", &prompt(1, 90), unmatched(&prompt(1, 90))), 1.0);
     let evicted = report.and_then(|report| report.evicted.clone());
     assert_eq!(evicted.map(|evicted| evicted.cached_until), Some(12));
 }
@@ -432,11 +433,11 @@ fn the_causes_have_an_order_of_precedence() {
         kv_tokens: 0,
         branch,
         elsewhere,
-        ..nothing_of(&prompt)
+        ..unmatched(&prompt)
     };
     let mut history = PrefixHistory::new(limits(8, 100));
     let mut cause = |departure| {
-        let report = history.take(left("a", &prompt, departure), 0.0);
+        let report = history.take(miss("a", &prompt, departure), 0.0);
         report.map(|report| (report.cause, report.position))
     };
     let none = cause(departure(None, None));
@@ -464,7 +465,7 @@ fn left_stored(prompt: &[u32], departure: Departure, stored: StoredPart) -> Pref
 }
 
 #[test]
-fn a_prompt_leaves_the_cache_after_the_tokens_loaded_from_the_store() {
+fn the_miss_point_is_after_the_tokens_loaded_from_the_store() {
     let prompt = prompt(1, 20);
     let mut history = PrefixHistory::new(limits(8, 100));
     history.take(evicted(&prompt[..16], 3), 0.0);
@@ -477,7 +478,7 @@ fn a_prompt_leaves_the_cache_after_the_tokens_loaded_from_the_store() {
             namespace: Namespace::new(Some("k"), None),
             tokens: 9,
         }),
-        ..nothing_of(&prompt)
+        ..unmatched(&prompt)
     };
     let mut take = |loaded_tokens, miss| {
         let stored = StoredPart {

@@ -34,7 +34,7 @@ fn namespace(space: usize) -> Namespace {
 #[derive(Clone, Debug)]
 enum Op {
     Publish { space: usize, tokens: Vec<u32> },
-    Ask { space: usize, tokens: Vec<u32> },
+    Admit { space: usize, tokens: Vec<u32> },
     Evict { tokens: usize },
 }
 
@@ -42,7 +42,7 @@ fn op() -> impl Strategy<Value = Op> {
     let key = || (0..SPACES.len(), prop::collection::vec(0..LETTERS, 1..24));
     prop_oneof![
         3 => key().prop_map(|(space, tokens)| Op::Publish { space, tokens }),
-        3 => key().prop_map(|(space, tokens)| Op::Ask { space, tokens }),
+        3 => key().prop_map(|(space, tokens)| Op::Admit { space, tokens }),
         2 => (1..30usize).prop_map(|tokens| Op::Evict { tokens }),
     ]
 }
@@ -79,7 +79,7 @@ impl Model {
         self.step += 1;
         match op {
             Op::Publish { space, tokens } => self.publish(*space, tokens),
-            Op::Ask { space, tokens } => self.ask(*space, tokens),
+            Op::Admit { space, tokens } => self.admit(*space, tokens),
             Op::Evict { tokens } => self.evict(*tokens),
         }
         assert_eq!(self.tree.check_integrity(), Ok(()));
@@ -112,7 +112,7 @@ impl Model {
             .take(PrefixEvent::Evicted { step, edges }, self.step as f64);
     }
 
-    fn ask(&mut self, space: usize, tokens: &[u32]) {
+    fn admit(&mut self, space: usize, tokens: &[u32]) {
         let namespace = namespace(space);
         let limit = tokens.len() - 1;
         let locked = self.tree.lock_prefix(&namespace, &tokens[..limit]);
@@ -124,7 +124,7 @@ impl Model {
             limit,
         );
         self.tree.unlock(locked.lock);
-        let left = AdmittedPrompt {
+        let admitted = AdmittedPrompt {
             rid: RequestId::new("r"),
             namespace,
             prompt: Arc::from(tokens),
@@ -134,7 +134,7 @@ impl Model {
         };
         let report = self
             .history
-            .take(PrefixEvent::Left(Box::new(left)), self.step as f64);
+            .take(PrefixEvent::Left(Box::new(admitted)), self.step as f64);
         let report = report.expect("an admission leads to a report").clone();
 
         let missing = locked.tokens + self.page;
@@ -147,9 +147,9 @@ impl Model {
             let until = ends.take_while(|end| was_cached(*end)).last();
             assert_eq!(Some(evicted.cached_until), until, "{report:?}");
         }
-        let is_open = |space: usize| SPACES[space].1.is_none();
+        let is_unsalted = |space: usize| SPACES[space].1.is_none();
         let others = (0..SPACES.len()).filter(|other| *other != space);
-        let others = others.filter(|other| is_open(space) && is_open(*other));
+        let others = others.filter(|other| is_unsalted(space) && is_unsalted(*other));
         let longest = others.map(|other| self.tree.peek(&self::namespace(other), &tokens[..limit]));
         let longest = longest.max().filter(|_| is_missing);
         let elsewhere = report.elsewhere.map(|elsewhere| elsewhere.cached_tokens);

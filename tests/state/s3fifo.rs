@@ -7,7 +7,7 @@ use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::eviction::queues::{QueuePolicy, Scan, ScannedLeaf};
 use souffleur_state::cache::prefix_history::PrefixHash;
 
-use crate::naive_model::{Key, ModelNode, ModelPolicy, Operation, Pair, policy_of};
+use crate::naive_model::{Key, ModelNode, ModelPolicy, Operation, TreeAndModel, policy_of};
 use crate::{Memory, deterministic_runner, panics};
 
 const CASES: u32 = 400;
@@ -182,7 +182,7 @@ fn victims_are_those_of_the_papers_queues() {
     for (page_size, has_swaps) in [(1, false), (4, false), (16, false), (4, true)] {
         let operations = vec(operation(has_swaps), 1..MAX_OPERATIONS);
         let outcome = deterministic_runner(CASES).run(&operations, |operations| {
-            Pair::new(page_size, policy_of("s3fifo", page_size as usize)).run(&operations)
+            TreeAndModel::new(page_size, policy_of("s3fifo", page_size as usize)).run(&operations)
         });
         outcome.unwrap_or_else(|error| panic!("page size {page_size}: {error}"));
     }
@@ -281,7 +281,7 @@ fn the_model_finds_planted_errors() {
             let operations = operations.expect("nothing is filtered").current();
             let planted = EvictionPolicy::with_queues("s3fifo", make);
             panics(|| {
-                Pair::new(1, planted)
+                TreeAndModel::new(1, planted)
                     .run(&operations)
                     .expect("a difference panics")
             })
@@ -292,7 +292,7 @@ fn the_model_finds_planted_errors() {
     let mut runner = deterministic_runner(1);
     let operations = vec(operation(false), MAX_OPERATIONS).new_tree(&mut runner);
     let operations = operations.expect("nothing is filtered").current();
-    assert!(Pair::new(1, whole).run(&operations).is_ok());
+    assert!(TreeAndModel::new(1, whole).run(&operations).is_ok());
 }
 
 fn prompt(number: u32) -> Vec<u32> {

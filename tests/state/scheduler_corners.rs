@@ -17,7 +17,7 @@
 //! | 13 | a stop string trims published tokens | `corner_13` (without speculation, a step gives one token) |
 //! | 14 | namespaces isolated, also by splits | `corner_cases`: `namespaces_never_share_and_keep_their_own_splits` |
 //! | 15 | unlocked on every exit path | `corner_15` |
-//! | 16 | a match ends one token before the prompt | `corner_16` |
+//! | 16 | a match ends before the prompt's last token | `corner_16` |
 //! | 17 | input log probabilities limit reuse | `corner_17` |
 //! | 18 | starved decodes | `scheduler_protection`: `stream_gets_a_token_at_least_every_other_step_while_64_prompts_of_4k_tokens_arrive`; `scheduler_watch` at every step of `scheduler_lives` |
 //! | 19 | a full batch that stays full | `corner_19` |
@@ -33,7 +33,7 @@ use souffleur_request::{CancelFlag, FinishReason};
 use souffleur_state::scheduler::news::RequestEnd;
 use souffleur_state::step::TableDelta;
 
-use crate::scheduler_world::{Ask, EOS, End, Fate, Setup, VOCAB, World};
+use crate::scheduler_world::{Ask, EOS, End, Outcome, Setup, VOCAB, World};
 
 fn prompt(family: u32, len: usize) -> Vec<u32> {
     let token = |at: usize| (at as u32 * (family + 3) + at as u32 / 5 + family) % VOCAB;
@@ -75,13 +75,13 @@ fn corner_2_second_turn_finds_the_output_of_the_first() {
     let mut world = World::new(small(4, 64));
     world.submit(Ask::exactly(prompt(0, 10), 9));
     world.drain();
-    let mut second = world.lives[0].ask.prompt.clone();
-    second.extend(&world.lives[0].delivered);
+    let mut second = world.views[0].ask.prompt.clone();
+    second.extend(&world.views[0].delivered);
     second.extend([1, 2, 3]);
     world.submit(Ask::exactly(second, 2));
     world.assert_clean();
     // 10 + 9 tokens, of which the last one has no K/V: 18, in whole pages 16.
-    assert_eq!(world.lives[1].cached_tokens, 16);
+    assert_eq!(world.views[1].cached_tokens, 16);
 }
 
 #[test]
@@ -111,8 +111,8 @@ fn corner_3_pages_published_by_a_cancelled_prefill_are_written_and_usable() {
     world.cancel(first);
     let second = world.submit(Ask::exactly(prompt(0, 30), 5)).expect("fits");
     world.assert_clean();
-    assert_eq!(world.lives[second].cached_tokens, 28);
-    assert_eq!(world.lives[second].delivered.len(), 5);
+    assert_eq!(world.views[second].cached_tokens, 28);
+    assert_eq!(world.views[second].delivered.len(), 5);
 }
 
 #[test]
@@ -154,13 +154,13 @@ fn corner_5_retracted_request_can_be_cancelled_while_its_last_token_is_on_its_wa
     let mut world = retracting();
     turn_until_retracted(&mut world);
     assert!(world.depth() > 0);
-    let retracted = (0..world.lives.len())
+    let retracted = (0..world.views.len())
         .find(|&number| world.is_retracted(number))
         .expect("a request");
     world.cancel(retracted);
     assert_eq!(world.stats().retracted_requests, 0);
     world.assert_clean();
-    assert!(world.lives[retracted].is_cancelled());
+    assert!(world.views[retracted].is_cancelled());
 }
 
 /// One request that decodes, then two at once with slightly longer prompts. By the ratio they fit into 206 tokens;
@@ -197,10 +197,10 @@ fn corner_6_last_request_that_does_not_fit_fails_and_the_engine_continues() {
     });
     world.submit(Ask::exactly(prompt(0, 200), 1));
     world.drain();
-    assert_eq!(world.lives[0].failure(), Some(&RequestError::OutOfMemory));
+    assert_eq!(world.views[0].failure(), Some(&RequestError::OutOfMemory));
     world.submit(Ask::exactly(prompt(1, 20), 5));
     world.assert_clean();
-    assert_eq!(world.lives[1].delivered.len(), 5);
+    assert_eq!(world.views[1].delivered.len(), 5);
 }
 
 #[test]
@@ -212,12 +212,12 @@ fn corner_6_request_that_outgrows_the_pool_alone_fails_and_keeps_its_output() {
     // The admission only requires 20 + 4096 + 1 < 4200.
     world.submit(Ask::exactly(prompt(0, 20), 5000));
     world.drain();
-    assert_eq!(world.lives[0].failure(), Some(&RequestError::OutOfMemory));
+    assert_eq!(world.views[0].failure(), Some(&RequestError::OutOfMemory));
     // Every slot was used: one token for each slot after the prompt, and the one of the prefill.
-    assert_eq!(world.lives[0].delivered.len(), 4200 - 20 + 1);
+    assert_eq!(world.views[0].delivered.len(), 4200 - 20 + 1);
     world.submit(Ask::exactly(prompt(1, 20), 5));
     world.assert_clean();
-    assert_eq!(world.lives[1].delivered.len(), 5);
+    assert_eq!(world.views[1].delivered.len(), 5);
 }
 
 #[test]
@@ -261,9 +261,9 @@ fn corner_12_clipped_request_of_any_length_is_admitted_by_an_idle_engine() {
             let submitted = world.submit(Ask::exactly(prompt(0, prompt_tokens), 1_000_000));
             world.assert_clean();
             if let Some(number) = submitted {
-                let life = &world.lives[number];
-                assert!(life.ask.max_new_tokens >= 1);
-                assert_eq!(life.delivered.len(), life.ask.max_new_tokens);
+                let view = &world.views[number];
+                assert!(view.ask.max_new_tokens >= 1);
+                assert_eq!(view.delivered.len(), view.ask.max_new_tokens);
             }
         }
     }
@@ -273,7 +273,7 @@ fn corner_12_clipped_request_of_any_length_is_admitted_by_an_idle_engine() {
 fn corner_13_stop_string_trims_published_tokens() {
     let mut world = World::new(small(1, 64));
     let only = world.submit(Ask::exactly(prompt(0, 10), 20)).expect("fits");
-    while world.lives[only].delivered.len() < 8 {
+    while world.views[only].delivered.len() < 8 {
         world.turn();
     }
     world.stop_found(only, 5);
@@ -300,14 +300,14 @@ fn corner_15_cancel_on_every_exit_path_leaves_no_lock() {
             });
             world.cancel(second);
             world.assert_clean();
-            assert!(world.lives[second].is_cancelled());
+            assert!(world.views[second].is_cancelled());
         }
     }
     let mut world = World::new(small(4, 64));
     let flag = CancelFlag::default();
     flag.raise();
     world.submit_flagged(Ask::exactly(prompt(0, 24), 3), flag);
-    assert!(world.lives[0].is_cancelled());
+    assert!(world.views[0].is_cancelled());
     world.assert_clean();
     assert!(world.history.is_empty());
 }
@@ -320,7 +320,7 @@ fn corner_16_fully_cached_prompt_still_computes_its_last_page() {
         world.drain();
         world.submit(Ask::exactly(prompt(0, 16), 4));
         world.assert_clean();
-        assert_eq!(world.lives[1].cached_tokens, cached);
+        assert_eq!(world.views[1].cached_tokens, cached);
     }
 }
 
@@ -334,7 +334,7 @@ fn corner_17_input_logprobs_limit_cached_tokens() {
         ..Ask::exactly(prompt(0, 30), 0)
     });
     world.assert_clean();
-    assert_eq!(world.lives[1].cached_tokens, 12);
+    assert_eq!(world.views[1].cached_tokens, 12);
 }
 
 #[test]
@@ -349,14 +349,14 @@ fn corner_19_full_batch_admits_again_as_soon_as_one_leaves_even_while_a_plan_is_
     world.finish_plan();
     let third = world.submit(Ask::exactly(prompt(2, 5), 3)).expect("fits");
     // The next decode's plan is open, on its way back from the pools, when a row becomes free.
-    world.end_step(Fate::Done);
+    world.end_step(Outcome::Done);
     world.advance();
     world.cancel(0);
     for _ in 0..3 {
         world.turn();
     }
     world.finish_plan();
-    assert!(!world.lives[third].delivered.is_empty());
+    assert!(!world.views[third].delivered.is_empty());
     world.assert_clean();
 }
 
@@ -380,14 +380,14 @@ fn corner_22_tree_is_flushed_only_when_no_step_is_in_flight_and_nothing_is_held(
     world.submit(Ask::exactly(prompt(0, 30), 9));
     world.finish_plan();
     assert_eq!((world.depth(), world.states.cache.total_size()), (2, 28));
-    world.end_step(Fate::LostAfterItRan);
+    world.end_step(Outcome::LostAfterItRan);
     assert!(!world.advance(), "a step is still in flight");
     assert_eq!((world.depth(), world.states.cache.total_size()), (1, 28));
-    world.end_step(Fate::Done);
+    world.end_step(Outcome::Done);
     assert!(world.advance());
     assert_eq!(world.states.cache.total_size(), 0);
     world.assert_clean();
-    assert_eq!(world.lives[0].delivered.len(), 9);
+    assert_eq!(world.views[0].delivered.len(), 9);
 }
 
 #[test]
@@ -398,11 +398,11 @@ fn retraction_takes_the_fewest_outputs_first_and_changes_no_output() {
     assert!(world.is_retracted(2), "{:?}", world.stats());
     assert!(!world.is_retracted(0) && !world.is_retracted(1));
     world.assert_clean();
-    for life in &world.lives {
-        assert_eq!(life.delivered, life.natural_output());
+    for view in &world.views {
+        assert_eq!(view.delivered, view.natural_output());
     }
     let finished = |end: &Option<End>| matches!(end, Some(End::Reported(RequestEnd::Finished(reason))) if *reason != FinishReason::Abort);
-    assert!(world.lives.iter().all(|life| finished(&life.end)));
+    assert!(world.views.iter().all(|view| finished(&view.end)));
 }
 
 #[test]
@@ -427,7 +427,7 @@ fn a_prompt_that_bypasses_the_cache_takes_nothing_from_it_and_leaves_nothing_the
             _ => private(),
         }));
         world.assert_clean();
-        let hits: Vec<u32> = world.lives.iter().map(|life| life.cached_tokens).collect();
+        let hits: Vec<u32> = world.views.iter().map(|view| view.cached_tokens).collect();
         assert_eq!((hits[0], hits[1], hits[3]), (0, 0, 0), "{policy}");
         assert!(hits[2] >= 88, "{policy}: {hits:?}");
         // The output of the request that uses the cache was already cached.

@@ -10,7 +10,7 @@ use souffleur_state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
 use crate::deterministic_runner;
 use crate::grammars::HashedGrammar;
-use crate::scheduler_world::{Ask, EOS, Fate, Setup, VOCAB, World};
+use crate::scheduler_world::{Ask, EOS, Outcome, Setup, VOCAB, World};
 
 /// Cases for each of the sixteen configurations; `PROPTEST_CASES` sets another number.
 const CASES: u32 = 200;
@@ -41,7 +41,7 @@ enum Event {
     },
     EndStep,
     FailStep {
-        fate: Fate,
+        outcome: Outcome,
     },
     Turns {
         n: usize,
@@ -152,10 +152,10 @@ impl Spec {
 
 fn event() -> impl Strategy<Value = Event> {
     let which = 0..12usize;
-    let fate = prop_oneof![
-        Just(Fate::Rejected),
-        Just(Fate::LostBeforeItRan),
-        Just(Fate::LostAfterItRan)
+    let outcome = prop_oneof![
+        Just(Outcome::Rejected),
+        Just(Outcome::LostBeforeItRan),
+        Just(Outcome::LostAfterItRan)
     ];
     prop_oneof![
         10 => spec().prop_map(Event::Submit),
@@ -166,7 +166,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (which.clone(), 0..12usize).prop_map(|(which, kept)| Event::StopFound { which, kept }),
         24 => (1..4usize).prop_map(|legs| Event::Advance { legs }),
         12 => Just(Event::EndStep),
-        1 => fate.prop_map(|fate| Event::FailStep { fate }),
+        1 => outcome.prop_map(|outcome| Event::FailStep { outcome }),
         6 => (1..12usize).prop_map(|n| Event::Turns { n }),
         1 => (which, 0..40usize, 0..4u64)
             .prop_map(|(which, cut, expires_s)| Event::Pin { which, cut, expires_s }),
@@ -181,7 +181,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 /// The random part of a configuration; page size, cache and prefix wait are fixed by the test.
 #[derive(Clone, Debug)]
-struct Size {
+struct RandomSetup {
     pool_units: u32,
     n_rows: u32,
     chunk_units: Option<usize>,
@@ -194,7 +194,7 @@ struct Size {
     priority: PriorityOrder,
 }
 
-fn size() -> impl Strategy<Value = Size> {
+fn setup() -> impl Strategy<Value = RandomSetup> {
     (
         6..40u32,
         1..9u32,
@@ -223,7 +223,7 @@ fn size() -> impl Strategy<Value = Size> {
                 rules,
                 policy,
                 priority,
-            )| Size {
+            )| RandomSetup {
                 pool_units,
                 n_rows,
                 chunk_units,
@@ -282,12 +282,12 @@ fn eviction_policy_name(number: usize) -> &'static str {
 
 /// Picks one of the latest requests, since earlier ones have ended.
 fn pick(world: &World, which: usize) -> Option<usize> {
-    let n = world.lives.len();
+    let n = world.views.len();
     (n > 0).then(|| n - 1 - which % n)
 }
 
 fn picked_prefix(world: &World, which: usize, cut: usize) -> Option<Vec<u32>> {
-    let prompt = &world.lives[pick(world, which)?].ask.prompt;
+    let prompt = &world.views[pick(world, which)?].ask.prompt;
     Some(prompt[..prompt.len() - cut % prompt.len()].to_vec())
 }
 
@@ -296,11 +296,11 @@ fn continue_chat(world: &mut World, which: usize, unit: usize, spec: &Spec) {
     let Some(number) = pick(world, which) else {
         return;
     };
-    let life = &world.lives[number];
-    let mut before = life.ask.prompt.clone();
-    before.extend(&life.delivered);
+    let view = &world.views[number];
+    let mut before = view.ask.prompt.clone();
+    before.extend(&view.delivered);
     let mut ask = spec.ask(unit, &before);
-    ask.salt = life.ask.salt;
+    ask.salt = view.ask.salt;
     world.submit(ask);
 }
 
@@ -309,7 +309,7 @@ fn find_stop(world: &mut World, which: usize, kept: usize) {
     let Some(number) = pick(world, which) else {
         return;
     };
-    let delivered = world.lives[number].delivered.len();
+    let delivered = world.views[number].delivered.len();
     if delivered > 0 {
         world.stop_found(number, kept % delivered + 1);
     }
@@ -328,7 +328,7 @@ fn apply(world: &mut World, unit: usize, event: &Event) {
         Event::Continue { which, spec } => continue_chat(world, *which, unit, spec),
         Event::Cancel { which } => {
             if let Some(number) = pick(world, *which)
-                && world.lives[number].end.is_none()
+                && world.views[number].end.is_none()
             {
                 world.cancel(number);
             }
@@ -369,10 +369,10 @@ fn apply(world: &mut World, unit: usize, event: &Event) {
             }
         }
         Event::EndStep => {
-            world.end_step(Fate::Done);
+            world.end_step(Outcome::Done);
         }
-        Event::FailStep { fate } => {
-            world.end_step(*fate);
+        Event::FailStep { outcome } => {
+            world.end_step(*outcome);
         }
         Event::Turns { n } => {
             for _ in 0..*n {
@@ -387,23 +387,25 @@ fn run_scripts(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
     let tokens_per_page = page_size as usize;
     let cases = std::env::var("PROPTEST_CASES").ok();
     let cases = cases.and_then(|cases| cases.parse().ok()).unwrap_or(CASES);
-    let script = (size(), vec(event(), 1..MAX_EVENTS));
+    let script = (setup(), vec(event(), 1..MAX_EVENTS));
     let seen = std::cell::Cell::new(Seen::default());
-    let outcome = deterministic_runner(cases).run(&script, |(size, events)| {
-        let pool_tokens = size.pool_units as usize * unit;
+    let outcome = deterministic_runner(cases).run(&script, |(setup, events)| {
+        let pool_tokens = setup.pool_units as usize * unit;
         let mut world = World::new(Setup {
             page_size,
             n_pages: pool_tokens.div_ceil(tokens_per_page) as u32 + 2,
-            n_rows: size.n_rows,
-            chunk_tokens: size.chunk_units.map(|units| units * unit + size.odd_chunk),
-            max_prefill_tokens: size.max_prefill_units * unit,
+            n_rows: setup.n_rows,
+            chunk_tokens: setup
+                .chunk_units
+                .map(|units| units * unit + setup.odd_chunk),
+            max_prefill_tokens: setup.max_prefill_units * unit,
             prefix_wait,
             has_radix_cache,
-            conservativeness: size.conservativeness,
-            clips: size.clips,
-            rules: size.rules,
-            policy: policy_name(size.policy),
-            priority: size.priority,
+            conservativeness: setup.conservativeness,
+            clips: setup.clips,
+            rules: setup.rules,
+            policy: policy_name(setup.policy),
+            priority: setup.priority,
             ..Setup::default()
         });
         for event in &events {

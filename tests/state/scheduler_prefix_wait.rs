@@ -38,7 +38,7 @@ fn all_but_one_of_sixteen_report_the_shared_prefix_as_cached() {
         let world = run(page_size, true);
         let page = page_size as usize;
         let common = (SHARED_TOKENS - SHARED_TOKENS % page) as u32;
-        let cached: Vec<u32> = world.lives.iter().map(|life| life.cached_tokens).collect();
+        let cached: Vec<u32> = world.views.iter().map(|view| view.cached_tokens).collect();
         let n_cached = cached.iter().filter(|cached| **cached == common).count();
         assert_eq!(n_cached, 15, "page size {page_size}: {cached:?}");
         assert_eq!(cached[0], 0);
@@ -52,5 +52,5 @@ fn all_but_one_of_sixteen_report_the_shared_prefix_as_cached() {
 fn without_the_wait_all_sixteen_are_computed_at_once() {
     let world = run(16, false);
     assert_eq!(world.history[0].rows.len(), 16);
-    assert!(world.lives.iter().all(|life| life.cached_tokens == 0));
+    assert!(world.views.iter().all(|view| view.cached_tokens == 0));
 }

@@ -11,7 +11,7 @@ use souffleur_state::plan::prefill_adder::{PrefillAdder, PrefillLimits, RunningR
 use souffleur_state::pool::window_pool::WindowLimits;
 use souffleur_state::scheduler::BatchRules;
 
-use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
+use crate::scheduler_world::{Ask, Outcome, Setup, VOCAB, World};
 
 fn prompt(number: u32, tokens: u32) -> Vec<u32> {
     let token = |at| (at * 5 + at / 3 + number * 17 + 1) % VOCAB;
@@ -47,7 +47,7 @@ fn world(n_rows: u32, n_pages: u32, rules: BatchRules) -> World {
 
 fn run_until(world: &mut World, number: usize, tokens: usize) {
     let mut turns = 0;
-    while world.lives[number].delivered.len() < tokens {
+    while world.views[number].delivered.len() < tokens {
         assert!(world.turn(), "{:?}", world.stats());
         turns += 1;
         assert!(turns < 1000);
@@ -210,11 +210,11 @@ fn request_without_a_row_preempts_the_newest_request_of_the_lowest_priority() {
             run_until(&mut world, late, 1);
         } else {
             (0..10).for_each(|_| assert!(world.turn()));
-            assert!(world.lives[late].delivered.is_empty());
+            assert!(world.views[late].delivered.is_empty());
         }
         for number in 0..3 {
-            let is_out = !world.lives[number].holds_memory;
-            assert_eq!(is_out, victim == Some(number), "{priority:?}: {number}");
+            let freed = !world.views[number].holds_memory;
+            assert_eq!(freed, victim == Some(number), "{priority:?}: {number}");
         }
         world.assert_clean();
         assert_eq!(world.stats().preemptions, u64::from(victim.is_some()));
@@ -291,8 +291,8 @@ fn without_preemption_the_better_request_is_next_and_no_request_is_preempted() {
     world.submit(ask(1, 8, 4, Some(1)));
     let better = world.submit(ask(2, 8, 4, Some(99))).expect("it fits");
     run_until(&mut world, better, 1);
-    assert!(world.lives[0].end.is_some());
-    assert!(world.lives[1].delivered.is_empty());
+    assert!(world.views[0].end.is_some());
+    assert!(world.views[1].delivered.is_empty());
     world.assert_clean();
     assert_eq!(world.stats().preemptions, 0);
 }
@@ -322,7 +322,7 @@ fn step_that_was_to_end_a_long_prompt_is_planned_again_with_the_request_that_pre
         .map(|row| (world.number_of(row.seq), row.work.positions()))
         .collect();
     assert_eq!(rows, [(long, 960..1000), (urgent, 0..8)]);
-    assert!(!world.lives[1].holds_memory);
+    assert!(!world.views[1].holds_memory);
     world.assert_clean();
     assert_eq!(world.stats().preemptions, 1);
 }
@@ -346,16 +346,16 @@ fn corner_7_victim_that_ends_during_its_preemption_frees_its_pages_once() {
     for turns in 0..8 {
         for legs in 0..8 {
             let mut cancelled = about_to_preempt(turns, legs);
-            if cancelled.lives[0].end.is_none() {
+            if cancelled.views[0].end.is_none() {
                 cancelled.cancel(0);
             }
             cancelled.assert_clean();
             // The victim ends by its length, or by a stop string that the tokenizer found.
             let mut ending = about_to_preempt(turns, legs);
-            ending.end_step(Fate::Done);
+            ending.end_step(Outcome::Done);
             ending.assert_clean();
             let mut stopped = about_to_preempt(turns, legs);
-            if !stopped.lives[0].delivered.is_empty() {
+            if !stopped.views[0].delivered.is_empty() {
                 stopped.stop_found(0, 1);
             }
             stopped.assert_clean();
@@ -370,7 +370,7 @@ fn preempted_request_comes_back_even_if_nothing_was_admitted_for_it() {
             let mut world = about_to_preempt(turns, legs);
             world.cancel(1);
             world.assert_clean();
-            assert_eq!(world.lives[0].delivered.len(), 6);
+            assert_eq!(world.views[0].delivered.len(), 6);
         }
     }
 }
@@ -379,11 +379,11 @@ fn preempted_request_comes_back_even_if_nothing_was_admitted_for_it() {
 fn lost_steps_around_a_preemption_cost_no_request_a_token() {
     for turns in 0..6 {
         for legs in 0..8 {
-            for fate in [Fate::LostBeforeItRan, Fate::LostAfterItRan] {
+            for outcome in [Outcome::LostBeforeItRan, Outcome::LostAfterItRan] {
                 let mut world = about_to_preempt(turns, legs);
-                world.end_step(fate);
+                world.end_step(outcome);
                 world.assert_clean();
-                let delivered = world.lives.iter().map(|life| life.delivered.len());
+                let delivered = world.views.iter().map(|view| view.delivered.len());
                 assert_eq!(delivered.collect::<Vec<_>>(), [6, 4]);
             }
         }
@@ -410,7 +410,7 @@ fn victim_waits_after_better_requests_and_before_later_ones_of_its_own_priority(
         .by_ref()
         .for_each(|start| order.push(world.number_of(start.seq)));
     assert_eq!(order, [0, 2, 3, 0, 1]);
-    assert_eq!(world.lives[0].retractions, 1);
+    assert_eq!(world.views[0].retractions, 1);
     world.assert_clean();
 }
 
@@ -418,7 +418,7 @@ fn victim_waits_after_better_requests_and_before_later_ones_of_its_own_priority(
 fn full_queue_refuses_the_worst_waiting_request_or_the_new_one() {
     let overloaded = |world: &World, number: usize| {
         matches!(
-            world.lives[number].failure(),
+            world.views[number].failure(),
             Some(RequestError::Overloaded { limit: 4, .. })
         )
     };
@@ -440,7 +440,7 @@ fn full_queue_refuses_the_worst_waiting_request_or_the_new_one() {
         for (number, priority) in [(1, Some(3)), (2, Some(7)), (3, Some(3))] {
             world.submit(ask(number, 8, 3, priority));
         }
-        assert!(world.lives.iter().all(|life| life.end.is_none()));
+        assert!(world.views.iter().all(|view| view.end.is_none()));
         world.submit(ask(4, 8, 3, priority));
         for number in 0..5 {
             assert_eq!(
@@ -466,7 +466,7 @@ fn preempted_request_is_not_refused_by_a_full_queue() {
     run_until(&mut world, better, 1);
     let late = world.submit(ask(2, 8, 3, Some(40))).expect("it fits");
     assert!(matches!(
-        world.lives[late].failure(),
+        world.views[late].failure(),
         Some(RequestError::Overloaded {
             queued: 2,
             limit: 2,
@@ -474,5 +474,5 @@ fn preempted_request_is_not_refused_by_a_full_queue() {
         })
     ));
     world.assert_clean();
-    assert_eq!(world.lives[0].delivered.len(), 30);
+    assert_eq!(world.views[0].delivered.len(), 30);
 }

@@ -16,7 +16,8 @@ fn prompt(number: u32, tokens: u32) -> Vec<u32> {
     own.into_iter().chain(rest).collect()
 }
 
-fn off() -> BatchRules {
+/// Rules under which a prefill never waits for decodes.
+fn without_protection() -> BatchRules {
     BatchRules {
         prefill_decode_interval: 0,
         ..BatchRules::default()
@@ -26,7 +27,7 @@ fn off() -> BatchRules {
 fn mixed() -> BatchRules {
     BatchRules {
         mixed_chunk: true,
-        ..off()
+        ..without_protection()
     }
 }
 
@@ -78,10 +79,10 @@ fn gap_of_a_stream(rules: BatchRules) -> u64 {
 }
 
 #[test]
-#[allow(clippy::print_stdout)] // prints the figures next to each other
+#[allow(clippy::print_stdout)] // prints the compared figures
 fn stream_gets_a_token_at_least_every_other_step_while_64_prompts_of_4k_tokens_arrive() {
     let configured = gap_of_a_stream(BatchRules::default());
-    let unprotected = gap_of_a_stream(off());
+    let unprotected = gap_of_a_stream(without_protection());
     let in_mixed_steps = gap_of_a_stream(mixed());
     println!(
         "worst gap between two tokens of a stream while {PROMPTS} prompts of {PROMPT_TOKENS} tokens arrive: \
@@ -142,8 +143,8 @@ fn fewer_streams_than_the_minimum_do_not_hold_up_a_prefill() {
 }
 
 #[test]
-#[allow(clippy::print_stdout)] // prints the figures next to each other
-fn sixteen_users_who_arrive_at_once_wait_no_longer_with_the_protection() {
+#[allow(clippy::print_stdout)] // prints the compared figures
+fn protection_of_streams_delays_sixteen_users_at_once_only_from_the_third_chunk_on() {
     let first_tokens = |rules, prompt_tokens, shared: u32| {
         let mut world = world(rules);
         let ask = |number| {
@@ -162,13 +163,13 @@ fn sixteen_users_who_arrive_at_once_wait_no_longer_with_the_protection() {
     // All prompts fit into one chunk; into two chunks; into one, after a shared prefix that one request computes.
     for (prompt_tokens, shared) in [(200, 0), (400, 0), (100, 512)] {
         let configured = first_tokens(BatchRules::default(), prompt_tokens, shared);
-        let unprotected = first_tokens(off(), prompt_tokens, shared);
+        let unprotected = first_tokens(without_protection(), prompt_tokens, shared);
         println!("{prompt_tokens} tokens after {shared}: first tokens at steps {configured:?}");
         assert_eq!(configured, unprotected);
     }
     // Sixteen chunks: from the third on, the requests that have begun get one token before the next one begins.
     let configured = first_tokens(BatchRules::default(), 4000, 0);
-    let unprotected = first_tokens(off(), 4000, 0);
+    let unprotected = first_tokens(without_protection(), 4000, 0);
     println!("4000 tokens: {configured:?} as configured, {unprotected:?} with the protection off");
     assert_eq!(unprotected, (1..=16).collect::<Vec<u64>>());
     let expected = (0..16).map(|number| if number < 2 { number + 1 } else { 2 * number });
@@ -198,7 +199,7 @@ fn decodes_in_a_mixed_step_shorten_the_chunk() {
     });
     let third = |rows: &Vec<std::ops::Range<u32>>| rows.len() == 3;
     let mixed: Vec<_> = steps.filter(third).map(|rows| rows[0].clone()).collect();
-    // 16 - 2 = 14 tokens, floored to pages at the first; a continued chunk is not floored.
+    // 16 - 2 = 14 tokens, floored to pages in the first chunk; a continued chunk is not floored.
     assert_eq!(mixed[..3], [0..12, 12..26, 26..40]);
     assert_eq!(world.watch.mixed_steps, 3);
     world.assert_clean();
@@ -232,7 +233,7 @@ fn decodes_are_not_mixed_with_log_probabilities_or_if_no_page_is_left_for_a_chun
         ),
         ("no page left", (0..6).map(plain).collect(), late(), 8),
     ];
-    for (what, running, late, chunk) in cases {
+    for (case, running, late, chunk) in cases {
         let mut world = World::new(Setup {
             page_size: 4,
             n_pages: 256,
@@ -246,10 +247,10 @@ fn decodes_are_not_mixed_with_log_probabilities_or_if_no_page_is_left_for_a_chun
         }
         let before = world.watch.mixed_steps;
         let number = world.submit(late).expect("it fits");
-        while world.lives[number].delivered.is_empty() {
+        while world.views[number].delivered.is_empty() {
             world.turn();
         }
-        assert_eq!(world.watch.mixed_steps > before, what == "plain", "{what}");
+        assert_eq!(world.watch.mixed_steps > before, case == "plain", "{case}");
         world.assert_clean();
     }
 }

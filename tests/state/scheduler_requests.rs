@@ -16,6 +16,7 @@ pub const EOS: u32 = 0;
 /// The number of lost steps that a request survives.
 const SURVIVED_LOSSES: usize = 2;
 
+/// The parameters of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Ask {
     pub prompt: Vec<u32>,
@@ -23,7 +24,7 @@ pub struct Ask {
     pub ignore_eos: bool,
     pub stop_token: Option<u32>,
     pub salt: Option<&'static str>,
-    /// Requests log probabilities of the prompt from this position on.
+    /// The prompt position from which on log probabilities are requested.
     pub logprob_start: Option<u32>,
     pub timeouts: RequestTimeouts,
     pub priority: Option<i64>,
@@ -65,8 +66,8 @@ pub enum End {
     StopFound,
 }
 
-/// One request as its client sees it.
-pub struct Life {
+/// A request with the tokens and the end that its client has received.
+pub struct RequestView {
     pub ask: Ask,
     pub delivered: Vec<u32>,
     pub end: Option<End>,
@@ -84,7 +85,7 @@ pub struct Life {
     natural_progress: Result<GrammarProgress, GrammarFailure>,
 }
 
-impl Life {
+impl RequestView {
     pub fn new(ask: Ask, rid: RequestId, seed: u64, flag: CancelFlag) -> Self {
         let (natural_output, natural_progress) = natural_output(&ask, seed);
         Self {
@@ -105,7 +106,7 @@ impl Life {
         }
     }
 
-    /// The output of the request without interference.
+    /// The output of the request if no event cuts it short.
     pub fn natural_output(&self) -> &[u32] {
         &self.natural_output
     }

@@ -5,7 +5,7 @@ use souffleur_request::FinishReason;
 use souffleur_state::scheduler::news::RequestEnd;
 use souffleur_state::step::{RowWork, StepPlan, TableDelta};
 
-use crate::scheduler_world::{Ask, EOS, End, Fate, Setup, World};
+use crate::scheduler_world::{Ask, EOS, End, Outcome, Setup, World};
 
 fn work(plan: &StepPlan) -> Vec<(std::ops::Range<u32>, bool)> {
     let rows = plan.rows.iter();
@@ -60,7 +60,7 @@ fn one_request_prefills_decodes_ahead_and_ends_by_length_without_a_wasted_step()
     assert_eq!((world.depth(), world.history.len()), (1, 4));
     world.turn();
     world.assert_clean();
-    assert_eq!(world.lives[0].delivered.len(), 4);
+    assert_eq!(world.views[0].delivered.len(), 4);
 }
 
 #[test]
@@ -73,10 +73,10 @@ fn eos_costs_exactly_one_wasted_step() {
     let mut world = World::new(Setup::default());
     world.submit(ask(900));
     world.assert_clean();
-    let life = &world.lives[0];
-    let n_output = life.delivered.len();
+    let view = &world.views[0];
+    let n_output = view.delivered.len();
     assert_eq!(
-        life.end,
+        view.end,
         Some(End::Reported(RequestEnd::Finished(
             FinishReason::StopToken(EOS)
         )))
@@ -92,11 +92,11 @@ fn no_new_tokens_means_one_step_that_samples_nothing() {
     world.assert_clean();
     assert_eq!(world.history.len(), 1);
     assert_eq!(work(&world.history[0]), [(0..3, false)]);
-    assert!(world.lives[0].delivered.is_empty());
+    assert!(world.views[0].delivered.is_empty());
 }
 
 #[test]
-fn long_prompt_is_cut_into_page_floored_chunks_and_samples_in_the_last() {
+fn long_prompt_is_cut_into_chunks_and_samples_in_the_last() {
     let mut world = World::new(Setup {
         page_size: 4,
         n_pages: 64,
@@ -106,7 +106,7 @@ fn long_prompt_is_cut_into_page_floored_chunks_and_samples_in_the_last() {
     world.submit(Ask::exactly((0..25).map(|token| token % 7).collect(), 2));
     world.assert_clean();
     let steps: Vec<_> = world.history.iter().flat_map(work).collect();
-    // floor_page(10) = 8; a chunk that continues is not floored.
+    // The first chunk ends with a whole page: floor_page(10) = 8. A chunk that continues does not.
     assert_eq!(
         steps,
         [
@@ -130,6 +130,6 @@ fn step_results_out_of_order_are_counted_and_dropped() {
     };
     world.states.scheduler.step_done(stale, Ok(output));
     assert_eq!(world.stats().stale_messages, 1);
-    world.end_step(Fate::Done);
+    world.end_step(Outcome::Done);
     world.assert_clean();
 }

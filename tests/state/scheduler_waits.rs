@@ -4,11 +4,11 @@
 //!
 //! - **Progress.** While requests wait, the steps from one admission to the next (or from the first wait to the first
 //!   admission) are at most the longest run of the admitted requests, when all of them run to their ends together: one
-//!   step for each remaining chunk of the one chunked prefill, the decode steps owed after each, and as many decodes as
+//!   step for each remaining chunk of the one chunked prefill, the decode steps due after each, and as many decodes as
 //!   the request with most tokens left needs. A step is added for each chunk that memory cut short, and for each plan
 //!   that the pools refused. This holds under every policy, because the pool can hold any request alone.
 //! - **Free memory is used.** Once a request has ended, and a row and memory are free for any waiting request in
-//!   addition to all that the admitted requests may still need, a request starts in the next plan, or after the owed
+//!   addition to all that the admitted requests may still need, a request starts in the next plan, or after the due
 //!   decodes. This, too, holds under every policy. Needs are upper bounds, so nearly full pools are not checked.
 //! - **No request overtakes one that comes first.** Under every policy, if priorities count, requests of better
 //!   priority come first; then retracted requests, the oldest first. The others come in the order of the policy: `fcfs`
@@ -17,7 +17,7 @@
 //!   `shortest-prefill-first` guarantee nothing if they probed the cache, and `random` guarantees no order: a stream
 //!   of better requests may starve a request, by design. Exempt are steps whose plan began before the request arrived
 //!   or while its last tokens were in flight, and the plans for which the prefix wait holds a request back.
-//! - **A chunk continues.** A prefill that has begun has a row in every step, except the steps owed to decodes and one
+//! - **A chunk continues.** A prefill that has begun has a row in every step, except due decode steps and one
 //!   step for each plan that the pools refused.
 //!
 //! So a request whose place is guaranteed waits at most one longest run for each request that comes before it.
@@ -34,9 +34,9 @@ const MAX_HELD: usize = 2;
 #[derive(Clone, Copy, Debug)]
 pub struct WaitRules {
     /// The minimum size of a chunk when memory does not bound it; `None`: prompts are prefilled whole.
-    pub least_chunk: Option<usize>,
-    /// Decode steps that may be owed after a prefill step.
-    pub owed_decodes: usize,
+    pub min_chunk: Option<usize>,
+    /// Decode steps that may be due after a prefill step.
+    pub due_decodes: usize,
     pub prefix_wait: bool,
     /// Priorities come before classes.
     pub priority_first: bool,
@@ -53,7 +53,7 @@ pub struct Free {
 
 impl WaitRules {
     /// With mixed batches the decoding rows are subtracted from the chunk, which keeps a page at least.
-    pub fn least_chunk(chunk: Option<usize>, mixed_rows: usize, page_size: usize) -> Option<usize> {
+    pub fn min_chunk(chunk: Option<usize>, mixed_rows: usize, page_size: usize) -> Option<usize> {
         chunk.map(|chunk| {
             let left = chunk.saturating_sub(mixed_rows);
             (left - left % page_size).max(page_size)
@@ -61,8 +61,8 @@ impl WaitRules {
     }
 
     fn rows(&self, tokens: usize) -> usize {
-        self.least_chunk
-            .map_or(tokens.min(1), |least| tokens.div_ceil(least))
+        self.min_chunk
+            .map_or(tokens.min(1), |min_tokens| tokens.div_ceil(min_tokens))
     }
 }
 
@@ -74,7 +74,7 @@ pub enum Guarantee {
     Nothing,
 }
 
-/// The reason for a wait; smaller comes first.
+/// The class of a waiting request; smaller comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Class {
     /// The request ran, and was retracted so that others could grow.
@@ -91,9 +91,9 @@ struct Run {
     filled_tokens: usize,
     /// Tokens that the request may still generate.
     tokens_left: usize,
-    /// Steps without a row since its last chunk, and their maximum.
+    /// Steps without a row since its last chunk, and their upper bound.
     idle_steps: usize,
-    may_idle: usize,
+    max_idle: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,8 +107,8 @@ struct Waiter {
     since_plan: usize,
     /// The number of steps sent before the wait.
     waits_from: Option<usize>,
-    /// The number of steps sent before the request was retracted; the next step may exclude it.
-    left_at: Option<usize>,
+    /// The number of steps sent before the request was retracted or preempted; the next step may exclude it.
+    removed_at: Option<usize>,
     /// Plans in which a request started that should come after it.
     overtaken: usize,
     run: Option<Run>,
@@ -116,7 +116,7 @@ struct Waiter {
 
 /// The situations that a run has tested.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Waits {
+pub struct WaitCoverage {
     /// Rows that computed a part of a prefill.
     pub chunks: usize,
     pub resumed: usize,
@@ -126,12 +126,13 @@ pub struct Waits {
     pub by_output: usize,
     /// Starts in the order of arrival that a policy fell back to.
     pub by_fallback: usize,
-    /// Starts that were due because a row and memory were free, after the owed decodes.
+    /// Starts that were due because a row and memory were free, after the due decodes.
     pub by_free: usize,
     /// Longest wait of a request.
     pub longest: usize,
-    /// Longest time without an admission while requests waited, and its largest fraction of the bound.
+    /// Longest time without an admission while requests waited.
     pub longest_pause: usize,
+    /// The largest fraction of its bound that such a time reached.
     pub tightest: f64,
 }
 
@@ -153,7 +154,7 @@ pub struct WaitLog {
     /// Steps since that end in which a request could have started.
     unused_steps: usize,
     steps: usize,
-    pub seen: Waits,
+    pub seen: WaitCoverage,
 }
 
 impl WaitLog {
@@ -170,7 +171,7 @@ impl WaitLog {
             ended_at: None,
             unused_steps: 0,
             steps: 0,
-            seen: Waits::default(),
+            seen: WaitCoverage::default(),
         }
     }
 
@@ -183,7 +184,7 @@ impl WaitLog {
             class: Class::Queued,
             since_plan: self.plans,
             waits_from: Some(self.steps),
-            left_at: None,
+            removed_at: None,
             overtaken: 0,
             run: None,
         });
@@ -199,7 +200,7 @@ impl WaitLog {
     }
 
     /// Records a retraction or preemption.
-    pub fn evacuated(&mut self, number: usize, is_preempted: bool) {
+    pub fn put_back(&mut self, number: usize, is_preempted: bool) {
         let waiter = &mut self.waiters[number];
         waiter.class = if is_preempted {
             Class::Queued
@@ -208,13 +209,13 @@ impl WaitLog {
         };
         waiter.run = None;
         waiter.since_plan = self.plans;
-        waiter.left_at = Some(self.steps);
+        waiter.removed_at = Some(self.steps);
         waiter.overtaken = 0;
         // If the plan that admitted the request was never sent, the earlier wait continues.
         waiter.waits_from.get_or_insert(self.steps);
         self.admitted.remove(&number);
         self.waiting.insert(number);
-        self.forget_ends();
+        self.pause_memory_check();
         self.begin_pause();
     }
 
@@ -228,17 +229,17 @@ impl WaitLog {
     }
 
     /// Disables the check of free memory until a request ends: only memory that an end frees is checked.
-    pub fn forget_ends(&mut self) {
+    pub fn pause_memory_check(&mut self) {
         self.ended_at = None;
         self.unused_steps = 0;
     }
 
     /// Records that the pools refused a plan. The next plan frees memory, and may end in a decode.
     pub fn refused(&mut self) {
-        self.forget_ends();
+        self.pause_memory_check();
         for number in &self.admitted {
             if let Some(run) = &mut self.waiters[*number].run {
-                run.may_idle += 1;
+                run.max_idle += 1;
             }
         }
         self.grant_step();
@@ -246,7 +247,7 @@ impl WaitLog {
 
     /// Checks a step; `starts` and `rows` are the request numbers of its starts and rows, in order.
     pub fn take_step(&mut self, plan: &StepPlan, starts: &[usize], rows: &[usize], free: Free) {
-        self.check_passed(starts);
+        self.check_overtaken(starts);
         self.check_free(!starts.is_empty(), free);
         for (start, &number) in plan.starts.iter().zip(starts) {
             self.end_wait(number);
@@ -258,7 +259,7 @@ impl WaitLog {
                 filled_tokens: 0,
                 tokens_left: waiter.max_new_tokens - known,
                 idle_steps: 0,
-                may_idle: self.rules.owed_decodes,
+                max_idle: self.rules.due_decodes,
             });
             self.admitted.insert(number);
         }
@@ -282,7 +283,7 @@ impl WaitLog {
         self.seen.resumed += usize::from(!is_start);
         if run.filled_tokens < run.fill_tokens {
             self.seen.chunks += 1;
-            let is_short = Some(positions.len()) < self.rules.least_chunk;
+            let is_short = Some(positions.len()) < self.rules.min_chunk;
             if is_short && !is_start {
                 self.grant_step();
             }
@@ -297,27 +298,27 @@ impl WaitLog {
     }
 
     /// Checks that no start overtakes a request that comes first.
-    fn check_passed(&mut self, starts: &[usize]) {
+    fn check_overtaken(&mut self, starts: &[usize]) {
         let waits = |number: &&usize| !starts.contains(number);
         let waiting: Vec<usize> = self.waiting.iter().filter(waits).copied().collect();
-        let mut passed = BTreeSet::new();
+        let mut overtaken = BTreeSet::new();
         for &start in starts {
             for &number in &waiting {
                 let is_in_plan = self.waiters[number].since_plan < self.plans;
                 let is_ready = self.waiters[number]
-                    .left_at
+                    .removed_at
                     .is_none_or(|at| at < self.steps);
                 if is_in_plan && is_ready && self.is_first(number, start) {
-                    passed.insert(number);
+                    overtaken.insert(number);
                 }
             }
         }
-        let most = if self.rules.prefix_wait { MAX_HELD } else { 0 };
-        for number in passed {
+        let max_overtaken = if self.rules.prefix_wait { MAX_HELD } else { 0 };
+        for number in overtaken {
             let waiter = &mut self.waiters[number];
             waiter.overtaken += 1;
             assert!(
-                waiter.overtaken <= most,
+                waiter.overtaken <= max_overtaken,
                 "{starts:?} start in step {} before {number}, which comes first ({:?}): {waiter:?}",
                 self.steps,
                 self.guarantee,
@@ -364,14 +365,14 @@ impl WaitLog {
         }
         let may_start = self.waiting.iter().any(|number| {
             let waiter = &self.waiters[*number];
-            waiter.since_plan < self.plans && waiter.left_at.is_none_or(|at| at < self.steps)
+            waiter.since_plan < self.plans && waiter.removed_at.is_none_or(|at| at < self.steps)
         });
         if has_starts || !may_start || !self.fits(free) {
-            return self.forget_ends();
+            return self.pause_memory_check();
         }
         self.unused_steps += 1;
         assert!(
-            self.unused_steps <= self.rules.owed_decodes,
+            self.unused_steps <= self.rules.due_decodes,
             "no request starts in step {} with {free:?}: {:?} wait, {:?} run",
             self.steps,
             self.waiting,
@@ -383,19 +384,19 @@ impl WaitLog {
     fn fits(&self, free: Free) -> bool {
         let page_size = self.rules.page_size;
         let runs = self.admitted.iter().filter_map(|n| self.waiters[*n].run);
-        let mut asked_tokens = 0;
+        let mut needed_tokens = 0;
         for run in runs {
             if run.filled_tokens < run.fill_tokens {
                 return false;
             }
             // All its tokens to come, its token of this step, and the rest of its last page.
-            asked_tokens += run.tokens_left + 1 + page_size;
+            needed_tokens += run.tokens_left + 1 + page_size;
         }
         let most_tokens = self.waiting.iter().map(|number| {
             let waiter = &self.waiters[*number];
             waiter.prompt_tokens + waiter.max_new_tokens + 2 * page_size
         });
-        free.rows > 0 && asked_tokens + most_tokens.max().unwrap_or(0) < free.tokens
+        free.rows > 0 && needed_tokens + most_tokens.max().unwrap_or(0) < free.tokens
     }
 
     /// Checks that every prefill that has begun continues.
@@ -406,11 +407,11 @@ impl WaitLog {
             };
             if rows.contains(number) {
                 run.idle_steps = 0;
-                run.may_idle = self.rules.owed_decodes;
+                run.max_idle = self.rules.due_decodes;
             } else if run.filled_tokens < run.fill_tokens {
                 run.idle_steps += 1;
                 assert!(
-                    run.idle_steps <= run.may_idle,
+                    run.idle_steps <= run.max_idle,
                     "the prefill of {number} does not continue in step {}: {run:?}",
                     self.steps
                 );
@@ -439,7 +440,7 @@ impl WaitLog {
             chunks += self.rules.rows(run.fill_tokens - run.filled_tokens);
             decodes = decodes.max(run.tokens_left);
         }
-        chunks * (1 + self.rules.owed_decodes) + decodes
+        chunks * (1 + self.rules.due_decodes) + decodes
     }
 
     fn check_pause(&mut self, has_starts: bool) {
@@ -448,8 +449,8 @@ impl WaitLog {
         };
         let pause = self.steps - from;
         self.seen.longest_pause = self.seen.longest_pause.max(pause);
-        let part = pause as f64 / (latest - from).max(1) as f64;
-        self.seen.tightest = self.seen.tightest.max(part);
+        let fraction = pause as f64 / (latest - from).max(1) as f64;
+        self.seen.tightest = self.seen.tightest.max(fraction);
         if has_starts {
             let next = self.steps + 1;
             self.pause = (!self.waiting.is_empty()).then(|| (next, next + self.longest_run()));

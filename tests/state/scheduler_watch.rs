@@ -43,7 +43,7 @@ pub struct Watch {
     rules: BatchRules,
     chunk_tokens: Option<usize>,
     requests: Vec<Watched>,
-    owed_decodes: usize,
+    due_decodes: usize,
     preemptions: u64,
     pub mixed_steps: usize,
     /// Decode steps that delayed a prefill.
@@ -56,7 +56,7 @@ impl Watch {
             rules,
             chunk_tokens,
             requests: Vec::new(),
-            owed_decodes: 0,
+            due_decodes: 0,
             preemptions: 0,
             mixed_steps: 0,
             deferrals: 0,
@@ -154,20 +154,20 @@ impl Watch {
         if let Some(chunk) = self.chunk_tokens.filter(|_| prefills > 0) {
             assert!(tokens <= chunk, "{tokens} tokens in a chunk of {chunk}");
         }
-        self.check_turns(prefills > 0, !decodes.is_empty(), decodable);
+        self.check_interval(prefills > 0, !decodes.is_empty(), decodable);
     }
 
     /// Checks that after a prefill step that left out a decodable sequence, decode steps follow for the interval.
-    fn check_turns(&mut self, has_prefill: bool, has_decode: bool, decodable: &[usize]) {
+    fn check_interval(&mut self, has_prefill: bool, has_decode: bool, decodable: &[usize]) {
         let protected = self.rules.prefill_decode_interval_min_bs.max(1);
-        if has_prefill && self.owed_decodes > 0 {
+        if has_prefill && self.due_decodes > 0 {
             assert!(decodable.len() < protected, "a prefill came too soon");
         }
         if !has_prefill {
-            self.deferrals += usize::from(self.owed_decodes > 0);
-            self.owed_decodes = self.owed_decodes.saturating_sub(1);
+            self.deferrals += usize::from(self.due_decodes > 0);
+            self.due_decodes = self.due_decodes.saturating_sub(1);
         } else if !has_decode && !decodable.is_empty() {
-            self.owed_decodes = self.rules.prefill_decode_interval;
+            self.due_decodes = self.rules.prefill_decode_interval;
         }
         for &number in decodable {
             let request = &mut self.requests[number];
@@ -189,7 +189,7 @@ impl Watch {
         let rules = self.rules.priority.expect("priorities");
         let threshold = rules.preemption_threshold.expect("a threshold");
         // A missing priority is worse than every number.
-        let goodness = |request: &Watched| {
+        let rank = |request: &Watched| {
             let sign = if rules.low_values_first { -1 } else { 1 };
             request.priority.map_or(-1_000_000, |value| sign * value)
         };
@@ -200,15 +200,15 @@ impl Watch {
             .filter(|(number, request)| {
                 !request.is_admitted && !request.has_ended && !victims.contains(number)
             });
-        let best = waiting.map(|(_, request)| goodness(request)).max();
+        let best = waiting.map(|(_, request)| rank(request)).max();
         let best = best.expect("a preempting request waits");
         for &victim in victims {
-            let worst = goodness(&self.requests[victim]);
+            let worst = rank(&self.requests[victim]);
             assert!(best - worst > threshold, "{best} preempts {worst}");
             let others = self.requests.iter().enumerate();
-            let mut spared =
+            let mut kept =
                 others.filter(|(number, other)| other.can_decode() && !victims.contains(number));
-            assert!(spared.all(|(_, other)| goodness(other) >= worst));
+            assert!(kept.all(|(_, other)| rank(other) >= worst));
         }
         true
     }

@@ -28,7 +28,7 @@ fn pinned(world: &mut World, family: u32, len: usize, replaces: bool) -> u64 {
     name
 }
 
-fn held(world: &World) -> (usize, usize) {
+fn pins(world: &World) -> (usize, usize) {
     (world.stats().soft_pins, world.stats().protected_tokens)
 }
 
@@ -40,10 +40,10 @@ fn later_prompts_do_not_evict_a_pinned_prefix() {
         world.submit(Ask::exactly(prompt(family, 20), 5));
         world.drain();
     }
-    assert_eq!(held(&world), (1, 20));
+    assert_eq!(pins(&world), (1, 20));
     assert!(world.unpin_softly(name) && !world.unpin_softly(name));
     world.finish_plan();
-    assert_eq!(held(&world), (0, 0));
+    assert_eq!(pins(&world), (0, 0));
     world.assert_clean();
 }
 
@@ -52,10 +52,10 @@ fn a_soft_pin_expires() {
     let mut world = World::new(small(64));
     pinned(&mut world, 0, 20, false);
     world.expire_pins(SOON - 1);
-    assert_eq!(held(&world).0, 1);
+    assert_eq!(pins(&world).0, 1);
     world.expire_pins(SOON);
     world.finish_plan();
-    assert_eq!(held(&world), (0, 0));
+    assert_eq!(pins(&world), (0, 0));
     world.assert_clean();
 }
 
@@ -65,7 +65,7 @@ fn the_oldest_soft_pins_are_released_for_a_candidate_while_requests_run() {
     for family in 0..3 {
         pinned(&mut world, family, 16, false);
     }
-    assert_eq!(held(&world), (3, 48));
+    assert_eq!(pins(&world), (3, 48));
     let running = world
         .submit(Ask::exactly(prompt(7, 10), 24))
         .expect("it fits");
@@ -76,12 +76,12 @@ fn the_oldest_soft_pins_are_released_for_a_candidate_while_requests_run() {
     for _ in 0..8 {
         world.turn();
     }
-    let [running, next] = [running, next].map(|number| &world.lives[number].delivered);
+    let [running, next] = [running, next].map(|number| &world.views[number].delivered);
     assert!(
         running.len() < 24 && !next.is_empty(),
         "the candidate waited for the running request"
     );
-    let pins = held(&world).0;
+    let pins = pins(&world).0;
     assert!((1..3).contains(&pins), "{pins} soft pins are left");
     world.drain();
     world.assert_clean();
@@ -94,7 +94,7 @@ fn soft_pins_are_released_before_pins_of_hosts_and_before_a_retraction() {
     world.drain();
     world.pin(&prompt(1, 12), SOON);
     pinned(&mut world, 0, 30, false);
-    assert_eq!(held(&world), (1, 42));
+    assert_eq!(pins(&world), (1, 42));
     // Two requests that fit together with the host's pin, but not with both pins.
     for family in [2, 3] {
         world.submit(Ask::exactly(prompt(family, 6), 16));
@@ -129,7 +129,7 @@ fn soft_pins_are_released_before_a_request_is_preempted() {
     };
     world.submit(high);
     world.drain();
-    assert_eq!((held(&world).0, world.stats().preemptions), (0, 0));
+    assert_eq!((pins(&world).0, world.stats().preemptions), (0, 0));
     world.assert_clean();
 }
 
@@ -141,8 +141,8 @@ fn no_request_is_refused_for_soft_pins() {
         .submit(Ask::exactly(prompt(1, 50), 9))
         .expect("it fits");
     world.drain();
-    assert_eq!(world.lives[large].delivered.len(), 9);
-    assert_eq!(held(&world).0, 0);
+    assert_eq!(world.views[large].delivered.len(), 9);
+    assert_eq!(pins(&world).0, 0);
     world.assert_clean();
 }
 
@@ -152,7 +152,7 @@ fn a_flush_ends_soft_pins() {
     pinned(&mut world, 0, 20, false);
     world.flush_cache().expect("a flush");
     world.finish_plan();
-    assert_eq!(held(&world), (0, 0));
+    assert_eq!(pins(&world), (0, 0));
     assert_eq!(world.stats().evictable_tokens, 0);
     world.assert_clean();
 }
@@ -163,17 +163,17 @@ fn soft_pins_hold_at_most_half_of_the_pool_and_four_prefixes() {
     let names: Vec<u64> = (0..4)
         .map(|family| pinned(&mut world, family, 15, false))
         .collect();
-    assert_eq!(held(&world), (3, 45), "four would hold 60 of 100");
+    assert_eq!(pins(&world), (3, 45), "four would hold 60 of 100");
     assert!(!world.unpin_softly(names[0]) && world.unpin_softly(names[1]));
     world.assert_clean();
     let mut world = World::new(small(400));
     for family in 0..6 {
         pinned(&mut world, family, 10, false);
     }
-    assert_eq!(held(&world), (4, 40));
+    assert_eq!(pins(&world), (4, 40));
     // This prefix alone takes more than half of the pool.
     pinned(&mut world, 7, 210, false);
-    assert_eq!(held(&world), (0, 0));
+    assert_eq!(pins(&world), (0, 0));
     world.assert_clean();
 }
 
@@ -182,7 +182,7 @@ fn the_pin_of_the_next_turn_replaces_the_previous_one() {
     let mut world = World::new(small(100));
     for turn in 1..5 {
         pinned(&mut world, 0, 10 * turn, true);
-        assert_eq!(held(&world), (1, 10 * turn));
+        assert_eq!(pins(&world), (1, 10 * turn));
     }
     world.assert_clean();
 }
@@ -197,6 +197,6 @@ fn a_pin_removed_before_it_was_granted_holds_nothing() {
     let name = world.pin_softly(&prompt(0, 20), SOON, false);
     assert!(world.unpin_softly(name));
     world.finish_plan();
-    assert_eq!(held(&world), (0, 0));
+    assert_eq!(pins(&world), (0, 0));
     world.assert_clean();
 }

@@ -4,7 +4,7 @@
 
 use souffleur_state::pool::state_pool::StateLimits;
 
-use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
+use crate::scheduler_world::{Ask, Outcome, Setup, VOCAB, World};
 
 fn world(page_size: u32, n_rows: u32, total_slots: usize, grid_tokens: usize) -> World {
     World::new(Setup {
@@ -39,12 +39,12 @@ fn ask(prompt: Vec<u32>, anchors: &[u32]) -> Ask {
 fn cached(world: &mut World, prompt: Vec<u32>, anchors: &[u32]) -> usize {
     let number = world.submit(ask(prompt, anchors)).expect("it fits");
     world.drain();
-    world.lives[number].cached_tokens as usize
+    world.views[number].cached_tokens as usize
 }
 
 /// SGLang #36935: the states at the ends of chunks evicted those of other prompts.
 #[test]
-fn chunks_of_a_long_prompt_leave_no_states_but_the_grid() {
+fn ends_of_chunks_of_a_long_prompt_leave_no_states() {
     let mut world = world(1, 2, 40, 512);
     cached(&mut world, tokens(1, 2000), &[1990]);
     // States at 512, 1024 and 1536 tokens, at the anchor, and at the end.
@@ -122,13 +122,13 @@ fn a_request_cancelled_before_its_step_leaves_no_state() {
 /// SGLang #29792, #27586: accounting that was late under overlapping steps, slots that leaked.
 #[test]
 fn ends_of_every_kind_leave_every_state_accounted_for() {
-    for (number_of_steps, fate) in (0..6).zip([
-        Fate::Done,
-        Fate::Rejected,
-        Fate::LostBeforeItRan,
-        Fate::LostAfterItRan,
-        Fate::Done,
-        Fate::Done,
+    for (number_of_steps, outcome) in (0..6).zip([
+        Outcome::Done,
+        Outcome::Rejected,
+        Outcome::LostBeforeItRan,
+        Outcome::LostAfterItRan,
+        Outcome::Done,
+        Outcome::Done,
     ]) {
         for page_size in [1, 4] {
             let mut world = world(page_size, 3, 10, 64);
@@ -141,7 +141,7 @@ fn ends_of_every_kind_leave_every_state_accounted_for() {
                 world.turn();
             }
             world.finish_plan();
-            world.end_step(fate);
+            world.end_step(outcome);
             world.stop_found(1, 1);
             world.cancel(2);
             world.assert_clean();
@@ -177,7 +177,6 @@ fn a_fork_resumes_from_an_earlier_turn() {
     world.assert_clean();
 }
 
-/// A pinned prefix stays usable, however many states other prompts need.
 #[test]
 fn a_pin_keeps_the_state_at_its_end() {
     let mut world = world(1, 2, 10, 1 << 20);
@@ -218,7 +217,7 @@ fn a_fork_of_a_long_prompt_finds_a_state_after_others_as_long() {
 
 /// The beginning of the next prompt of a conversation: the previous prompt and its reply.
 fn with_reply(world: &World, mut prompt: Vec<u32>) -> Vec<u32> {
-    let last = world.lives.last().expect("a request was submitted");
+    let last = world.views.last().expect("a request was submitted");
     prompt.extend(&last.delivered);
     prompt
 }
@@ -231,11 +230,11 @@ fn tool_loop(world: &mut World, query: &[u32], system_tokens: u32) {
     cached(world, prompt.clone(), &[system_tokens, query_tokens]);
     for call in 0..20 {
         prompt = with_reply(world, prompt);
-        let fed = prompt.len() - 1;
+        let known = prompt.len() - 1;
         prompt.extend(tokens(400 + call, 30));
         let anchors = [system_tokens, query_tokens, prompt.len() as u32 - 2];
         let hit = cached(world, prompt.clone(), &anchors);
-        assert!(hit + page > fed, "call {call}: {hit} of {fed} tokens");
+        assert!(hit + page > known, "call {call}: {hit} of {known} tokens");
     }
 }
 
@@ -267,11 +266,11 @@ fn a_page_that_ends_with_a_chunk_and_is_the_last_of_a_prompt_has_a_state() {
         let anchors = [30, prompt_tokens as u32 - 12];
         cached(&mut world, prompt.clone(), &anchors);
         let mut next = with_reply(&world, prompt);
-        let fed = next.len() - 1;
+        let known = next.len() - 1;
         next.extend(tokens(216, 30));
         let anchors = [30, prompt_tokens as u32 - 12, next.len() as u32 - 2];
         let hit = cached(&mut world, next, &anchors);
-        assert_eq!(hit, fed / 16 * 16, "a prompt of {prompt_tokens} tokens");
+        assert_eq!(hit, known / 16 * 16, "a prompt of {prompt_tokens} tokens");
         world.assert_clean();
     }
 }
@@ -302,7 +301,7 @@ fn no_request_stops_if_no_slot_is_free_for_copies() {
         });
         world.submit_all(&mut asks.into_iter());
         world.drain();
-        assert!(world.lives.iter().all(|life| life.delivered.len() == 3));
+        assert!(world.views.iter().all(|view| view.delivered.len() == 3));
         assert_eq!(world.stats().retractions, 0);
         world.assert_clean();
     }
@@ -363,6 +362,7 @@ fn a_state_goes_with_the_keys_and_values_before_it() {
             assert_eq!(world.states.cache.check_integrity(), Ok(()));
             lengths.push(hit);
         }
+        // The first match has 300 tokens or more, the last one none, because the K/V was evicted.
         assert_eq!((lengths[0], lengths[13]), (lengths[0].max(300), 0));
         let again = [&long[..310], &tokens(280, 20)].concat();
         assert_eq!(cached(&mut world, again, &[300]), 0);
@@ -380,11 +380,11 @@ fn short_conversations_resume_from_their_last_turn() {
         cached(&mut world, prompt.clone(), &[8, 11]);
         for turn in 0..5 {
             prompt = with_reply(&world, prompt);
-            let fed = prompt.len() - 1;
+            let known = prompt.len() - 1;
             prompt.extend(tokens(291 + turn, 6));
             let end = prompt.len() as u32 - 1;
             let hit = cached(&mut world, prompt.clone(), &[8, end]);
-            assert!(hit + page > fed, "turn {turn}: {hit} of {fed} tokens");
+            assert!(hit + page > known, "turn {turn}: {hit} of {known} tokens");
         }
         world.assert_clean();
     }
@@ -419,10 +419,10 @@ fn a_prompt_that_is_not_admitted_changes_no_states() {
             ..Ask::exactly(longer, 700)
         },
     ];
-    let first = world.lives.len();
+    let first = world.views.len();
     world.submit_all(&mut asks.into_iter());
     world.finish_plan();
-    assert!(world.lives[first].holds_memory && !world.lives[first + 1].holds_memory);
+    assert!(world.views[first].holds_memory && !world.views[first + 1].holds_memory);
     let at = |tokens: &[u32]| world.states.cache.peek(&Default::default(), tokens);
     assert_eq!((at(&long[..150]), at(&stale[..40])), (100, 0));
     world.drain();
@@ -455,15 +455,15 @@ fn several_outputs_of_a_chat_leave_the_state_of_its_query() {
     let query = [&system[..], &tokens(313, 100)].concat();
     let prompt = [&query[..], &tokens(314, 20)].concat();
     let chat = ask(prompt.clone(), &[160, 260, prompt.len() as u32 + 1]);
-    let first = world.lives.len();
+    let first = world.views.len();
     world.submit_all(&mut [chat.clone(), chat].into_iter());
-    while !world.lives[first].holds_memory {
-        assert!(world.advance() || world.end_step(Fate::Done));
+    while !world.views[first].holds_memory {
+        assert!(world.advance() || world.end_step(Outcome::Done));
     }
     // The second output would take the slot of a copy for its own state.
     world.cancel(first + 1);
     world.drain();
-    assert_eq!(world.lives[first].cached_tokens, 160);
+    assert_eq!(world.views[first].cached_tokens, 160);
     let stripped = [&query[..], &tokens(315, 60)].concat();
     assert_eq!(cached(&mut world, stripped, &[160, 310]), 256);
     world.assert_clean();

@@ -43,8 +43,8 @@ fn run(world: &mut World, ask: Ask) -> (usize, Vec<u32>) {
     let prompt = ask.prompt.len();
     let number = world.submit(ask).expect("it fits");
     world.drain();
-    let life = &world.lives[number];
-    (prompt - life.cached_tokens as usize, life.delivered.clone())
+    let view = &world.views[number];
+    (prompt - view.cached_tokens as usize, view.delivered.clone())
 }
 
 fn ask(prompt: &[u32], anchors: &[usize], n_output: usize) -> Ask {
@@ -105,20 +105,20 @@ impl Conversation {
 /// turn's name, its computed tokens, and the most that it may compute.
 fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
     let page = world.setup.page_size as usize;
-    let mut seen = Vec::new();
+    let mut results = Vec::new();
     let system = tokens(1, 1500);
     let mut first = Conversation::new(&system);
     first.add_user_turn(&tokens(2, 60));
     let query_end = first.turns.len();
     let cold = first.turn(world, 40);
-    seen.push(("first", cold, 1500 + 60 + OPEN.len()));
+    results.push(("first", cold, 1500 + 60 + OPEN.len()));
     for call in 0..8 {
         let result = tokens(10 + call, 70);
         first.add_turn(&result);
         let new = result.len() + OPEN.len();
         let computed = first.turn(world, 30);
-        // The reply's last token may not have been fed.
-        seen.push(("tool call", computed, new + 1 + page));
+        // The K/V of the reply's last token may be missing.
+        results.push(("tool call", computed, new + 1 + page));
     }
     // The reasoning of the whole loop is dropped: the rest was never computed at these positions.
     let answer = tokens(30, 200);
@@ -129,7 +129,7 @@ fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
     second.add_turn(&answer);
     second.add_user_turn(&tokens(31, 50));
     let computed = second.clone().turn(world, 40);
-    seen.push(("stripped", computed, 250 + OPEN.len() + page));
+    results.push(("stripped", computed, 250 + OPEN.len() + page));
     let fork = {
         let mut fork = second.clone();
         fork.turns.truncate(query_end + 120);
@@ -137,33 +137,33 @@ fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
         fork
     };
     let computed = fork.clone().turn(world, 20);
-    seen.push(("fork", computed, 120 + 90 + OPEN.len() + GRID + 64));
+    results.push(("fork", computed, 120 + 90 + OPEN.len() + GRID + 64));
     let mut edit = second.clone();
     edit.turns.truncate(query_end + 200);
     edit.add_user_turn(&tokens(33, 55));
     let computed = edit.clone().turn(world, 20);
-    seen.push(("edit", computed, 200 + 55 + OPEN.len() + page));
+    results.push(("edit", computed, 200 + 55 + OPEN.len() + page));
     let computed = edit.clone().turn(world, 20);
-    seen.push(("same again", computed, OPEN.len() + page));
+    results.push(("same again", computed, OPEN.len() + page));
     for seed in [40, 41] {
         let mut other = Conversation::new(&system);
         other.add_user_turn(&tokens(seed, 80));
         let computed = other.turn(world, 30);
-        seen.push(("other conversation", computed, 80 + OPEN.len() + page));
+        results.push(("other conversation", computed, 80 + OPEN.len() + page));
     }
     let mut samples = Conversation::new(&system);
     samples.add_user_turn(&tokens(50, 300));
     let mut sample = samples.ask(25);
     sample.anchors.push(sample.prompt.len() as u32 + 1);
-    let before = world.lives.len();
+    let before = world.views.len();
     let four = std::iter::repeat_n(sample, 4);
     world.submit_all(&mut four.into_iter());
     world.drain();
-    let computed = world.lives[before..].iter();
-    let computed = computed.map(|life| life.ask.prompt.len() - life.cached_tokens as usize);
+    let computed = world.views[before..].iter();
+    let computed = computed.map(|view| view.ask.prompt.len() - view.cached_tokens as usize);
     let own = 300 + OPEN.len() + page;
-    seen.push(("four samples", computed.sum(), own + 3 * page));
-    seen
+    results.push(("four samples", computed.sum(), own + 3 * page));
+    results
 }
 
 #[test]
@@ -172,10 +172,10 @@ fn every_turn_of_an_agent_computes_only_new_tokens() {
         // As many slots as the memory plan grants for eight rows, and hardly more slots than the rows need.
         for (rows, slots) in [(8, 64), (4, 8), (4, 5), (2, 5)] {
             let mut world = World::new(setup(page_size, rows, slots));
-            for (turn, computed, most) in agentic_trace(&mut world) {
+            for (turn, computed, limit) in agentic_trace(&mut world) {
                 assert!(
-                    computed <= most,
-                    "{turn} with pages of {page_size}, {rows} rows and {slots} states: computed {computed}, at most {most}"
+                    computed <= limit,
+                    "{turn} with pages of {page_size}, {rows} rows and {slots} states: computed {computed}, at most {limit}"
                 );
             }
             world.assert_clean();
@@ -189,9 +189,9 @@ fn an_agent_gets_the_same_tokens_with_hardly_any_states() {
         let mut world = World::new(setup);
         agentic_trace(&mut world);
         let output: Vec<Vec<u32>> = world
-            .lives
+            .views
             .iter()
-            .map(|life| life.delivered.clone())
+            .map(|view| view.delivered.clone())
             .collect();
         world.assert_clean();
         output
@@ -271,7 +271,7 @@ fn a_repeated_prompt_and_a_longer_one_resume_at_the_end_of_the_first() {
     assert_eq!((computed, output.len()), (100, 10));
     // A prompt without anchors leaves a state one token before its end.
     assert_eq!(run(&mut world, ask(&prompt, &[], 10)).0, 1);
-    // The reply's last token was not fed: it ended by its length.
+    // The reply ended by its length, so its last token was not an input.
     let longer = [&prompt[..], &output, &tokens(12, 5)].concat();
     assert_eq!(run(&mut world, ask(&longer, &[], 3)).0, 1 + 5);
     world.assert_clean();
@@ -280,25 +280,25 @@ fn a_repeated_prompt_and_a_longer_one_resume_at_the_end_of_the_first() {
 #[test]
 fn a_report_says_why_there_is_no_state() {
     let mut world = World::new(setup(1, 1, 3));
-    let why = |world: &mut World, prompt: &[u32], anchors: &[usize]| {
+    let cause_of = |world: &mut World, prompt: &[u32], anchors: &[usize]| {
         let number = world.submit(ask(prompt, anchors, 4)).expect("it fits");
         world.drain();
         let report = world.report(number);
         (report.cause, report.missing_state)
     };
     let prompt = tokens(13, 200);
-    assert_eq!(why(&mut world, &prompt, &[150]).1, None);
+    assert_eq!(cause_of(&mut world, &prompt, &[150]).1, None);
     for seed in 14..20 {
         run(&mut world, ask(&tokens(seed, 90), &[40, 80], 4));
     }
     let again = [&prompt[..180], &tokens(20, 9)].concat();
     let thinned = (Cause::NoState, Some(MissingState::Thinned));
-    assert_eq!(why(&mut world, &again, &[185]), thinned);
+    assert_eq!(cause_of(&mut world, &again, &[185]), thinned);
     // The only state is at the very end, where a token must be computed.
     let whole = tokens(21, 120);
     run(&mut world, ask(&whole, &[120], 0));
     let past = (Cause::NoState, Some(MissingState::PastLimit));
-    assert_eq!(why(&mut world, &whole, &[119]), past);
+    assert_eq!(cause_of(&mut world, &whole, &[119]), past);
     world.assert_clean();
 }
 
@@ -314,14 +314,14 @@ fn a_request_that_waits_for_another_prompt_resumes_where_they_diverge() {
         world.submit_all(&mut asks.into_iter());
         world.assert_clean();
         let page = page_size as usize;
-        assert_eq!(world.lives[0].cached_tokens, 0);
-        let cached = world.lives[1].cached_tokens as usize;
+        assert_eq!(world.views[0].cached_tokens, 0);
+        let cached = world.views[1].cached_tokens as usize;
         assert_eq!(cached, 200 / page * page, "pages of {page}");
     }
 }
 
 #[test]
-fn a_state_is_published_for_exactly_the_tokens_that_were_fed() {
+fn a_state_is_published_for_exactly_the_tokens_that_were_computed() {
     for page_size in [1, 2, 4, 16] {
         let mut world = World::new(large(page_size));
         for seed in 0..12 {

@@ -16,18 +16,18 @@ fn check(setup: Setup, cached: u32) {
     world.submit(warm_up.clone());
     world.drain();
     let end = RequestEnd::Finished(FinishReason::Length { max_new_tokens: 0 });
-    assert_eq!(world.lives[0].end, Some(End::Reported(end.clone())));
-    assert!(world.lives[0].delivered.is_empty());
+    assert_eq!(world.views[0].end, Some(End::Reported(end.clone())));
+    assert!(world.views[0].delivered.is_empty());
     let mut rows = world.history.iter().flat_map(|step| &step.rows);
     assert!(rows.all(|row| !row.sample), "nothing is sampled");
     // A second warm-up finds the prompt in the cache, and so does a request that generates.
     world.submit(warm_up);
     world.drain();
-    assert_eq!(world.lives[1].cached_tokens, cached);
-    assert_eq!(world.lives[1].end, Some(End::Reported(end)));
+    assert_eq!(world.views[1].cached_tokens, cached);
+    assert_eq!(world.views[1].end, Some(End::Reported(end)));
     world.submit(Ask::exactly(prompt, 5));
     world.drain();
-    assert_eq!(world.lives[2].cached_tokens, cached);
+    assert_eq!(world.views[2].cached_tokens, cached);
     world.assert_clean();
 }
 
@@ -60,7 +60,7 @@ fn warm_ups_run_together_with_requests_that_generate() {
         world.turn();
     }
     world.drain();
-    let delivered = world.lives.iter().map(|life| life.delivered.len());
+    let delivered = world.views.iter().map(|view| view.delivered.len());
     assert_eq!(delivered.collect::<Vec<_>>(), [0, 12, 0, 12, 0, 12]);
     world.assert_clean();
 }

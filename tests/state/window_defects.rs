@@ -60,7 +60,6 @@ fn the_next_turn_resumes_at_the_last_whole_page_of_every_length() {
     }
 }
 
-/// The next turn after a stop string, which removes computed tokens.
 #[test]
 fn the_next_turn_resumes_where_a_stop_string_cut_the_output() {
     for (page_size, window) in [(1, 9), (4, 9), (16, 24)] {
@@ -71,13 +70,13 @@ fn the_next_turn_resumes_where_a_stop_string_cut_the_output() {
             let number = world
                 .submit(Ask::exactly(prompt.clone(), 200))
                 .expect("it fits");
-            while world.lives[number].delivered.len() < 100 {
+            while world.views[number].delivered.len() < 100 {
                 assert!(world.turn());
             }
-            let kept = world.lives[number].delivered.len() - cut;
+            let kept = world.views[number].delivered.len() - cut;
             world.stop_found(number, kept);
             world.drain();
-            let output = &world.lives[number].delivered[..kept];
+            let output = &world.views[number].delivered[..kept];
             let next = [&prompt[..], output, &tokens(9, 12)].concat();
             let (cached, _) = run(&mut world, &next, 1);
             let known = prompt.len() + kept - 1;
@@ -100,8 +99,8 @@ fn pages_that_a_sequence_has_freed_are_not_cached() {
         world.drain();
         // The fake executor compares every page of a hit with the expected content.
         for number in 0..4 {
-            let life = &world.lives[number];
-            let whole = [&life.ask.prompt[..], &life.delivered].concat();
+            let view = &world.views[number];
+            let whole = [&view.ask.prompt[..], &view.delivered].concat();
             for len in [60, 100, 150, 190, whole.len()] {
                 let next = [&whole[..len], &tokens(50 + number as u32, 10)].concat();
                 run(&mut world, &next, 3);
@@ -126,7 +125,7 @@ fn a_request_cancelled_or_retracted_at_any_step_leaks_no_page() {
             for _ in 0..turns {
                 world.turn();
             }
-            for number in world.alive() {
+            for number in world.not_ended() {
                 world.cancel(number);
                 world.turn();
             }
@@ -184,7 +183,6 @@ fn a_conversation_computes_only_new_tokens() {
     }
 }
 
-/// A repeated prompt, by itself and several times at once, resumes at most a page before its end.
 #[test]
 fn a_repeated_prompt_computes_a_page_at_most() {
     for (page_size, window) in [(1, 10), (4, 10), (16, 40)] {
@@ -195,19 +193,18 @@ fn a_repeated_prompt_computes_a_page_at_most() {
             run(&mut world, &prompt, 1);
             let (cached, _) = run(&mut world, &prompt, 1);
             assert_eq!(cached, (len - 1) / page * page);
-            let before = world.lives.len();
+            let before = world.views.len();
             let four = std::iter::repeat_n(Ask::exactly(prompt.clone(), 30), 4);
             world.submit_all(&mut four.into_iter());
             world.drain();
-            for life in &world.lives[before..] {
-                assert_eq!(life.cached_tokens as usize, (len - 1) / page * page);
+            for view in &world.views[before..] {
+                assert_eq!(view.cached_tokens as usize, (len - 1) / page * page);
             }
         }
         world.assert_clean();
     }
 }
 
-/// A pinned prefix keeps its last window, and only that.
 #[test]
 fn a_pin_keeps_the_window_at_its_end() {
     let mut world = World::new(setup(4, 24, 64 + 4 * 24 + 64));

@@ -45,8 +45,8 @@ pub fn run(world: &mut World, prompt: &[u32], n_output: usize) -> (usize, Vec<u3
     let ask = Ask::exactly(prompt.to_vec(), n_output);
     let number = world.submit(ask).expect("it fits");
     world.drain();
-    let life = &world.lives[number];
-    (life.cached_tokens as usize, life.delivered.clone())
+    let view = &world.views[number];
+    (view.cached_tokens as usize, view.delivered.clone())
 }
 
 #[test]
@@ -59,8 +59,8 @@ fn a_prompt_resumes_at_every_page_around_the_window() {
             assert_eq!(run(&mut world, &long, 3).0, 0);
             let near = window - 1..window + 2 * page;
             let lengths: BTreeSet<usize> = near.chain([149 - page, 148, 149]).collect();
-            let inside = lengths.into_iter().filter(|len| (1..150).contains(len));
-            for (seed, len) in (10..).zip(inside) {
+            let in_prompt = lengths.into_iter().filter(|len| (1..150).contains(len));
+            for (seed, len) in (10..).zip(in_prompt) {
                 let mut prompt = long[..len].to_vec();
                 prompt.push((long[len] + 1) % VOCAB);
                 prompt.extend(tokens(seed, 9));
@@ -87,12 +87,12 @@ fn a_sequence_keeps_only_the_window_pages_that_it_attends_to() {
             let page = page_size as usize;
             world.submit(Ask::exactly(tokens(2, 300), 200));
             // The visible tokens, and a partly filled page at either end.
-            let seen = (window + 2 * page - 2).div_ceil(page);
-            let (mut most, mut last) = (0, 0);
+            let visible = (window + 2 * page - 2).div_ceil(page);
+            let (mut max_held, mut last) = (0, 0);
             while world.turn() {
                 let stats = world.stats();
                 if stats.running_requests == 1 && stats.decode_tokens > 300 + 2 * window {
-                    most = most.max(stats.private_windows);
+                    max_held = max_held.max(stats.private_windows);
                     last = stats.protected_windows;
                 }
             }
@@ -104,8 +104,8 @@ fn a_sequence_keeps_only_the_window_pages_that_it_attends_to() {
                 0
             };
             assert!(
-                most <= seen + spare,
-                "{most} of {window} in pages of {page}"
+                max_held <= visible + spare,
+                "{max_held} of {window} in pages of {page}"
             );
             assert_eq!(last, 0, "no request keeps the prompt's end");
             world.assert_clean();
@@ -147,6 +147,7 @@ fn a_sequence_of_32768_tokens_takes_the_memory_of_its_windows() {
                     + windows as u64 * layout.window_bytes_per_token();
             }
         }
+        // Per token and layer 4 KiB: all tokens in 5 layers, and 1,024 tokens in the other 29.
         let figure = 32_768 * 20_480 + (116 << 20);
         let ratio = held as f64 / f64::from(figure);
         assert!((0.95..1.1).contains(&ratio), "{held} bytes, {ratio}");
@@ -161,8 +162,8 @@ fn chunks_longer_and_shorter_than_the_window_give_the_same_outputs() {
         let asks = (20..26).map(|seed| Ask::exactly(tokens(seed, 100 + seed as usize), 40));
         world.submit_all(&mut asks.into_iter());
         world.assert_clean();
-        let lives = world.lives.iter();
-        lives.map(|life| life.delivered.clone()).collect::<Vec<_>>()
+        let views = world.views.iter();
+        views.map(|view| view.delivered.clone()).collect::<Vec<_>>()
     };
     let expected = outputs(Setup::default());
     for page_size in [1, 4, 16] {
@@ -366,11 +367,11 @@ fn a_lock_keeps_the_end_of_its_prefix_and_nothing_before() {
         assert_eq!(locked.windows.from, start / page);
         assert_eq!(locked.windows.pages.len(), (end - start) / page);
         assert_eq!(world.tree.protected_windows(), (end - start) / page + 1);
-        let seen: Vec<_> = locked.windows.pages.iter().collect();
+        let visible: Vec<_> = locked.windows.pages.iter().collect();
         world.evict_down_to(0);
         assert_eq!(world.peek(&prompt[..130]), end);
         let again = world.lock(&prompt[..130]);
-        assert_eq!(again.windows.pages.iter().collect::<Vec<_>>(), seen);
+        assert_eq!(again.windows.pages.iter().collect::<Vec<_>>(), visible);
         world.unlock(locked);
         world.evict_down_to(0);
         assert_eq!(world.peek(&prompt[..130]), end, "the other lock keeps it");
@@ -382,7 +383,7 @@ fn a_lock_keeps_the_end_of_its_prefix_and_nothing_before() {
 }
 
 #[test]
-fn a_match_falls_back_to_the_deepest_end_that_is_whole() {
+fn a_match_ends_at_the_longest_prefix_whose_last_window_is_cached() {
     for page_size in [1, 4, 16] {
         let page = page_size as usize;
         let mut world = Tree::new(page_size, 20);
@@ -394,14 +395,14 @@ fn a_match_falls_back_to_the_deepest_end_that_is_whole() {
         }
         let tail = 19_usize.div_ceil(page) + 1;
         world.evict_down_to(3 * tail);
-        // `has`: an end has kept this token's page. `seen`: the tokens that a sequence resumed at `end` attends to.
-        let has = |at: usize| {
+        // `is_kept`: an end keeps this token's page. `visible`: tokens that a sequence resumed at `end` attends to.
+        let is_kept = |at: usize| {
             [48, 112, 192]
                 .iter()
                 .any(|end| (end - tail * page..*end).contains(&at))
         };
-        let seen = |end: usize| (end + 1).saturating_sub(20) / page * page..end;
-        let is_whole = |end: &usize| seen(*end).all(has);
+        let visible = |end: usize| (end + 1).saturating_sub(20) / page * page..end;
+        let is_whole = |end: &usize| visible(*end).all(is_kept);
         let mut lengths = BTreeSet::new();
         for len in (1..=12).rev().map(|n| 16 * n) {
             let expected = (0..=len).rev().step_by(page).find(is_whole);

@@ -98,7 +98,7 @@ impl World {
         }
     }
 
-    /// The number of a prompt's blocks that are found and loaded. Every loaded block has the saved contents.
+    /// The number of a prompt's blocks that are found and loaded. Checks that they have the saved contents.
     pub fn load(&self, prompt: u32) -> usize {
         let find = Find {
             seq: SeqId::new(1),

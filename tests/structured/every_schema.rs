@@ -3,7 +3,7 @@
 use futures_util::StreamExt;
 use futures_util::stream;
 
-use crate::model::{Model, agents};
+use crate::model::{Model, base_config};
 use crate::schemas::schemas;
 use crate::validity::{Tally, check_schema};
 
@@ -22,7 +22,7 @@ fn streams() -> u64 {
 
 #[tokio::test]
 async fn outputs_end_and_are_valid() {
-    let model = Model::start(agents());
+    let model = Model::start(base_config());
     let schemas = schemas();
     assert!(schemas.len() >= 60);
     let checked = schemas

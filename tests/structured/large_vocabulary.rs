@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use souffleur_config::{DtypeChoice, EngineConfig};
 use souffleur_model::loader::LoadFormat;
 
-use crate::model::{Model, agents};
+use crate::model::{Model, base_config};
 use crate::schemas::schemas;
 use crate::tokenizers::{MARKERS, byte_level};
 use crate::validity::{Tally, check_schema};
@@ -42,14 +42,14 @@ fn write_model(dir: &Path) {
 }
 
 #[tokio::test]
-async fn outputs_of_150_000_tokens_end_and_are_valid() {
+async fn outputs_with_150_000_tokens_to_choose_from_end_and_are_valid() {
     let dir = tempfile::tempdir().expect("a folder can be made");
     write_model(dir.path());
     let model = Model::start(EngineConfig {
         model_path: dir.path().to_owned(),
         load_format: LoadFormat::Dummy,
         dtype: DtypeChoice::Float32,
-        ..agents()
+        ..base_config()
     });
     assert_eq!(model.eos, [TOKENS as u32, TOKENS as u32 + 1]);
     let mut all = Tally::default();

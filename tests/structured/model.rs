@@ -34,7 +34,6 @@ pub struct Model {
     closing: Arc<[(u32, f32)]>,
 }
 
-/// The whole output of a request.
 #[derive(Debug)]
 pub struct Output {
     pub text: String,
@@ -46,7 +45,7 @@ pub struct Output {
 }
 
 /// The configuration of an engine on the tiny checkpoint with tool tokens.
-pub fn agents() -> EngineConfig {
+pub fn base_config() -> EngineConfig {
     EngineConfig {
         model_path: Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
             .join("tests/fixtures/qwen3-agents"),

@@ -10,7 +10,9 @@ use souffleur_request::FinishReason;
 use souffleur_state::control::ControlSetup;
 use souffleur_state::grammar::Constraint;
 
-use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, output, schema};
+use crate::model::{
+    EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, base_config, output, schema,
+};
 use crate::schemas::schemas;
 
 const REQUESTS: usize = 48;
@@ -29,7 +31,7 @@ async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
         schedule_conservativeness: 0.01,
         context_length: Some(256),
         chunked_prefill_size: 48,
-        ..agents()
+        ..base_config()
     });
     let schemas = schemas();
     let ask = |number: usize| {

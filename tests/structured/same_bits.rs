@@ -15,7 +15,9 @@ use souffleur_state::grammar::Constraint;
 use souffleur_state::sampling::LogprobWish;
 use souffleur_state::step::{StepOutput, StepPlan};
 
-use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, output, schema};
+use crate::model::{
+    EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, base_config, output, schema,
+};
 
 const REQUESTS: u64 = 16;
 /// Number of requests that run at once in the test of preemption.
@@ -32,7 +34,7 @@ fn config() -> EngineConfig {
     EngineConfig {
         context_length: Some(256),
         max_running_requests: Some(16),
-        ..agents()
+        ..base_config()
     }
 }
 
@@ -201,12 +203,12 @@ async fn schedules_change_no_bit() {
 }
 
 /// An executor that loses the results of some steps.
-struct Forgetful {
+struct Lossy {
     inner: Box<dyn Executor>,
     steps: u64,
 }
 
-impl Executor for Forgetful {
+impl Executor for Lossy {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         self.steps += 1;
         let output = self.inner.run(plan)?;
@@ -225,7 +227,7 @@ async fn lost_steps_change_no_bit() {
         let make = parts.executor.clone();
         parts.executor = Arc::new(move || {
             let inner = make()?;
-            Ok(Box::new(Forgetful { inner, steps: 0 }))
+            Ok(Box::new(Lossy { inner, steps: 0 }))
         });
         parts
     });
@@ -238,11 +240,11 @@ async fn lost_steps_change_no_bit() {
 async fn a_grammar_that_allows_every_text_changes_no_bit() {
     let model = Model::start(config());
     let pieces = model.text.pieces().expect("the tokenizer is byte-level");
-    // Markers and incomplete characters are not text.
+    // Only ASCII tokens may be sampled, because markers and incomplete characters are not text.
     let is_text =
         |piece: &TokenPiece| matches!(piece, TokenPiece::Bytes(bytes) if bytes.is_ascii());
-    let rows = model.world.engine.model().vocab_size as u32;
-    let never: Arc<[(u32, f32)]> = (0..rows)
+    let vocab_size = model.world.engine.model().vocab_size as u32;
+    let banned: Arc<[(u32, f32)]> = (0..vocab_size)
         .filter(|&id| !pieces.get(id as usize).is_some_and(is_text) && !model.eos.contains(&id))
         .map(|id| (id, -100.0))
         .collect();
@@ -251,13 +253,13 @@ async fn a_grammar_that_allows_every_text_changes_no_bit() {
             let mut request = request(&model, number);
             request.constraint = constraint.map(Arc::new);
             request.sampling.min_new_tokens = 0;
-            request.sampling.logit_bias = never.clone();
+            request.sampling.logit_bias = banned.clone();
             bits(model.world.generate(request))
         };
-        let free = ask(None).await;
+        let unconstrained = ask(None).await;
         let constrained = ask(Some(Constraint::Regex(EVERY_TEXT.into()))).await;
-        assert_eq!(constrained, free, "request {number}");
-        assert!(free.0.len() > 1, "{free:?}");
+        assert_eq!(constrained, unconstrained, "request {number}");
+        assert!(unconstrained.0.len() > 1, "{unconstrained:?}");
     }
     model.stop().await;
 }

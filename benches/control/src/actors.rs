@@ -1,4 +1,4 @@
-//! The control plane with its actors on one Arbiter, and an executor that answers at once.
+//! Times decode steps of the actors on one Arbiter, with an executor that answers at once.
 
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use souffleur::metrics::SchedulerMetrics;
 use souffleur::record::RecordedScheduler;
 use souffleur::state::control::ControlStates;
 
-use crate::engine::{Shape, answer, request};
+use crate::engine::{PoolSizes, answer, request};
 use crate::prompts::prompt;
 
 /// Decodes `batch` requests. Returns `n_values` times of a step in microseconds, each the mean of `steps_per_value`
@@ -24,18 +24,18 @@ pub fn decode_us(batch: u32, steps_per_value: usize, n_values: usize) -> Vec<f64
     let system = System::new();
     system.block_on(async {
         let n_steps = (n_values + 2) * steps_per_value;
-        let shape = Shape {
+        let sizes = PoolSizes {
             page_size: 1,
             n_pages: batch * (320 + 4 * n_steps as u32 + 1_024) + 4_096,
             n_rows: batch,
         };
-        let scheduler = start(shape, |done| NullExecutor {
+        let scheduler = start(sizes, |done| NullExecutor {
             done,
             batch: batch as usize,
             steps_per_value,
             values,
             n_steps: 0,
-            answering: Duration::ZERO,
+            executor_time: Duration::ZERO,
             started: Instant::now(),
             values_left: n_values,
         });
@@ -51,7 +51,7 @@ pub fn decode_us(batch: u32, steps_per_value: usize, n_values: usize) -> Vec<f64
 }
 
 fn start(
-    shape: Shape,
+    sizes: PoolSizes,
     executor: impl FnOnce(Mailbox<StepDone>) -> NullExecutor,
 ) -> Mailbox<Submit> {
     let ControlStates {
@@ -60,7 +60,7 @@ fn start(
         pools,
         ledger,
         evicted_nodes: _,
-    } = shape.states();
+    } = sizes.states();
     let note = |actor| DeathNote::unread(actor, ledger.clone());
     let scheduler = Scheduler::create(|ctx| {
         let address = ctx.address();
@@ -95,7 +95,7 @@ struct NullExecutor {
     /// Steps of the whole batch since the last value.
     n_steps: usize,
     /// Time spent in this actor since the last value.
-    answering: Duration,
+    executor_time: Duration,
     started: Instant,
     values_left: usize,
 }
@@ -106,13 +106,13 @@ impl NullExecutor {
         if self.n_steps < self.steps_per_value {
             return;
         }
-        let spent = entered - self.started - self.answering;
-        // Sending fails once the receiver has enough values.
+        let spent = entered - self.started - self.executor_time;
+        // The receiver outlives the actors.
         let _ = self
             .values
             .send(spent.as_secs_f64() * 1e6 / self.n_steps as f64);
         self.n_steps = 0;
-        self.answering = Duration::ZERO;
+        self.executor_time = Duration::ZERO;
         self.started = entered;
         self.values_left -= 1;
         if self.values_left == 0 {
@@ -142,7 +142,7 @@ impl Handler<Posted<RunStep>> for NullExecutor {
             self.measure(entered);
         } else {
             (self.n_steps, self.started) = (0, entered);
-            self.answering = Duration::ZERO;
+            self.executor_time = Duration::ZERO;
         }
         let output = answer(&plan, spent);
         let step = plan.step;
@@ -153,7 +153,7 @@ impl Handler<Posted<RunStep>> for NullExecutor {
             run_seconds: 0.0,
             idle_seconds: 0.0,
         });
-        self.answering += entered.elapsed();
+        self.executor_time += entered.elapsed();
     }
 }
 

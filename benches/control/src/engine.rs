@@ -15,13 +15,13 @@ use souffleur::state::step::{RowResult, RowVerdict, StepOutput, StepPlan};
 
 /// Sizes of the page pool and the page table.
 #[derive(Clone, Copy)]
-pub struct Shape {
+pub struct PoolSizes {
     pub page_size: u32,
     pub n_pages: u32,
     pub n_rows: u32,
 }
 
-impl Shape {
+impl PoolSizes {
     pub fn page_size(self) -> PageSize {
         PageSize::new(self.page_size).expect("the page size is positive")
     }
@@ -80,8 +80,8 @@ pub fn request(number: u64, prompt: &[u32], max_new_tokens: u32) -> Submission {
 }
 
 /// The answer of an executor that computes nothing: a token for each row that samples.
-pub fn answer(plan: &StepPlan, spent: Option<Vec<RowResult>>) -> StepOutput {
-    let mut rows = spent.unwrap_or_default();
+pub fn answer(plan: &StepPlan, reused: Option<Vec<RowResult>>) -> StepOutput {
+    let mut rows = reused.unwrap_or_default();
     rows.extend(plan.rows.iter().map(|row| RowResult {
         seq: row.seq,
         tokens: row.sample.then_some(17).into_iter().collect(),
@@ -99,15 +99,15 @@ pub fn answer(plan: &StepPlan, spent: Option<Vec<RowResult>>) -> StepOutput {
 pub struct Engine {
     pub states: ControlStates,
     steps: std::collections::VecDeque<Box<StepPlan>>,
-    /// Time spent in the states since it was last taken.
+    /// Time spent in the states since the last call of `take_spent_us`.
     spent: Duration,
     pub n_ended: usize,
 }
 
 impl Engine {
-    pub fn new(shape: Shape) -> Self {
+    pub fn new(sizes: PoolSizes) -> Self {
         Self {
-            states: shape.states(),
+            states: sizes.states(),
             steps: std::collections::VecDeque::new(),
             spent: Duration::ZERO,
             n_ended: 0,
@@ -126,7 +126,7 @@ impl Engine {
     pub fn submit(&mut self, request: Submission) {
         let started = Instant::now();
         self.states.scheduler.submit(request);
-        self.drive();
+        self.plan_steps();
         self.spent += started.elapsed();
     }
 
@@ -135,19 +135,19 @@ impl Engine {
         let Some(plan) = self.steps.pop_front() else {
             return false;
         };
-        let spent = self.states.scheduler.take_spent();
-        let output = answer(&plan, spent);
+        let reused = self.states.scheduler.take_spent();
+        let output = answer(&plan, reused);
         drop(plan);
         let started = Instant::now();
         self.states.scheduler.step_done(output.step, Ok(output));
-        self.drive();
+        self.plan_steps();
         let news = self.states.scheduler.take_news();
         self.spent += started.elapsed();
         self.n_ended += news.iter().filter(|news| news.end.is_some()).count();
         true
     }
 
-    fn drive(&mut self) {
+    fn plan_steps(&mut self) {
         while let Some(plan) = self.states.advance() {
             self.steps.push_back(plan);
         }

@@ -43,7 +43,7 @@ enum Part {
     Leaves,
     /// Admissions and whole steps.
     Steps,
-    /// Bytes per cached token.
+    /// The tree's own memory per cached token.
     Memory,
 }
 

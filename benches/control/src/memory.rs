@@ -1,6 +1,6 @@
-//! Measures the bytes per cached token after a long random run, in a separate process.
+//! Measures the memory of the radix tree itself, without K/V, per cached token after a long random run.
 //!
-//! The result is the growth of the process's resident memory, including the allocator's headers and fragmentation.
+//! The result is the growth of resident memory of a separate process, including the allocator's headers and waste.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::subjects::{Ours, Subject};
 
 /// The capacity of the tree in tokens.
 const CAPACITY: usize = 4_000_000;
-/// Tokens that go through the tree.
+/// New tokens that a run inserts into the tree.
 const TOKENS: usize = 10 * CAPACITY;
 const MAX_CONVERSATION_TOKENS: usize = 32_768;
 
@@ -66,22 +66,22 @@ pub fn run(name: &str) -> anyhow::Result<Memory> {
         _ => prompts(&mut ours),
     }
     let cached_tokens = ours.tree.total_size();
-    let held = resident_bytes()?.saturating_sub(before);
+    let tree_bytes = resident_bytes()?.saturating_sub(before);
     Ok(Memory {
         run: name.to_owned(),
         cached_tokens,
         nodes: ours.tree.n_nodes(),
-        bytes_a_token: held as f64 / cached_tokens as f64,
+        bytes_a_token: tree_bytes as f64 / cached_tokens as f64,
     })
 }
 
 fn add(ours: &mut Ours, key: &Arc<[u32]>) {
-    let all = ours.tree.total_size() + key.len();
-    ours.remove(all.saturating_sub(CAPACITY));
+    let needed = ours.tree.total_size() + key.len();
+    ours.remove(needed.saturating_sub(CAPACITY));
     ours.add(key);
 }
 
-/// Each step continues a conversation, resumes one from an earlier point, or begins a new one.
+/// Each step continues the conversation, returns to an earlier point of it, or begins a new one.
 fn conversations(ours: &mut Ours) {
     let mut random = fastrand::Rng::with_seed(1);
     let mut key: Vec<u32> = Vec::new();

@@ -14,7 +14,7 @@ pub fn tokens_of(number: u64, n_tokens: usize) -> Arc<[u32]> {
     (0..n_tokens).map(|_| random.u32(..VOCABULARY)).collect()
 }
 
-/// 256 shared tokens and 64 that no other prompt starts with.
+/// 256 shared tokens and 64 others, the first of which occurs in no other prompt.
 pub fn prompt(number: u64) -> Arc<[u32]> {
     let mut tokens = tokens_of(u64::MAX, SHARED_TOKENS).to_vec();
     tokens.push(VOCABULARY + number as u32);

@@ -51,7 +51,7 @@ impl Operation {
     }
 
     /// The goal for this engine's time, in microseconds.
-    fn wish_us(self, size: &str) -> Option<f64> {
+    fn goal_us(self, size: &str) -> Option<f64> {
         match (self, size) {
             (Self::Match, "1k tokens") => Some(0.3),
             (Self::Match, "32k tokens") => Some(6.0),
@@ -115,14 +115,14 @@ impl Row {
             kv_index_least_us: peer.as_ref().map(Times::least_us),
             then: None,
             tgi_scaled_us: None,
-            wish_us: operation.wish_us(size),
+            wish_us: operation.goal_us(size),
             missed: Vec::new(),
         };
         eprintln!("{}", row.line());
         row
     }
 
-    fn judge(&mut self, peers: &Peers) {
+    fn compare(&mut self, peers: &Peers) {
         let is_same = |then: &&Figures| then.operation == self.operation && then.size == self.size;
         self.then = peers.figures.iter().find(is_same).cloned();
         if let Some(then) = &self.then
@@ -131,15 +131,15 @@ impl Row {
         {
             self.tgi_scaled_us = Some(tgi * now / before);
         }
-        let bars = [
+        let limits = [
             ("kv-index", self.kv_index_us),
             ("TGI", self.tgi_scaled_us),
             ("wish", self.wish_us),
         ];
         if let Some(ours) = self.souffleur_us {
-            let missed = bars
+            let missed = limits
                 .iter()
-                .filter(|(_, bar)| bar.is_some_and(|bar| ours > bar));
+                .filter(|(_, limit)| limit.is_some_and(|limit| ours > limit));
             self.missed = missed.map(|(name, _)| *name).collect();
         }
     }
@@ -159,7 +159,7 @@ impl Row {
         ];
         let mut line = format!("| {} | {} |", self.operation.label(), self.size);
         for cell in cells {
-            let text = cell.map(in_three_digits).unwrap_or_default();
+            let text = cell.map(rounded).unwrap_or_default();
             let _ = write!(line, " {text} |");
         }
         let _ = write!(line, " {} |", self.missed.join(", "));
@@ -179,7 +179,7 @@ impl Report {
     pub fn new(mut rows: Vec<Row>, memory: Vec<crate::memory::Memory>) -> serde_json::Result<Self> {
         let peers: Peers = serde_json::from_str(PEERS)?;
         let mut all: serde_json::Value = serde_json::from_str(PEERS)?;
-        rows.iter_mut().for_each(|row| row.judge(&peers));
+        rows.iter_mut().for_each(|row| row.compare(&peers));
         Ok(Self {
             origin_of_then: all["origin"].take(),
             rows,
@@ -210,7 +210,7 @@ impl Report {
     }
 }
 
-fn in_three_digits(us: f64) -> String {
+fn rounded(us: f64) -> String {
     match us {
         100.0.. => format!("{us:.0}"),
         10.0.. => format!("{us:.1}"),

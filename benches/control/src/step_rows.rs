@@ -2,19 +2,19 @@
 
 use crate::actors::decode_us;
 use crate::clock::Times;
-use crate::engine::{Engine, Shape, request};
+use crate::engine::{Engine, PoolSizes, request};
 use crate::prompts::{SHARED_TOKENS, prompt};
 use crate::report::{Operation, Row};
 use souffleur::state::scheduler::submission::Submission;
 
-/// A measured value is the mean of this many steps.
+/// A value is the mean time of `STEPS` steps. A row is the median of `BATCHES` values, or of `ADMISSIONS` admissions.
 const STEPS: usize = 20;
 const BATCHES: usize = 51;
 const ADMISSIONS: usize = 201;
 /// Leaves of the tree while admissions are timed.
 const LEAVES: u64 = 100_000;
 /// Steps of each request in [`churn`], where a new request replaces each ended one.
-const LIFE_STEPS: u32 = 64;
+const REQUEST_STEPS: u32 = 64;
 
 const BATCH_SIZES: [u32; 4] = [1, 64, 256, 1024];
 
@@ -37,10 +37,10 @@ fn batch_size(batch: u32) -> String {
 }
 
 /// Times a request from its arrival to the plan of the step that computes its 64 new tokens, while `running` others
-/// decode: the request first waits for the end of their step in flight.
+/// decode. If there are others, the request first waits for the end of their step in flight.
 fn admission(running: u32) -> Row {
     let n_pages = (LEAVES as u32 + 8_192) * 64 + running * 8_192;
-    let mut engine = Engine::new(Shape {
+    let mut engine = Engine::new(PoolSizes {
         page_size: 1,
         n_pages,
         n_rows: 1_024,
@@ -103,7 +103,7 @@ fn admit_while_decoding(engine: &mut Engine, request: Submission, running: usize
 /// An engine in which `batch` requests decode.
 fn decoding(batch: u32, page_size: u32, max_new_tokens: u32) -> Engine {
     let tokens = SHARED_TOKENS as u32 + batch * (1_024 + 2 * max_new_tokens);
-    let mut engine = Engine::new(Shape {
+    let mut engine = Engine::new(PoolSizes {
         page_size,
         n_pages: 2 * tokens.div_ceil(page_size),
         n_rows: batch,
@@ -139,14 +139,14 @@ fn decode(operation: Operation, batch: u32, page_size: u32) -> Row {
 
 /// Times steps while requests of 64 tokens end and new ones replace them: prefills, checkpoints, ends, evictions.
 fn churn(batch: u32) -> Row {
-    let mut engine = decoding(batch, 1, LIFE_STEPS);
+    let mut engine = decoding(batch, 1, REQUEST_STEPS);
     let mut number = u64::from(batch);
     let mut times = Vec::new();
     for _ in 0..BATCHES {
         engine.take_spent_us();
         for _ in 0..STEPS {
             for _ in 0..std::mem::take(&mut engine.n_ended) {
-                engine.submit(request(number, &prompt(number), LIFE_STEPS));
+                engine.submit(request(number, &prompt(number), REQUEST_STEPS));
                 number += 1;
             }
             engine.end_step();

@@ -11,29 +11,29 @@ use souffleur::state::pool::pages::{EvictedPages, PageSize, Pages, PoolLedger};
 
 /// A radix tree that the benchmark times. Pages are allocated before an operation is timed and freed after it.
 pub trait Subject {
-    /// The arguments of an insert in addition to its key.
-    type Given;
-    /// Leftovers of an insert, which are dropped after the clock stops.
-    type Left;
-    /// Leftovers of an eviction, which are dropped after the clock stops.
+    /// Pages for an insert, allocated before the clock starts.
+    type NewPages;
+    /// Pages that an insert did not use, freed after the clock stops.
+    type Unused;
+    /// Evicted pages, freed after the clock stops.
     type Evicted;
 
-    fn given(&mut self, n_tokens: usize) -> Self::Given;
-    fn insert(&mut self, key: &Arc<[u32]>, given: Self::Given) -> Self::Left;
+    fn allocate(&mut self, n_tokens: usize) -> Self::NewPages;
+    fn insert(&mut self, key: &Arc<[u32]>, pages: Self::NewPages) -> Self::Unused;
     fn matched(&mut self, key: &[u32]) -> usize;
-    /// Splits the node that `key` ends in at the end of `key`.
+    /// Splits the node in which `key` ends, after the last token of `key`.
     fn split(&mut self, key: &[u32]);
     /// Evicts the least recently used leaves.
     fn evict(&mut self, n_tokens: usize) -> Self::Evicted;
-    fn put_away(&mut self, left: Self::Left);
+    fn put_back(&mut self, unused: Self::Unused);
     fn free(&mut self, evicted: Self::Evicted);
     fn cached_tokens(&self) -> usize;
 
     /// An insert that is not timed.
     fn add(&mut self, key: &Arc<[u32]>) {
-        let given = self.given(key.len());
-        let left = self.insert(key, given);
-        self.put_away(left);
+        let pages = self.allocate(key.len());
+        let unused = self.insert(key, pages);
+        self.put_back(unused);
     }
 
     /// An eviction that is not timed.
@@ -63,11 +63,11 @@ impl Ours {
 }
 
 impl Subject for Ours {
-    type Given = Pages;
-    type Left = [Pages; 2];
+    type NewPages = Pages;
+    type Unused = [Pages; 2];
     type Evicted = EvictedPages;
 
-    fn given(&mut self, n_tokens: usize) -> Pages {
+    fn allocate(&mut self, n_tokens: usize) -> Pages {
         self.pool.alloc(n_tokens).expect("the pool is large enough")
     }
 
@@ -95,8 +95,8 @@ impl Subject for Ours {
         self.tree.evict(n_tokens)
     }
 
-    fn put_away(&mut self, left: [Pages; 2]) {
-        left.into_iter().for_each(|pages| self.pool.free(pages));
+    fn put_back(&mut self, unused: [Pages; 2]) {
+        unused.into_iter().for_each(|pages| self.pool.free(pages));
     }
 
     fn free(&mut self, evicted: EvictedPages) {
@@ -124,11 +124,11 @@ impl KvIndex {
 }
 
 impl Subject for KvIndex {
-    type Given = ();
-    type Left = ();
+    type NewPages = ();
+    type Unused = ();
     type Evicted = ();
 
-    fn given(&mut self, _: usize) {}
+    fn allocate(&mut self, _: usize) {}
 
     fn insert(&mut self, key: &Arc<[u32]>, (): ()) {
         self.tree.insert_tokens(key, &self.tenant);
@@ -148,7 +148,7 @@ impl Subject for KvIndex {
         self.tree.evict_tenant(&self.tenant, kept);
     }
 
-    fn put_away(&mut self, (): ()) {}
+    fn put_back(&mut self, (): ()) {}
 
     fn free(&mut self, (): ()) {}
 

@@ -20,7 +20,7 @@ const SPLIT_ROUNDS: usize = 3;
 /// Matches of one key in a batch.
 const MATCHES: usize = 256;
 /// Leaves of a large tree that are matched repeatedly.
-const IN_USE: u64 = 512;
+const N_HOT: u64 = 512;
 /// The number of nodes of the path in the row "match over 32 nodes".
 const DEPTH: usize = 32;
 
@@ -30,16 +30,16 @@ fn both(
     mut ours: impl FnMut() -> f64,
     mut peer: impl FnMut() -> f64,
 ) -> [Option<Times>; 2] {
-    let (mut of_ours, mut of_peer) = (Vec::new(), Vec::new());
+    let (mut our_times, mut peer_times) = (Vec::new(), Vec::new());
     for round in 0..rounds[0].max(rounds[1]) {
         if round < rounds[0] {
-            of_ours.push(ours());
+            our_times.push(ours());
         }
         if round < rounds[1] {
-            of_peer.push(peer());
+            peer_times.push(peer());
         }
     }
-    [of_ours, of_peer].map(|times| (!times.is_empty()).then(|| Times::new(times)))
+    [our_times, peer_times].map(|times| (!times.is_empty()).then(|| Times::new(times)))
 }
 
 /// Benchmarks with keys of `n_tokens` tokens in small trees.
@@ -70,7 +70,7 @@ pub fn by_length(n_tokens: usize) -> Vec<Row> {
     ];
     rows.push(row(
         Operation::Lock,
-        both_or_ours(lock_round(ours(), n_tokens)),
+        only_ours(lock_round(ours(), n_tokens)),
     ));
     rows.push(row(
         Operation::Insert,
@@ -94,7 +94,7 @@ pub fn by_length(n_tokens: usize) -> Vec<Row> {
     rows
 }
 
-fn both_or_ours(mut ours: Box<dyn FnMut() -> f64>) -> [Option<Times>; 2] {
+fn only_ours(mut ours: Box<dyn FnMut() -> f64>) -> [Option<Times>; 2] {
     both([ROUNDS, 0], &mut *ours, || 0.0)
 }
 
@@ -150,8 +150,8 @@ impl HeapTop {
 
 /// Inserts each key, and returns the time of one insert in microseconds.
 fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Arc<[u32]>]) -> f64 {
-    let given: Vec<S::Given> = keys.iter().map(|key| tree.given(key.len())).collect();
-    let mut left = Vec::with_capacity(keys.len());
+    let pages: Vec<S::NewPages> = keys.iter().map(|key| tree.allocate(key.len())).collect();
+    let mut unused = Vec::with_capacity(keys.len());
     // The prompts were just written, but allocating pages evicted them from the CPU caches: read them again.
     black_box(
         keys.iter()
@@ -159,11 +159,11 @@ fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Arc<[u32]>]) -> f64 {
             .fold(0, |sum, token| sum ^ token),
     );
     let us = time_us(keys.len(), || {
-        for (key, given) in keys.iter().zip(given) {
-            left.push(tree.insert(black_box(key), given));
+        for (key, pages) in keys.iter().zip(pages) {
+            unused.push(tree.insert(black_box(key), pages));
         }
     });
-    left.into_iter().for_each(|left| tree.put_away(left));
+    unused.into_iter().for_each(|one| tree.put_back(one));
     us
 }
 
@@ -199,16 +199,16 @@ fn insert_round(mut tree: impl Subject + 'static, n_tokens: usize) -> Box<dyn Fn
 
 /// Inserts keys whose first half the tree holds as the start of a node.
 fn half_round(mut tree: impl Subject + 'static, n_tokens: usize) -> Box<dyn FnMut() -> f64> {
-    let held = keys_of(n_tokens);
+    let cached = keys_of(n_tokens);
     let branch = |key: &Arc<[u32]>| {
         let mut key = key.to_vec();
         key[n_tokens / 2..].iter_mut().for_each(|token| *token += 1);
         Arc::from(key)
     };
-    let keys: Vec<Arc<[u32]>> = held.iter().map(branch).collect();
+    let keys: Vec<Arc<[u32]>> = cached.iter().map(branch).collect();
     let mut top = HeapTop::default();
     Box::new(move || {
-        held.iter().for_each(|key| tree.add(key));
+        cached.iter().for_each(|key| tree.add(key));
         let us = timed_inserts(&mut tree, &keys);
         top.keep();
         assert_eq!(tree.cached_tokens(), keys.len() * n_tokens * 3 / 2);
@@ -295,7 +295,7 @@ struct LargeTree<S> {
     next: u64,
     random: fastrand::Rng,
     /// Prompts that are matched repeatedly.
-    in_use: Vec<Arc<[u32]>>,
+    hot_prompts: Vec<Arc<[u32]>>,
 }
 
 impl<S: Subject> LargeTree<S> {
@@ -306,7 +306,7 @@ impl<S: Subject> LargeTree<S> {
             oldest: 0,
             next: n_leaves,
             random: fastrand::Rng::with_seed(7),
-            in_use: (0..IN_USE)
+            hot_prompts: (0..N_HOT)
                 .map(|number| prompt(number * 7_919 % n_leaves))
                 .collect(),
         };
@@ -315,7 +315,7 @@ impl<S: Subject> LargeTree<S> {
         large
     }
 
-    fn some_prompts(&mut self) -> Vec<Arc<[u32]>> {
+    fn random_prompts(&mut self) -> Vec<Arc<[u32]>> {
         let range = self.oldest..self.next;
         (0..BATCH)
             .map(|_| prompt(self.random.u64(range.clone())))
@@ -330,13 +330,13 @@ impl<S: Subject> LargeTree<S> {
 
     fn matches(&mut self) -> f64 {
         // Warms the CPU caches, since the other tree was used last.
-        Self::timed_matches(&mut self.tree, &self.in_use);
-        Self::timed_matches(&mut self.tree, &self.in_use)
+        Self::timed_matches(&mut self.tree, &self.hot_prompts);
+        Self::timed_matches(&mut self.tree, &self.hot_prompts)
     }
 
-    /// Matches leaves for the first time since their insert.
+    /// Matches random leaves, most of which are not in the CPU caches.
     fn cold_matches(&mut self) -> f64 {
-        let prompts = self.some_prompts();
+        let prompts = self.random_prompts();
         Self::timed_matches(&mut self.tree, &prompts)
     }
 
@@ -379,20 +379,20 @@ impl<S: Subject> LargeTree<S> {
     /// Match, insert and the eviction that makes room: the cost of a request on a full cache.
     fn cycles(&mut self, n: usize) -> f64 {
         let prompts = self.new_prompts(n);
-        let given: Vec<S::Given> = prompts
+        let pages: Vec<S::NewPages> = prompts
             .iter()
-            .map(|prompt| self.tree.given(prompt.len()))
+            .map(|prompt| self.tree.allocate(prompt.len()))
             .collect();
-        let mut left = Vec::with_capacity(n);
+        let mut unused = Vec::with_capacity(n);
         let mut evicted = Vec::with_capacity(n);
         let us = time_us(n, || {
-            for (prompt, given) in prompts.iter().zip(given) {
+            for (prompt, pages) in prompts.iter().zip(pages) {
                 self.tree.matched(black_box(prompt));
                 evicted.push(self.tree.evict(NEW_TOKENS));
-                left.push(self.tree.insert(prompt, given));
+                unused.push(self.tree.insert(prompt, pages));
             }
         });
-        left.into_iter().for_each(|left| self.tree.put_away(left));
+        unused.into_iter().for_each(|one| self.tree.put_back(one));
         evicted.into_iter().for_each(|one| self.tree.free(one));
         us
     }
@@ -413,7 +413,7 @@ impl<S: Subject> LargeTree<S> {
         })
     }
 
-    /// Evicts half of the tokens in one call, before leaves are split; returns the time of one node.
+    /// Evicts half of the tokens in one call, before any leaf is split; returns the time per leaf.
     fn evicts_half(&mut self) -> f64 {
         let half = self.tree.cached_tokens() / 2;
         let mut evicted = Vec::with_capacity(1);
@@ -430,8 +430,8 @@ impl LargeTree<Ours> {
         let Ours {
             tree, namespace, ..
         } = &mut self.tree;
-        time_us(self.in_use.len(), || {
-            for prompt in &self.in_use {
+        time_us(self.hot_prompts.len(), || {
+            for prompt in &self.hot_prompts {
                 let locked = tree.lock_prefix(namespace, black_box(prompt));
                 assert_eq!(locked.tokens, SHARED_TOKENS + NEW_TOKENS);
                 tree.unlock(locked.lock);

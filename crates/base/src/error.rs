@@ -121,7 +121,7 @@ pub enum RequestError {
         limit_tokens: usize,
     },
     #[error(
-        "the engine already has {queued} {what}, the limit is {limit}: try again in {} s",
+        "the engine already has {queued} {what}, the limit is {limit}, and this call needs more: try again in {} s",
         RETRY_AFTER_S
     )]
     Overloaded {
@@ -288,7 +288,7 @@ pub enum LoadError {
         file.display()
     )]
     Replaced {
-        /// The replaced file, or the model's path if it now names other weight files.
+        /// The replaced file, or the model's path if the model has other files now.
         file: PathBuf,
         what: String,
     },
@@ -299,11 +299,11 @@ pub enum LoadError {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{key}: {reason}")]
+#[error("{key} {reason}")]
 pub struct ConfigError {
     /// The key or flag.
     pub key: String,
-    /// Names the value, the limit and the remedy.
+    /// Follows the key: names the value, the limit and the remedy.
     pub reason: String,
 }
 

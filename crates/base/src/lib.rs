@@ -1,4 +1,4 @@
-//! Types that all crates of Souffleur share: ids, errors, request fields and the layout of KV memory.
+//! Types that the crates of Souffleur share: ids, errors, request fields and the layout of KV memory.
 
 pub mod error;
 #[doc(hidden)]

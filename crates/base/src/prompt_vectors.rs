@@ -1,4 +1,4 @@
-//! Prompts given as embedding vectors (`input_embeds`), each of which replaces a token's embedding.
+//! Prompt embeddings (`input_embeds`): vectors, each of which replaces a token's embedding.
 //!
 //! The prefix cache neither serves nor stores the K/V of such prompts. A vector counts as one token, with the id
 //! [`PLACEHOLDER_TOKEN`].

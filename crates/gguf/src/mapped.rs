@@ -1,6 +1,6 @@
 //! Read-only memory maps of regular files.
 
-// Only for mapping files.
+// Unsafe code only maps files and releases their pages.
 #![allow(unsafe_code)]
 
 use std::fs::File;

@@ -159,7 +159,7 @@ fn read_list(cursor: &mut Cursor<'_>, what: &str) -> Result<Value, String> {
     let of = read_kind(cursor, what)?;
     if of == Kind::List {
         return Err(format!(
-            "{what} is a list of lists, which is not supported: the file is broken, download it again"
+            "{what} is a list of lists, which is not supported: use another file of this model"
         ));
     }
     let count = cursor.count(MAX_ELEMENTS, of.bytes(), &format!("the length of {what}"))?;

@@ -39,7 +39,7 @@ impl PartName {
         })
     }
 
-    fn of_part(&self, number: usize) -> String {
+    fn name_of(&self, number: usize) -> String {
         format!("{}-{number:05}-of-{:05}{EXTENSION}", self.stem, self.count)
     }
 }
@@ -68,7 +68,7 @@ pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
             continue;
         };
         match PartName::parse(name) {
-            Some(part) => models.insert(part.of_part(0), part.of_part(1)),
+            Some(part) => models.insert(part.name_of(0), part.name_of(1)),
             None => models.insert(name.to_owned(), name.to_owned()),
         };
     }
@@ -91,7 +91,7 @@ pub fn files_of(file: &Path) -> Vec<PathBuf> {
     let name = file.file_name().and_then(|name| name.to_str());
     match name.and_then(PartName::parse) {
         Some(part) if part.number == 1 && part.count <= MAX_PARTS => (1..=part.count)
-            .map(|number| file.with_file_name(part.of_part(number)))
+            .map(|number| file.with_file_name(part.name_of(number)))
             .collect(),
         _ => vec![file.to_owned()],
     }
@@ -108,11 +108,11 @@ pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
     let name = part_name(&first, count)?;
     let mut files = vec![first];
     for number in 2..=count {
-        let path = file.with_file_name(name.of_part(number));
+        let path = file.with_file_name(name.name_of(number));
         if !path.exists() {
             let reason = format!(
                 "is part 1 of {count}, but {} is not in the same folder: download it too",
-                name.of_part(number)
+                name.name_of(number)
             );
             return Err(format_error(file, reason));
         }
@@ -134,7 +134,7 @@ fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
         return Ok(());
     };
     let present = (1..=name.count.min(MAX_PARTS)).filter(|number| {
-        let part = file.with_file_name(name.of_part(*number));
+        let part = file.with_file_name(name.name_of(*number));
         part.is_file()
     });
     let present: Vec<String> = present.map(|number| number.to_string()).collect();
@@ -176,7 +176,7 @@ fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
         Some(name) if number > 1 && name.number == number => {
             let reason = format!(
                 "is part {number} of {count}: set --model-path to the first part, {}",
-                name.of_part(1)
+                name.name_of(1)
             );
             Err(format_error(first.path(), reason))
         }

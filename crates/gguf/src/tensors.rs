@@ -133,7 +133,9 @@ fn checked(
         .filter(|&bytes| bytes <= isize::MAX as usize);
     match bytes {
         Some(bytes) => Ok((shape, bytes)),
-        None => Err(broken(", whose bytes do not fit in 63 bits".to_owned())),
+        None => Err(broken(
+            ", which make at least 2^63 elements or bytes".to_owned(),
+        )),
     }
 }
 

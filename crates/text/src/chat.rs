@@ -33,27 +33,28 @@ impl<'a> ChatPrompt<'a> {
     }
 }
 
+/// The forms of messages, calls and tools that a template expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Expected {
     pub(super) content: ContentFormat,
     /// Whether the template knows the role `developer`. For other templates the role becomes `system`.
     pub(super) developers: bool,
     pub(super) calls: CallForm,
-    pub(super) thoughts: ThoughtForm,
+    pub(super) reasoning: ReasoningForm,
     pub(super) tools: ToolPlace,
     /// Whether a probe found that system messages may come after a user's message.
     pub(super) late_system: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ThoughtForm {
+pub(super) enum ReasoningForm {
     /// A message may have both reasoning and content.
     WithContent,
     /// The template rejects messages with calls that have both reasoning and content.
     InsteadOfContent,
 }
 
-impl ThoughtForm {
+impl ReasoningForm {
     fn of(template: &str) -> Self {
         let source: String = template.split_whitespace().collect();
         if source.contains("message.contentandmessage.thinking") {
@@ -72,7 +73,7 @@ impl Expected {
                 .iter()
                 .any(|role| template.contains(role)),
             calls: CallForm::of(template),
-            thoughts: ThoughtForm::of(template),
+            reasoning: ReasoningForm::of(template),
             tools: ToolPlace::of(template),
             late_system: false,
         }

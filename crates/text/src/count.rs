@@ -23,46 +23,46 @@ impl TextModel {
     /// `limit`.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// Those of [`encode`](Self::encode).
     pub fn count_prompt_above(
         &self,
         text: &str,
         limit: usize,
     ) -> Result<Option<PromptTokens>, RequestError> {
         let added = self.encode("")?.len();
-        self.beyond(text, limit, added)
+        self.count_above(text, limit, added)
     }
 
     /// Counts the tokens of a rendered chat as [`encode_chat`](Self::encode_chat) returns them. `None` if the count may
     /// be at most `limit`.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// Those of [`encode`](Self::encode).
     pub fn count_chat_above(
         &self,
         rendered: &str,
         limit: usize,
     ) -> Result<Option<PromptTokens>, RequestError> {
-        self.beyond(rendered, limit, 0)
+        self.count_above(rendered, limit, 0)
     }
 
-    fn beyond(
+    fn count_above(
         &self,
         text: &str,
         limit: usize,
         added: usize,
     ) -> Result<Option<PromptTokens>, RequestError> {
         let mut rest = text;
-        let mut least = added;
+        let mut min = added;
         while rest.len() > PIECE_BYTES {
             let (piece, later) = rest.split_at(piece_end(rest));
             let found = self.encode_chat(piece)?.len();
-            least += found.saturating_sub(MAX_EXTRA_TOKENS);
-            if least > limit {
+            min += found.saturating_sub(MAX_EXTRA_TOKENS);
+            if min > limit {
                 return Ok(Some(if text.len() <= MAX_COUNTED_BYTES {
-                    self.count(text, added, least)?
+                    self.count(text, added, min)?
                 } else {
-                    PromptTokens::AtLeast(least)
+                    PromptTokens::AtLeast(min)
                 }));
             }
             rest = later;
@@ -70,13 +70,13 @@ impl TextModel {
         Ok(None)
     }
 
-    /// Counts all tokens of a text, or returns the lower bound `least` if no seam is found.
-    fn count(&self, text: &str, added: usize, least: usize) -> Result<PromptTokens, RequestError> {
+    /// Counts all tokens of a text, or returns the lower bound `min` if no seam is found.
+    fn count(&self, text: &str, added: usize, min: usize) -> Result<PromptTokens, RequestError> {
         let (mut tokens, mut seam, mut is_exact) = (added, 0_usize, true);
         loop {
             let start = text.floor_char_boundary(seam.saturating_sub(MARGIN_BYTES));
             let end = start + piece_end(&text[start..]);
-            let piece = self.encode_in_place(&text[start..end])?;
+            let piece = self.encode_with_offsets(&text[start..end])?;
             let begins = || piece.get_offsets().iter().map(move |token| start + token.0);
             is_exact &= seam == 0 || begins().any(|begin| begin == seam);
             is_exact &= !straddles(&piece, seam - start);
@@ -88,7 +88,7 @@ impl TextModel {
             let next = next.filter(|next| *next > seam);
             // One token fills the piece, so there is no seam.
             let Some(next) = next else {
-                return Ok(PromptTokens::AtLeast(least));
+                return Ok(PromptTokens::AtLeast(min));
             };
             tokens += begins()
                 .filter(|begin| (seam..next).contains(begin))
@@ -98,12 +98,12 @@ impl TextModel {
         Ok(if is_exact {
             PromptTokens::Exactly(tokens)
         } else {
-            PromptTokens::AtLeast(least)
+            PromptTokens::AtLeast(min)
         })
     }
 
     /// Encodes a text with the offsets of its tokens, and without special tokens.
-    fn encode_in_place(&self, text: &str) -> Result<Encoding, RequestError> {
+    fn encode_with_offsets(&self, text: &str) -> Result<Encoding, RequestError> {
         let encoding = self.tokenizer.encode(text, false);
         encoding.map_err(|error| super::not_tokenized(&*error))
     }

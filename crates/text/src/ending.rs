@@ -33,15 +33,15 @@ pub(super) fn cut(mut prompt: String, blank_bytes: usize) -> Result<String, Requ
     let Some(end) = prompt.rfind(MARK.trim_end()) else {
         return invalid(
             "continue_final_message: the chat template does not render the last message verbatim, so it cannot be \
-             continued: leave the field out"
+             continued: end with a user message, or leave the field out"
                 .to_owned(),
         );
     };
     let trims = !prompt[end..].starts_with(MARK);
     prompt.truncate(end);
     if trims {
-        let least = prompt.ceil_char_boundary(end.saturating_sub(blank_bytes));
-        prompt.truncate(prompt.trim_end().len().max(least));
+        let min = prompt.ceil_char_boundary(end.saturating_sub(blank_bytes));
+        prompt.truncate(prompt.trim_end().len().max(min));
     }
     Ok(prompt)
 }

@@ -1,8 +1,8 @@
-//! Matches SentencePiece's user-defined pieces in a text before BPE merges.
+//! Matches SentencePiece's user-defined pieces ("frozen": never merged) in a text before BPE merges.
 //!
-//! `tokenizers` matches added tokens before the normalizer replaces spaces by U+2581 and prepends one, or normalizes
-//! their names in the same way. Neither works for pieces that contain spaces: they must be matched in the normalizer's
-//! output, which may begin with the prepended space.
+//! `tokenizers` matches added tokens either in the raw text, before the normalizer prepends a space and replaces spaces
+//! by U+2581, or with names normalized in the same way. Neither works for pieces that contain spaces: they must be
+//! matched in the normalized text, but without a prepended space in their names.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::normalizer::Range;

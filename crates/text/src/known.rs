@@ -22,7 +22,7 @@ impl TextModel {
     /// template's end-of-turn token.
     ///
     /// # Errors
-    /// As [`encode_chat`](Self::encode_chat).
+    /// Those of [`encode_chat`](Self::encode_chat).
     pub fn encode_after(
         &self,
         known: KnownBeginning<'_>,
@@ -59,7 +59,7 @@ impl TextModel {
             return Ok(None);
         };
         let added = self.encode_chat(&format!("{after_answer}{rest}"))?;
-        if !self.decode_to(*last, &added, &[after_answer, &rendered[beginning.len()..]]) {
+        if !self.decodes_to(*last, &added, &[after_answer, &rendered[beginning.len()..]]) {
             return Ok(None);
         }
         Ok(Some([known.tokens, &added].concat()))
@@ -77,7 +77,7 @@ impl TextModel {
     }
 
     /// Whether `tokens` after `last` decode to `texts`. Some tokenizers decode the first token of a text differently.
-    fn decode_to(&self, last: u32, tokens: &[u32], texts: &[&str]) -> bool {
+    fn decodes_to(&self, last: u32, tokens: &[u32], texts: &[&str]) -> bool {
         let before = self.decode(&[last], false, true);
         let both = self.decode(&[&[last], tokens].concat(), false, true);
         let rest = both.strip_prefix(before.as_str());

@@ -86,8 +86,8 @@ pub struct SpecialTokens {
 }
 
 impl TextModel {
-    /// Reads `tokenizer.json`, and if they exist `tokenizer_config.json`, `chat_template.jinja` and
-    /// `chat_template.json` (the first of: jinja file, JSON file, the configuration's `chat_template`).
+    /// Reads `tokenizer.json` and, if they exist, `tokenizer_config.json` and the chat template: `chat_template.jinja`,
+    /// else `chat_template.json`, else the configuration's `chat_template`.
     ///
     /// A template that does not compile is not an error here: chats are refused, and everything else works.
     ///
@@ -230,7 +230,7 @@ impl TextModel {
     /// Encodes a rendered chat, or another text that already contains its special tokens. Adds none.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// Those of [`encode`](Self::encode).
     pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, RequestError> {
         self.encode_with(rendered, WithSpecial::AsWritten)
     }

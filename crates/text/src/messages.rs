@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::calls::Calls;
-use crate::chat::{ContentFormat, Expected, ThoughtForm};
+use crate::chat::{ContentFormat, Expected, ReasoningForm};
 use crate::refusal::invalid;
 use souffleur_base::error::RequestError;
 
@@ -62,35 +62,35 @@ fn normalize_message(
         fields.insert("role".to_owned(), Value::from("system"));
     }
     calls.normalize(&mut fields)?;
-    copy_thoughts(&mut fields, expected.thoughts);
+    copy_reasoning(&mut fields, expected.reasoning);
     Ok(Value::Object(fields))
 }
 
 /// Copies the reasoning of a message to both fields that templates read, `reasoning_content` and `thinking`.
-fn copy_thoughts(message: &mut Map<String, Value>, form: ThoughtForm) {
+fn copy_reasoning(message: &mut Map<String, Value>, form: ReasoningForm) {
     const NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-    let thoughts = NAMES.iter().find_map(|name| message.get(*name)?.as_str());
-    let Some(thoughts) = thoughts.map(str::to_owned) else {
+    let reasoning = NAMES.iter().find_map(|name| message.get(*name)?.as_str());
+    let Some(reasoning) = reasoning.map(str::to_owned) else {
         return;
     };
     let name = "thinking";
-    message.insert(NAMES[0].to_owned(), Value::from(thoughts.as_str()));
+    message.insert(NAMES[0].to_owned(), Value::from(reasoning.as_str()));
     if !message.get(name).is_some_and(Value::is_string) {
-        message.insert(name.to_owned(), Value::from(thoughts));
+        message.insert(name.to_owned(), Value::from(reasoning));
     }
     let has_calls = message.contains_key("tool_calls");
-    if form != ThoughtForm::InsteadOfContent || !has_calls {
+    if form != ReasoningForm::InsteadOfContent || !has_calls {
         return;
     }
     // Such a template renders only one of the two, so content is appended to the reasoning.
     if let Some(content) = message.get("content").and_then(Value::as_str)
         && !content.is_empty()
-        && let Some(thoughts) = message[name].as_str()
+        && let Some(reasoning) = message[name].as_str()
     {
-        let both = if thoughts.is_empty() {
+        let both = if reasoning.is_empty() {
             content.to_owned()
         } else {
-            format!("{thoughts}\n{content}")
+            format!("{reasoning}\n{content}")
         };
         message.insert(name.to_owned(), Value::from(both));
         message.insert("content".to_owned(), Value::from(""));

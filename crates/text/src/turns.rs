@@ -24,7 +24,7 @@ impl TurnMarks {
         };
         let user = || {
             let Some(before) = render(vec![system.clone()], false, None) else {
-                return between(&render);
+                return tokens_between(&render);
             };
             let one = render(vec![system.clone(), asks("One")], false, None)?;
             let two = render(vec![system.clone(), asks("Two")], false, None)?;
@@ -83,7 +83,7 @@ impl TurnMarks {
 
 /// Finds the user mark of a template that rejects a system message alone: the tokens between the system text and the
 /// user text, which do not change with these texts.
-fn between(
+fn tokens_between(
     render: &dyn Fn(Vec<Value>, bool, Option<bool>) -> Option<Vec<u32>>,
 ) -> Option<Vec<u32>> {
     let chat = |system: &str, user: &str| {

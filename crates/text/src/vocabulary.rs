@@ -13,7 +13,7 @@ const BLANK: char = '\u{2581}';
 pub enum TokenPiece {
     /// The token's bytes, at least one. They may be a part of a character.
     Bytes(Vec<u8>),
-    /// An added token with this name. Ordinary tokens with the same letters are not the marker.
+    /// An added token with this name. Ordinary tokens that spell the same text are not markers.
     Marker(String),
     /// Unknown text: the id is unused, or the entry is malformed.
     Unknown,
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_controls_spell_nothing_in_a_byte_level_vocabulary() {
+    fn characters_outside_of_the_byte_table_spell_nothing() {
         for word in ["\n", "a\u{1}", "\u{7f}", " ", "日"] {
             assert_eq!(Spelling::ByteLevel.bytes(word), None, "{word:?}");
         }

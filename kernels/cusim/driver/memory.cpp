@@ -105,7 +105,7 @@ Result release(Device& device, Pointer pointer) {
   return kSuccess;
 }
 
-// Checked for every allocation after every kernel.
+// Compares all bytes at once, because every guard is checked after every kernel.
 [[maybe_unused]] bool is_guard_whole(const unsigned char* start, size_t bytes) {
   static const std::vector<unsigned char> whole(kAlignment + kGuardBytes, kGuard);
   return memcmp(start, whole.data(), bytes) == 0;

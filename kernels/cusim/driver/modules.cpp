@@ -33,7 +33,7 @@ struct Module {
   std::map<std::string, Function, std::less<>> functions;
 };
 
-// The image of tests without kernels. It has every kernel of the emulator.
+// The image of tests that compile no kernels. A module made from it has every kernel of the emulator.
 constexpr std::string_view kAnyKernel = "cusim";
 
 size_t elf_bytes(const Elf64_Ehdr& header) {
@@ -87,7 +87,7 @@ unsigned number_after(std::string_view line, std::string_view word) {
 
 unsigned round_up(unsigned bytes, unsigned alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
-// Shared bytes that a kernel in PTX declares, up to the alignment of the module's dynamic shared memory.
+// Shared bytes that a kernel in PTX declares, rounded up to the alignment of the module's dynamic shared memory.
 unsigned ptx_shared_bytes(const std::string& ptx, const std::string& name) {
   unsigned bytes = 0, alignment = 1;
   bool is_inside = false;

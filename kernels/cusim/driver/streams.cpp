@@ -41,7 +41,7 @@ void run_next(Stream& stream) {
 }
 
 // Whether the stream's next operation is not a kernel, and can run now.
-bool is_copy_next(const Stream& stream) {
+bool runs_without_kernel(const Stream& stream) {
   if (stream.next == stream.queue.size()) return false;
   const Operation& operation = stream.queue[stream.next];
   if (operation.waits_for) return operation.waits_for->is_reached;
@@ -52,7 +52,7 @@ void run_copies(Device& device) {
   for (bool has_run = true; has_run;) {
     has_run = false;
     for (Stream* stream : device.streams)
-      for (; is_copy_next(*stream); has_run = true) run_next(*stream);
+      for (; runs_without_kernel(*stream); has_run = true) run_next(*stream);
   }
 }
 

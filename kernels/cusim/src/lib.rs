@@ -1,8 +1,8 @@
 //! An emulated CUDA driver that runs kernels on the CPU, for tests.
 //!
 //! The library runs the kernels of `kernels/*.cu`, compiled as C++ (`cusim.h`), through the functions of `libcuda`
-//! (`driver/`). Streams are as lazy as CUDA allows and memory is poisoned, so that a missing wait, a buffer that is
-//! used too early and memory that was never written cause wrong results. Faults can be planned for each device.
+//! (`driver/`). Streams run work as late as CUDA allows and memory is poisoned, so that a missing wait, a buffer that
+//! is used too early and memory that was never written cause wrong results. Faults can be planned for each device.
 //!
 //! The crate does not depend on the engine. Timings on the emulator say nothing about a GPU.
 

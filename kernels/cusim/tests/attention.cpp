@@ -122,15 +122,15 @@ Output reference(const Case<E>& c, const Segment& s, uint32_t query, uint32_t he
     return &pool[((size_t)c.slot(s.row, p) * shape.n_kv_heads + kv_head) * d_head];
   };
   std::vector<double> weights, out(d_head), size(d_head);
-  double most = -1e300, sum = 0;
+  double highest = -1e300, sum = 0;
   for (uint32_t p = first; p <= position; ++p) {
     const E* k = at(c.k, p);
     double dot = 0;
     for (uint32_t d = 0; d < d_head; ++d) dot += get(q[d]) * get(k[d]);
     weights.push_back(dot / sqrt((double)d_head));
-    most = std::max(most, weights.back());
+    highest = std::max(highest, weights.back());
   }
-  for (double& w : weights) sum += w = exp(w - most);
+  for (double& w : weights) sum += w = exp(w - highest);
   for (uint32_t p = first; p <= position; ++p) {
     const E* v = at(c.v, p);
     for (uint32_t d = 0; d < d_head; ++d) {

@@ -15,7 +15,7 @@ struct Shape {
 };
 
 // A kernel and how it is launched for a shape: the table in kernels/README.md.
-struct Plan {
+struct Config {
   std::string kernel;
   uint32_t rows, columns;  // of a block; 0 rows: all
   uint32_t threads, shared_bytes, n_splits;
@@ -23,21 +23,21 @@ struct Plan {
 
 static uint32_t parts(uint32_t whole, uint32_t part) { return (whole + part - 1) / part; }
 
-static Plan skinny(uint32_t rows, uint32_t columns) {
+static Config skinny(uint32_t rows, uint32_t columns) {
   const std::string name = "gemm_skinny_" + std::to_string(rows) + "x" + std::to_string(columns) + "_bf16";
   return {name, 0, columns, 256, 0, 1};
 }
 
-static Plan tile(uint32_t rows, uint32_t columns, uint32_t n_splits) {
+static Config tile(uint32_t rows, uint32_t columns, uint32_t n_splits) {
   const std::string name = "gemm_tile_" + std::to_string(rows) + "x" + std::to_string(columns) + "_bf16";
   if (columns == 256) return {name, rows, columns, 256, 98304, n_splits};
   return {name, rows, columns, 128, rows == 64 ? 98304u : 65536u, n_splits};
 }
 
-static const Plan kSimtF32 = {"gemm_simt_f32", 64, 64, 256, 0, 1};
-static const Plan kSimtBf16 = {"gemm_simt_bf16", 64, 64, 256, 0, 1};
+static const Config kSimtF32 = {"gemm_simt_f32", 64, 64, 256, 0, 1};
+static const Config kSimtBf16 = {"gemm_simt_bf16", 64, 64, 256, 0, 1};
 
-static Plan chosen(Shape s, uint32_t n_multiprocessors) {
+static Config chosen(Shape s, uint32_t n_multiprocessors) {
   if (s.k % 8 != 0) return kSimtBf16;
   if (s.m <= 8) return skinny(8, s.n < 4096 ? 16 : 32);
   if (s.m <= 16) return skinny(16, 32);
@@ -67,22 +67,22 @@ template <class E> struct Operands {
   }
 };
 
-template <class E> static void run(const Plan& plan, GemmParams<E> params) {
+template <class E> static void run(const Config& config, GemmParams<E> params) {
   std::vector<float> partials;
-  params.n_splits = plan.n_splits;
-  if (plan.n_splits > 1) {
-    partials = poisoned<float>((size_t)plan.n_splits * params.m * params.n);
+  params.n_splits = config.n_splits;
+  if (config.n_splits > 1) {
+    partials = poisoned<float>((size_t)config.n_splits * params.m * params.n);
     params.partials = partials.data();
   }
-  dim3 grid(parts(params.n, plan.columns));
-  if (plan.kernel.find("simt") != std::string::npos) grid.y = parts(params.m, plan.rows);
-  else if (plan.rows != 0) grid = dim3(grid.x * parts(params.m, plan.rows), plan.n_splits);
-  if (!launch(plan.kernel, grid, plan.threads, plan.shared_bytes, params)) return;
-  if (plan.n_splits > 1) launch("gemm_reduce_bf16", dim3(params.m, parts(params.n, 1024)), 256, 0, params);
+  dim3 grid(parts(params.n, config.columns));
+  if (config.kernel.find("simt") != std::string::npos) grid.y = parts(params.m, config.rows);
+  else if (config.rows != 0) grid = dim3(grid.x * parts(params.m, config.rows), config.n_splits);
+  if (!launch(config.kernel, grid, config.threads, config.shared_bytes, params)) return;
+  if (config.n_splits > 1) launch("gemm_reduce_bf16", dim3(params.m, parts(params.n, 1024)), 256, 0, params);
 }
 
 template <class E>
-static void check(const Plan& plan, const Operands<E>& o, GemmWrite write, bool biased, bool aligned = true) {
+static void check(const Config& config, const Operands<E>& o, GemmWrite write, bool biased, bool aligned = true) {
   const Shape s = o.shape;
   Unaligned<E> moved_x(o.x), moved_w(o.w);
   std::vector<float> out_f32 = write == kAddF32 ? o.residual : poisoned<float>(o.products.size());
@@ -93,24 +93,24 @@ static void check(const Plan& plan, const Operands<E>& o, GemmWrite write, bool 
   params.w = aligned ? o.w.data() : moved_w.data();
   params.bias = biased ? o.bias.data() : nullptr;
   params.m = s.m, params.n = s.n, params.k = s.k, params.write = write;
-  run(plan, params);
+  run(config, params);
   std::vector<double> want = o.products;
   for (size_t i = 0; i < want.size(); ++i)
     want[i] += (biased ? o.bias[i % s.n] : 0.0f) + (write == kAddF32 ? o.residual[i] : 0.0f);
-  const std::string what = plan.kernel + " " + std::to_string(s.m) + " x " + std::to_string(s.n) + " x " +
+  const std::string what = config.kernel + " " + std::to_string(s.m) + " x " + std::to_string(s.n) + " x " +
                            std::to_string(s.k) + ", write " + std::to_string(write) + ", splits " +
-                           std::to_string(plan.n_splits);
+                           std::to_string(config.n_splits);
   // The rounding error of a sum of k products with standard deviation 1 in f32, in any order.
   const double summed = 1e-6 * std::sqrt((double)s.k) + 1e-6;
   if (write == kStore) expect_close(what, out.data(), want, summed, rounding<E>());
   else expect_close(what, out_f32.data(), want, summed, 1e-6);
 }
 
-template <class E> static void check_writes(const Plan& plan, Shape shape) {
+template <class E> static void check_writes(const Config& config, Shape shape) {
   const Operands<E> operands(shape);
-  check(plan, operands, kStore, true);
-  check(plan, operands, kStoreF32, false);
-  check(plan, operands, kAddF32, true);
+  check(config, operands, kStore, true);
+  check(config, operands, kStoreF32, false);
+  check(config, operands, kAddF32, true);
 }
 
 static void check_simt() {

@@ -101,7 +101,7 @@ static Row random_row(uint32_t vocab) {
     for (uint32_t token = 0; token < vocab; ++token) {
       if (below(sparse) == 0) row.mask[token / 32] |= 1u << (token % 32);
     }
-    row.may_ban = below(2);
+    row.apply_bans = below(2);
   }
   return row;
 }
@@ -139,7 +139,7 @@ static std::vector<Sampled> sample(const std::vector<Row>& rows, const Batch& ba
       sampler.count_slot = (uint32_t)(counts.size() / vocab);
       counts.insert(counts.end(), row.counts.begin(), row.counts.end());
     }
-    SampleWork work{n - i, i, kNone, row.may_ban};
+    SampleWork work{n - i, i, kNone, row.apply_bans};
     if (!row.mask.empty()) {
       work.mask = (uint32_t)(masks.size() / mask_words);
       masks.insert(masks.end(), row.mask.begin(), row.mask.end());
@@ -259,7 +259,7 @@ static void check_large_vocabulary() {
   check_rows(rows, Batch{vocab, vocab, 16384, 0, 4e-12}, "large vocabulary");
 }
 
-// The min_p threshold is inside a class of weights. No smaller weight of the class may be drawn.
+// The sampler groups weights into classes. If the min_p threshold is inside a class, its smaller weights are not drawn.
 static void check_min_p_inside_a_class() {
   std::vector<Row> rows;
   for (uint32_t i = 0; i < 60; ++i) {

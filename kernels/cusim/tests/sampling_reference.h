@@ -13,7 +13,7 @@
 struct Row {
   std::vector<float> logits;
   float temperature = 1, top_p = 1, min_p = 0, frequency = 0, presence = 0, repetition = 1;
-  uint32_t top_k = kNone, n_output = 0, min_new_tokens = 0, may_ban = 1;
+  uint32_t top_k = kNone, n_output = 0, min_new_tokens = 0, apply_bans = 1;
   bool is_greedy = false;
   uint64_t seed = 0;
   std::vector<uint32_t> counts;  // as on the device; empty: no penalties
@@ -66,7 +66,7 @@ inline std::vector<float> edit(const Row& row) {
   for (uint32_t token = 0; !row.mask.empty() && token < logits.size(); ++token) {
     if (!(row.mask[token / 32] >> (token % 32) & 1)) logits[token] = -INFINITY;
   }
-  if (row.n_output < row.min_new_tokens && row.may_ban) {
+  if (row.n_output < row.min_new_tokens && row.apply_bans) {
     for (const uint32_t token : row.bans) logits[token] = -INFINITY;
   }
   for (const TokenBias& bias : row.biases) logits[bias.token] += bias.bias;
@@ -139,7 +139,7 @@ inline uint32_t pick_by_id(const std::vector<double>& weights, double draw) {
   return (uint32_t)i;
 }
 
-// Sorts all tokens. The filters then drop the tokens that the CPU sampler skips by class.
+// Sorts all tokens, unlike the CPU sampler, which first skips classes of weights that the filters drop.
 inline uint32_t pick_by_rank(const Row& row, const std::vector<double>& weights, double mass, double draw) {
   std::vector<std::pair<uint32_t, double>> ranked;
   for (uint32_t token = 0; token < weights.size(); ++token) {

@@ -40,9 +40,9 @@ impl BlockDesk {
     /// Stops saving and drops saved blocks, when the store ends. Fetched blocks stay for the steps that load them.
     pub fn close(&self) {
         let mut desk = self.lock();
-        let left = (desk.pools.take(), std::mem::take(&mut desk.saved));
+        let dropped = (desk.pools.take(), std::mem::take(&mut desk.saved));
         drop(desk);
-        drop(left);
+        drop(dropped);
     }
 
     pub fn put_fetched(&self, ticket: Ticket, loaded: Loaded) {
@@ -55,12 +55,12 @@ impl BlockDesk {
 
     pub fn discard(&self, ticket: Ticket) {
         let mut desk = self.lock();
-        let left = (desk.saved.remove(&ticket), desk.fetched.remove(&ticket));
+        let dropped = (desk.saved.remove(&ticket), desk.fetched.remove(&ticket));
         drop(desk);
-        drop(left);
+        drop(dropped);
     }
 
-    fn free(&self, kind: BlockKind) -> Option<HostBlock> {
+    fn take_free(&self, kind: BlockKind) -> Option<HostBlock> {
         let desk = self.lock();
         let pool = desk.pools.as_ref().and_then(|pools| pools.of(kind));
         let pool = pool.cloned();
@@ -89,7 +89,7 @@ struct DeskPort(BlockDesk);
 
 impl BlockPort for DeskPort {
     fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool {
-        let Some(mut block) = self.0.free(kind) else {
+        let Some(mut block) = self.0.take_free(kind) else {
             return false;
         };
         gather(block.bytes_mut());
@@ -97,7 +97,7 @@ impl BlockPort for DeskPort {
     }
 
     fn take_buffer(&mut self, kind: BlockKind) -> Option<Box<dyn HostBuffer>> {
-        let block = self.0.free(kind)?;
+        let block = self.0.take_free(kind)?;
         let desk = self.0.clone();
         Some(Box::new(DeskBuffer { block, desk }))
     }

@@ -1,4 +1,4 @@
-//! The KvStore actor: passes the Scheduler's orders to the KV store and the answers back. Answers if the store is late.
+//! The KvStore actor: passes orders of the Scheduler to the KV store, and its answers back or, if it is late, a miss.
 //!
 //! It does no I/O and never waits: the [`Store`] has its own thread. The actor's death ends only the store: the unit
 //! continues without one.
@@ -112,8 +112,8 @@ impl KvStore {
         let n_tokens = fetch.blocks.len() * self.setup.geometry.block_tokens;
         fetch.timeout = self.setup.config.prefetch_timeout.of(n_tokens);
         let wait = fetch.timeout + GRACE;
-        let is_taken = |store: &Store| store.fetch(fetch).is_ok();
-        if !self.store.as_ref().is_some_and(is_taken) {
+        let is_accepted = |store: &Store| store.fetch(fetch).is_ok();
+        if !self.store.as_ref().is_some_and(is_accepted) {
             return self.report_fetched(ticket, 0, Some(StoredMiss::Late));
         }
         let timer = ctx.run_later(wait, move |actor, _| {
@@ -150,18 +150,18 @@ impl KvStore {
             place,
             block,
         });
-        let is_taken = match (&self.store, commit) {
+        let is_accepted = match (&self.store, commit) {
             (Some(store), Some(commit)) => store.commit(commit).is_ok(),
             _ => false,
         };
-        if !is_taken {
+        if !is_accepted {
             self.metrics.not_written("refused");
             let kept = false;
             self.scheduler.post(StoreNews::Written { ticket, kept });
         }
     }
 
-    fn take_state(&mut self, state: TierState) {
+    fn note_state(&mut self, state: TierState) {
         match state {
             TierState::Identifying => tracing::info!("KV store: computing the model fingerprint"),
             TierState::Recovering => tracing::info!("KV store: recovering its index"),
@@ -334,7 +334,7 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
         let (StoreAnswered(answer), _timer) = posted.open();
         self.is_late = false;
         match answer {
-            Answer::State(state) => self.take_state(state),
+            Answer::State(state) => self.note_state(state),
             Answer::Found {
                 seq,
                 path,

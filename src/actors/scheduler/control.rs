@@ -15,7 +15,7 @@ impl Scheduler {
     /// Restores the settings that hosts made before, and reports every later change to `keeper`.
     pub fn with_settings(mut self, set: HostSettings, keeper: Recipient<HostSettings>) -> Self {
         // An earlier unit with the same cache accepted these names.
-        let set_again = |what: &str, outcome: Result<(), String>| {
+        let log_failure = |what: &str, outcome: Result<(), String>| {
             if let Err(reason) = outcome {
                 tracing::error!(
                     what,
@@ -25,10 +25,10 @@ impl Scheduler {
             }
         };
         if let Some(name) = &set.schedule_policy {
-            set_again("schedule_policy", self.state.set_policy(name));
+            log_failure("schedule_policy", self.state.set_policy(name));
         }
         if let Some(name) = &set.radix_eviction_policy {
-            set_again(
+            log_failure(
                 "radix_eviction_policy",
                 self.state.set_eviction_policy(name),
             );
@@ -65,15 +65,15 @@ impl Handler<PinPrefix> for Scheduler {
             Ok(pin) => pin,
             Err(error) => return Box::pin(async move { Err(error) }),
         };
-        let (asked, granted) = oneshot::channel();
-        self.pending_pins.insert(pin, asked);
+        let (reply, granted) = oneshot::channel();
+        self.pending_pins.insert(pin, reply);
         self.drive();
         Box::pin(async move {
-            let gone = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
+            let stopped = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
             granted
                 .await
                 .map(|tokens| PrefixPinned { pin, tokens })
-                .map_err(gone)
+                .map_err(stopped)
         })
     }
 }
@@ -124,17 +124,17 @@ impl Handler<SetPolicy> for Scheduler {
             radix_eviction_policy,
         } = set;
         let present = self.state.stats().schedule_policy;
-        let about = |key: &str, reason: String| RequestError::Invalid(format!("{key} {reason}"));
+        let invalid = |key: &str, reason: String| RequestError::Invalid(format!("{key} {reason}"));
         if let Some(name) = &schedule_policy {
             let set = self.state.set_policy(name);
-            set.map_err(|reason| about("schedule_policy", reason))?;
+            set.map_err(|reason| invalid("schedule_policy", reason))?;
         }
         if let Some(name) = &radix_eviction_policy
             && let Err(reason) = self.state.set_eviction_policy(name)
         {
-            // Sets both policies or none.
+            // Restores the schedule policy: either both policies change or neither does.
             let _ = self.state.set_policy(present);
-            return Err(about("radix_eviction_policy", reason));
+            return Err(invalid("radix_eviction_policy", reason));
         }
         self.settings.schedule_policy = schedule_policy.or(self.settings.schedule_policy.take());
         self.settings.radix_eviction_policy =
@@ -162,12 +162,12 @@ impl Handler<FlushCache> for Scheduler {
             Ok(number) => number,
             Err(error) => return Box::pin(async move { Err(error) }),
         };
-        let (asked, flushed) = oneshot::channel();
-        self.pending_flushes.push((number, asked));
+        let (reply, flushed) = oneshot::channel();
+        self.pending_flushes.push((number, reply));
         self.drive();
         Box::pin(async move {
-            let gone = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
-            let flushed = flushed.await.map_err(gone)?;
+            let stopped = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
+            let flushed = flushed.await.map_err(stopped)?;
             tracing::info!(
                 tokens = flushed.flushed_tokens,
                 kept_tokens = flushed.kept_tokens,

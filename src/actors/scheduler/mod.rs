@@ -52,7 +52,7 @@ pub struct Scheduler {
     links: Links,
     metrics: SchedulerMetrics,
     pending_pins: FxHashMap<u64, oneshot::Sender<usize>>,
-    /// Sorted by number.
+    /// Replies to flush requests, sorted by the flushes' numbers.
     pending_flushes: Vec<(u64, oneshot::Sender<CacheFlushed>)>,
     drains: Vec<oneshot::Sender<()>>,
     /// First admissions, which are sent with the next tokens.
@@ -108,7 +108,7 @@ impl Scheduler {
         }
     }
 
-    fn note_long_requests(&mut self, every: Duration) {
+    fn report_long_requests(&mut self, every: Duration) {
         let now_s = self.started.elapsed().as_secs_f64();
         let since_s = std::mem::replace(&mut self.searched_s, now_s);
         let (shown, others) = self
@@ -187,14 +187,14 @@ impl Scheduler {
         }
     }
 
-    /// Answers the flushes that plans have carried out: all up to a number.
+    /// Answers the flushes that plans have carried out. One flush answers all requests up to its number.
     fn answer_flushes(&mut self) {
         for (number, flushed) in self.state.take_flushed() {
             let n_done = self
                 .pending_flushes
-                .partition_point(|(asked, _)| *asked <= number);
-            for (_, asked) in self.pending_flushes.drain(..n_done) {
-                let _ = asked.send(flushed);
+                .partition_point(|(other, _)| *other <= number);
+            for (_, reply) in self.pending_flushes.drain(..n_done) {
+                let _ = reply.send(flushed);
             }
         }
     }
@@ -239,7 +239,7 @@ impl Actor for Scheduler {
         });
         if let Some(every) = self.log_long_requests {
             ctx.run_interval(every.min(LONG_REQUEST_SWEEP), move |scheduler, _| {
-                scheduler.note_long_requests(every);
+                scheduler.report_long_requests(every);
             });
         }
     }
@@ -307,8 +307,8 @@ impl Handler<Posted<Box<StepPlanned>>> for Scheduler {
         let _ = self.dispatch(next);
         self.note_first_admissions();
         for (pin, tokens) in self.state.take_pinned() {
-            if let Some(asked) = self.pending_pins.remove(&pin) {
-                let _ = asked.send(tokens);
+            if let Some(reply) = self.pending_pins.remove(&pin) {
+                let _ = reply.send(tokens);
             }
         }
         self.answer_flushes();
@@ -340,13 +340,13 @@ impl Handler<Posted<StepDone>> for Scheduler {
             let micros = (run_seconds * 1e6).round() as u64;
             self.state.step_took(done.step, micros);
         }
-        let sent = self.state.reported_tokens();
+        let reported_before = self.state.reported_tokens();
         self.state.step_done(done.step, done.result);
         if ran {
             let work = StepTokens {
                 prefilled: prefill as u64,
                 decoded: decode as u64,
-                delivered: self.state.reported_tokens() - sent,
+                delivered: self.state.reported_tokens() - reported_before,
             };
             self.metrics.record_work(run_seconds, idle_seconds, work);
         }

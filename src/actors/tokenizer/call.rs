@@ -31,7 +31,7 @@ pub(super) struct NewCall {
 pub(super) struct Call {
     pub(super) arrivals: VecDeque<Arrival>,
     pub(super) prompts: Vec<PromptState>,
-    pub(super) is_ready: bool,
+    pub(super) is_queued: bool,
     n_requests: usize,
     /// Number of prompt log probabilities for the requests checked so far.
     logprob_entries: usize,
@@ -50,9 +50,9 @@ pub(super) type Encoded = Result<Prepared, RequestError>;
 
 pub(super) enum PromptState {
     /// Encoded on the Tokenizer's thread when the first of its requests is submitted.
-    Unread(Weighed),
+    NotEncoded(Weighed),
     Waiting,
-    Read(Encoded),
+    Encoded(Encoded),
 }
 
 /// The table of the last list of stop strings. Most requests of a call have the same list.
@@ -93,7 +93,7 @@ impl Call {
             n_requests: arrivals.len(),
             arrivals,
             prompts,
-            is_ready: false,
+            is_queued: false,
             logprob_entries: 0,
             stops: None,
         }
@@ -115,7 +115,7 @@ impl Call {
         }
         let arrival = self.arrivals.pop_front()?;
         let state = &mut self.prompts[arrival.prompt];
-        if let PromptState::Unread(weighed) = state
+        if let PromptState::NotEncoded(weighed) = state
             && !arrival.cancel.is_raised()
         {
             metrics.encoded_prompt_bytes(weighed.weight);
@@ -123,22 +123,22 @@ impl Call {
             let is_cancelled = || arrival.cancel.is_raised();
             let grammars = metrics.grammars();
             let encoded = prepare::prepare(prompt, form, settings, grammars, &is_cancelled);
-            *state = PromptState::Read(encoded);
+            *state = PromptState::Encoded(encoded);
         }
         Some(arrival)
     }
 
     fn encoded(&self, arrival: &Arrival) -> Encoded {
         match &self.prompts[arrival.prompt] {
-            PromptState::Read(encoded) => encoded.clone(),
-            PromptState::Unread(_) | PromptState::Waiting => Err(cancelled()),
+            PromptState::Encoded(encoded) => encoded.clone(),
+            PromptState::NotEncoded(_) | PromptState::Waiting => Err(cancelled()),
         }
     }
 
     /// Bytes that may wait for a slow reader of one request: its share of the call's limit.
     pub(super) fn backlog_bytes(&self, settings: &TokenizerSettings) -> usize {
-        let most = settings.client_backlog_bytes;
-        (most / self.n_requests).max(MIN_BACKLOG_BYTES.min(most))
+        let limit = settings.client_backlog_bytes;
+        (limit / self.n_requests).max(MIN_BACKLOG_BYTES.min(limit))
     }
 
     pub(super) fn stops(&mut self, strings: &Arc<[String]>) -> Arc<StopTable> {
@@ -154,7 +154,7 @@ impl Call {
         table
     }
 
-    pub(super) fn fit(
+    pub(super) fn check_and_clip(
         &mut self,
         arrival: &mut Arrival,
         settings: &TokenizerSettings,
@@ -164,11 +164,11 @@ impl Call {
         if next.is_some_and(|next| next.prompt == arrival.prompt) {
             prepared.anchor_end();
         }
-        if prepared.vectors.is_some() {
+        if prepared.prompt_embeds.is_some() {
             refuse_input_logprobs(arrival.request.logprobs.as_ref())?;
         }
         let prompt = &prepared.tokens;
-        let sampling = prepare::fit(
+        let sampling = prepare::check_and_clip(
             &mut arrival.request,
             prompt.len(),
             &mut self.logprob_entries,

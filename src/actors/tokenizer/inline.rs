@@ -14,14 +14,14 @@ const BYTES_PER_SECOND: f64 = (64 << 10) as f64;
 
 pub(super) struct InlineBudget {
     left_bytes: f64,
-    counted: Instant,
+    updated: Instant,
 }
 
 impl InlineBudget {
     pub(super) fn new() -> Self {
         Self {
             left_bytes: MAX_BYTES,
-            counted: Instant::now(),
+            updated: Instant::now(),
         }
     }
 
@@ -31,9 +31,9 @@ impl InlineBudget {
             return false;
         }
         let now = Instant::now();
-        let earned = (now - self.counted).as_secs_f64() * BYTES_PER_SECOND;
+        let earned = (now - self.updated).as_secs_f64() * BYTES_PER_SECOND;
         self.left_bytes = (self.left_bytes + earned).min(MAX_BYTES);
-        self.counted = now;
+        self.updated = now;
         let is_enough = call_bytes as f64 <= self.left_bytes;
         if is_enough {
             self.left_bytes -= call_bytes as f64;

@@ -26,7 +26,7 @@ use super::Tokenizer;
 use super::call::{Arrival, Call, Encoded, NewCall, PromptState, cancelled};
 use super::inline::InlineBudget;
 use super::lanes::{CallId, Job, Lanes, Turn};
-use super::live::{CallShare, Live};
+use super::live::{ActiveRequest, AnswerOptions};
 use super::prepare::{self, Prepared};
 
 /// Time that the Tokenizer works on the intake before it returns to its mailbox.
@@ -92,8 +92,8 @@ impl Intake {
 
     /// Puts a call back, and queues it if its next request can be submitted.
     fn keep(&mut self, id: CallId, mut call: Call) {
-        call.is_ready = call.can_submit();
-        if call.is_ready {
+        call.is_queued = call.can_submit();
+        if call.is_queued {
             self.ready.push_back(id);
         }
         self.calls.insert(id, call);
@@ -117,8 +117,8 @@ impl Tokenizer {
         let began = Instant::now();
         let is_over = || began.elapsed() >= SLICE;
         loop {
-            if let Some(opening) = self.intake.arrived.pop_front() {
-                self.read(opening, is_over, ctx);
+            if let Some(call) = self.intake.arrived.pop_front() {
+                self.read(call, is_over, ctx);
             } else if let Some(id) = self.intake.ready.pop_front() {
                 self.submit_from(id, is_over);
             } else {
@@ -132,27 +132,27 @@ impl Tokenizer {
     }
 
     /// Reads a call: its requests are checked and take permits if they have none.
-    fn read(&mut self, mut opening: NewCall, is_over: impl Fn() -> bool, ctx: &mut Context<Self>) {
-        while let Some((index, asked)) = opening.next() {
-            let mut arrival = Arrival::new(asked, opening.prompts.index_of(index));
+    fn read(&mut self, mut call: NewCall, is_over: impl Fn() -> bool, ctx: &mut Context<Self>) {
+        while let Some((index, asked)) = call.next() {
+            let mut arrival = Arrival::new(asked, call.prompts.index_of(index));
             self.metrics.received(arrival.request.is_streaming);
-            let estimated_tokens = opening.prompts.estimated_tokens(index);
+            let estimated_tokens = call.prompts.estimated_tokens(index);
             let admitted = self
                 .admit(&mut arrival, estimated_tokens)
-                .and_then(|()| opening.checked.check(&arrival.request, &self.settings));
+                .and_then(|()| call.checked.check(&arrival.request, &self.settings));
             match admitted {
                 Err(error) => self.refuse(arrival, error),
                 Ok(()) => {
                     let (rid, cancel) = (arrival.request.rid.clone(), arrival.cancel.clone());
                     self.intake.requests.insert(rid, cancel);
-                    opening.arrivals.push_back(arrival);
+                    call.arrivals.push_back(arrival);
                 }
             }
             if is_over() {
-                return self.intake.arrived.push_front(opening);
+                return self.intake.arrived.push_front(call);
             }
         }
-        self.open(opening, ctx);
+        self.open(call, ctx);
     }
 
     fn admit(&self, arrival: &mut Arrival, estimated_tokens: usize) -> Result<(), RequestError> {
@@ -164,11 +164,11 @@ impl Tokenizer {
         arrival.sink.admit(admission, estimated_tokens)
     }
 
-    fn open(&mut self, opening: NewCall, ctx: &mut Context<Self>) {
-        let arrivals = opening.arrivals;
+    fn open(&mut self, call: NewCall, ctx: &mut Context<Self>) {
+        let arrivals = call.arrivals;
         self.intake.last_call.0 += 1;
         let id = self.intake.last_call;
-        let prompts = self.place(id, opening.prompts.into_distinct(), &arrivals);
+        let prompts = self.place(id, call.prompts.into_distinct(), &arrivals);
         if arrivals.is_empty() {
             return;
         }
@@ -195,7 +195,7 @@ impl Tokenizer {
             let oversized = prepare::refuse_oversized(&weighed.prompt, &self.settings).err();
             if let Some(error) = oversized {
                 free(weighed);
-                return PromptState::Read(Err(error));
+                return PromptState::Encoded(Err(error));
             }
             if cancels.is_empty() {
                 free(weighed);
@@ -205,7 +205,7 @@ impl Tokenizer {
             if weighed.form.is_constrained() {
                 self.metrics.grammars().wait(cancels.len());
             } else if is_short {
-                return PromptState::Unread(weighed);
+                return PromptState::NotEncoded(weighed);
             }
             self.intake.lanes.add(
                 id,
@@ -231,11 +231,11 @@ impl Tokenizer {
             let encoded_bytes = self.metrics.encoded_bytes();
             let grammars = self.metrics.grammars().clone();
             let encode = move |job: Job| {
-                if job.is_gone() {
+                if job.is_cancelled() {
                     Err(cancelled())
                 } else {
                     encoded_bytes.increment(job.weight as u64);
-                    let is_cancelled = || job.is_gone();
+                    let is_cancelled = || job.is_cancelled();
                     let (prompt, form) = (job.prompt.clone(), &job.form);
                     prepare::prepare(prompt, form, &settings, &grammars, &is_cancelled)
                 }
@@ -245,12 +245,12 @@ impl Tokenizer {
             let encoded = encoded
                 .into_actor(self)
                 .map(move |encoded, tokenizer, ctx| {
-                    let died = || {
+                    let failed = || {
                         RequestError::EngineDown(
                             "tokenizing the prompt failed (see the server's log)".to_owned(),
                         )
                     };
-                    let encoded = encoded.unwrap_or_else(|_| vec![Err(died()); indices.len()]);
+                    let encoded = encoded.unwrap_or_else(|_| vec![Err(failed()); indices.len()]);
                     let encoded = indices.into_iter().zip(encoded);
                     tokenizer.metrics.grammars().waited(n_waiting);
                     tokenizer.take_encoded(call, encoded);
@@ -267,10 +267,10 @@ impl Tokenizer {
             return;
         };
         for (index, encoded) in encoded {
-            call.prompts[index] = PromptState::Read(encoded);
+            call.prompts[index] = PromptState::Encoded(encoded);
         }
-        if !call.is_ready && call.can_submit() {
-            call.is_ready = true;
+        if !call.is_queued && call.can_submit() {
+            call.is_queued = true;
             self.intake.ready.push_back(id);
         }
     }
@@ -307,17 +307,17 @@ impl Tokenizer {
                 embedding: None,
             })));
         }
-        match call.fit(&mut arrival, &self.settings) {
+        match call.check_and_clip(&mut arrival, &self.settings) {
             Err(error) => self.refuse(arrival, error),
             Ok((prepared, sampling)) => {
-                let share = CallShare {
+                let options = AnswerOptions {
                     stops: call.stops(&sampling.stop),
                     backlog_bytes: call.backlog_bytes(&self.settings),
                     parsing: arrival.request.parsing.take(),
                     has_constraint: arrival.request.constraint.is_some(),
                     start: prepared.start,
                 };
-                self.submit(arrival, prepared, sampling, share);
+                self.submit(arrival, prepared, sampling, options);
             }
         }
     }
@@ -332,7 +332,7 @@ impl Tokenizer {
         arrival: Arrival,
         prepared: Prepared,
         sampling: SamplingParams,
-        share: CallShare,
+        options: AnswerOptions,
     ) {
         let Arrival {
             request,
@@ -360,8 +360,8 @@ impl Tokenizer {
             opening: opening(prepared.grammar.as_deref(), &request, &sampling),
             anchors: prepared.anchors,
             grammar: prepared.grammar,
-            bypasses_cache: prepared.vectors.is_some(),
-            vectors: prepared.vectors,
+            bypasses_cache: prepared.prompt_embeds.is_some(),
+            vectors: prepared.prompt_embeds,
             pooling: request.pooling,
             namespace: request.namespace.with_long_rotation(is_long),
             sampling: Arc::new(sampling),
@@ -372,9 +372,9 @@ impl Tokenizer {
             timeouts: request.timeouts.tightened(self.settings.timeouts),
         };
         let is_streaming = request.is_streaming;
-        let live = Live::new(&submission, sink, is_streaming, share, &self.settings);
+        let active = ActiveRequest::new(&submission, sink, is_streaming, options, &self.settings);
         self.intakes.insert(request.rid, submission.intake);
-        self.live.insert(submission.intake, live);
+        self.active.insert(submission.intake, active);
         self.links.submit.post(Submit {
             request: Box::new(submission),
         });

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use crate::call::OutputForm;
 use souffleur_request::{CancelFlag, Prompt};
 
-/// Longest prompt of each lane, by weight: some ten milliseconds, half a second, and all that a request can carry.
+/// Largest weight of a prompt in each lane: encoding takes some ten milliseconds, half a second, or any time.
 const LANES: [usize; 3] = [32 << 10, 512 << 10, usize::MAX];
 /// The lanes of prompts whose output follows a grammar: prompts without one never wait for a compilation, and a slow
 /// grammar leaves two lanes to the others.
@@ -45,7 +45,7 @@ struct Lane {
     flows: Vec<Flow>,
     is_busy: bool,
     /// Virtual time: the weight that each waiting call would have been given by now if all shared the thread.
-    share: u64,
+    virtual_time: u64,
 }
 
 struct Flow {
@@ -57,7 +57,7 @@ struct Flow {
 
 impl Job {
     /// True if all requests with this prompt are cancelled.
-    pub(super) fn is_gone(&self) -> bool {
+    pub(super) fn is_cancelled(&self) -> bool {
         self.cancels.iter().all(CancelFlag::is_raised)
     }
 
@@ -123,7 +123,7 @@ impl Lane {
             Some(flow) => flow.jobs.push_back(job),
             None => self.flows.push(Flow {
                 call,
-                start: self.share,
+                start: self.virtual_time,
                 jobs: [job].into(),
             }),
         }
@@ -137,12 +137,12 @@ impl Lane {
         let n_flows = self.flows.len() as u64;
         let flow = &mut self.flows[at];
         let (call, (jobs, weight)) = (flow.call, flow.turn());
-        self.share += weight as u64 / n_flows;
+        self.virtual_time += weight as u64 / n_flows;
         if flow.jobs.is_empty() {
             self.flows.remove(at);
         }
         if self.flows.is_empty() {
-            self.share = 0;
+            self.virtual_time = 0;
         }
         self.is_busy = true;
         Some((call, jobs))
@@ -150,8 +150,8 @@ impl Lane {
 
     /// The flow with the next turn. Cancelled prompts come first: they take no time, and their memory becomes free.
     fn soonest(&self) -> Option<usize> {
-        let is_gone = |flow: &Flow| flow.jobs.front().is_some_and(Job::is_gone);
-        self.flows.iter().position(is_gone).or_else(|| {
+        let is_cancelled = |flow: &Flow| flow.jobs.front().is_some_and(Job::is_cancelled);
+        self.flows.iter().position(is_cancelled).or_else(|| {
             let flows = self.flows.iter().enumerate();
             flows.min_by_key(|(_, flow)| flow.end()).map(|(at, _)| at)
         })
@@ -169,7 +169,7 @@ impl Flow {
     fn turn(&mut self) -> (Vec<Job>, usize) {
         let (mut jobs, mut weight) = (Vec::new(), 0);
         while let Some(job) = self.jobs.pop_front() {
-            if !job.is_gone() {
+            if !job.is_cancelled() {
                 weight += job.weight;
             }
             jobs.push(job);
@@ -240,11 +240,11 @@ mod tests {
     fn small_calls_do_not_starve_a_large_one() {
         let mut lanes = Lanes::new();
         lanes.add(CallId(0), job(0, 30_000));
-        let mut passed = 0;
+        let mut n_small = 0;
         loop {
-            passed += 1;
-            assert!(passed < 100, "the large call starves");
-            lanes.add(CallId(passed), job(0, 1000));
+            n_small += 1;
+            assert!(n_small < 100, "the large call starves");
+            lanes.add(CallId(n_small), job(0, 1000));
             if turns(&mut lanes, 1) == [0] {
                 break;
             }
@@ -267,9 +267,9 @@ mod tests {
     fn cancelled_prompts_come_first() {
         let mut lanes = Lanes::new();
         lanes.add(CallId(0), job(0, 1000));
-        let gone = job(0, 30_000);
-        gone.cancels[0].raise();
-        lanes.add(CallId(1), gone);
+        let cancelled = job(0, 30_000);
+        cancelled.cancels[0].raise();
+        lanes.add(CallId(1), cancelled);
         assert_eq!(turns(&mut lanes, 2), [1, 0]);
     }
 

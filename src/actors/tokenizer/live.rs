@@ -16,27 +16,27 @@ use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
 use souffleur_state::scheduler::submission::Submission;
 
 use super::TokenizerSettings;
-use super::output::{Beginning, OutputText};
+use super::output::{OutputSetup, OutputText};
 use super::prepare::no_embeddings;
 
 /// Prompt tokens that precede the first output token when it is decoded, so that its leading space is right.
 const CONTEXT_TOKENS: usize = 5;
 
-pub(super) enum Step {
+pub(super) enum Progress {
     Continues,
     /// The terminal event was sent.
     Ended,
     /// A stop string or the only allowed tool call was completed, and the terminal event was sent; the scheduler does
     /// not know yet.
     Stopped {
-        /// Output tokens that count.
+        /// Number of output tokens up to the end of the stop string or call.
         kept: usize,
     },
     /// The client is gone or too slow; the scheduler does not know yet.
     Abandoned,
 }
 
-pub(super) struct CallShare {
+pub(super) struct AnswerOptions {
     pub(super) stops: Arc<StopTable>,
     pub(super) backlog_bytes: usize,
     pub(super) parsing: Option<OutputParsing>,
@@ -46,7 +46,7 @@ pub(super) struct CallShare {
     pub(super) start: OutputStart,
 }
 
-pub(super) struct Live {
+pub(super) struct ActiveRequest {
     rid: RequestId,
     prompt: Arc<[u32]>,
     /// `None` after the terminal event.
@@ -69,25 +69,25 @@ pub(super) struct Live {
     first_token: Option<Instant>,
 }
 
-impl Live {
+impl ActiveRequest {
     pub(super) fn new(
         submission: &Submission,
         sink: EventSink,
         is_streaming: bool,
-        share: CallShare,
+        options: AnswerOptions,
         settings: &TokenizerSettings,
     ) -> Self {
         let prompt = &submission.prompt;
         let context = &prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..];
-        let beginning = Beginning {
+        let setup = OutputSetup {
             sampling: &submission.sampling,
-            stops: share.stops,
+            stops: options.stops,
             context,
-            parsing: share.parsing,
-            has_constraint: share.has_constraint,
-            start: share.start,
+            parsing: options.parsing,
+            has_constraint: options.has_constraint,
+            start: options.start,
         };
-        let output = OutputText::new(beginning, settings.text.as_deref(), &settings.formats);
+        let output = OutputText::new(setup, settings.text.as_deref(), &settings.formats);
         let input_start = submission.logprobs.as_ref().and_then(|wish| wish.start);
         let first_input = input_start.map(|start| TokenLogprobs {
             token: prompt[start as usize],
@@ -109,7 +109,7 @@ impl Live {
             first_input,
             is_streaming,
             is_stalled: false,
-            max_backlog_bytes: share.backlog_bytes,
+            max_backlog_bytes: options.backlog_bytes,
             started: Instant::now(),
             admitted: None,
             last_token: None,
@@ -132,10 +132,10 @@ impl Live {
     /// Decodes tokens and sends them as a delta, with the terminal event if the request has ended.
     pub(super) fn advance(
         &mut self,
-        news: RequestTokens,
+        update: RequestTokens,
         settings: &TokenizerSettings,
         metrics: &RequestMetrics,
-    ) -> Step {
+    ) -> Progress {
         let RequestTokens {
             tokens,
             logprobs,
@@ -144,7 +144,7 @@ impl Live {
             num_retractions,
             end,
             intake: _,
-        } = news;
+        } = update;
         if let Some(embedding) = logprobs.as_ref().and_then(|read| read.embedding.clone()) {
             self.embedding = Some(embedding);
         }
@@ -162,21 +162,21 @@ impl Live {
         self.add_logprobs(&mut delta, logprobs, kept_now);
         if let Some(stop) = stop {
             self.finish(delta, stop.reason, metrics);
-            return Step::Stopped { kept: stop.kept };
+            return Progress::Stopped { kept: stop.kept };
         }
         match end.map(|end| *end) {
             None => self.send(delta, metrics),
             Some(RequestEnd::Finished(reason)) if self.has_result(&reason) => {
                 self.finish(delta, reason, metrics);
-                Step::Ended
+                Progress::Ended
             }
             Some(RequestEnd::Finished(_)) => {
                 self.fail(no_embeddings(), metrics);
-                Step::Ended
+                Progress::Ended
             }
             Some(RequestEnd::Failed(error)) => {
                 self.fail(error, metrics);
-                Step::Ended
+                Progress::Ended
             }
         }
     }
@@ -205,7 +205,7 @@ impl Live {
         for (index, &token) in tokens.iter().enumerate() {
             let kept_now = index + 1;
             if kept_now == tokens.len() && stop_token == Some(token) {
-                self.output.leave_out(token);
+                self.output.push_without_text(token);
             } else if let Some(found) = self.output.push(token, text) {
                 return Some(Stop {
                     kept: found.output_tokens_kept,
@@ -255,16 +255,16 @@ impl Live {
         self.last_token = Some(now);
     }
 
-    fn send(&mut self, mut delta: Delta, metrics: &RequestMetrics) -> Step {
+    fn send(&mut self, mut delta: Delta, metrics: &RequestMetrics) -> Progress {
         self.output.take_into(&mut delta);
         delta.usage = self.usage;
         let Some(sink) = &mut self.sink else {
-            return Step::Ended;
+            return Progress::Ended;
         };
         match sink.send(delta) {
             Delivery::Sent => {
                 self.is_stalled = false;
-                Step::Continues
+                Progress::Continues
             }
             Delivery::Waiting { backlog_bytes } => {
                 if !self.is_stalled {
@@ -273,7 +273,7 @@ impl Live {
                 self.is_stalled = true;
                 let limit_bytes = self.max_backlog_bytes;
                 if backlog_bytes <= limit_bytes {
-                    return Step::Continues;
+                    return Progress::Continues;
                 }
                 self.fail(
                     RequestError::SlowClient {
@@ -282,11 +282,11 @@ impl Live {
                     },
                     metrics,
                 );
-                Step::Abandoned
+                Progress::Abandoned
             }
             Delivery::Gone => {
                 self.finish(Delta::default(), FinishReason::Abort, metrics);
-                Step::Abandoned
+                Progress::Abandoned
             }
         }
     }

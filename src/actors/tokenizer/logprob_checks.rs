@@ -6,7 +6,7 @@ use souffleur_state::sampling::LogprobWish;
 use super::TokenizerSettings;
 use super::prepare::invalid;
 
-/// Refuses prompt log probabilities for a prompt of vectors: only tokens have probabilities.
+/// Refuses prompt log probabilities for prompt embeddings: only tokens have probabilities.
 pub(super) fn refuse_input_logprobs(wish: Option<&LogprobWish>) -> Result<(), RequestError> {
     let start = wish.and_then(|wish| wish.start);
     start.map_or(Ok(()), |start| {
@@ -74,8 +74,8 @@ pub(super) fn check_entries(
     let entries = positions.saturating_mul(each);
     if entries > limit {
         return Err(invalid(format!(
-            "logprob_start_len asks for {entries} log probabilities ({positions} positions with {each} each), \
-             limit is {limit}: start later or ask for fewer alternatives"
+            "the prompt's log probabilities are {entries} ({positions} positions with {each} each), limit is {limit}: \
+             ask for fewer positions or alternatives"
         )));
     }
     let all = before.saturating_add(entries);

@@ -25,7 +25,7 @@ impl Misses {
         }
     }
 
-    pub(super) fn take(&mut self, events: Vec<PrefixEvent>) {
+    pub(super) fn record(&mut self, events: Vec<PrefixEvent>) {
         let now_s = self.started.elapsed().as_secs_f64();
         for event in events {
             if let Some(report) = self.history.take(event, now_s) {

@@ -32,28 +32,28 @@ use souffleur_state::scheduler::IntakeLimits;
 use souffleur_state::scheduler::news::RequestTokens;
 
 use intake::Intake;
-use live::{Live, Step};
+use live::{ActiveRequest, Progress};
 use misses::Misses;
 pub use output::AnswerFormats;
 
 #[derive(Clone)]
 pub struct TokenizerSettings {
-    /// `None`: token ids in, token ids out.
+    /// The tokenizer; `None` if prompts and outputs are token ids only.
     pub text: Option<Arc<TextModel>>,
     pub formats: AnswerFormats,
     /// Compiles the grammars of outputs that follow one; `None` without a tokenizer.
     pub grammars: Option<Arc<GrammarCompiler>>,
-    /// Token patterns at which chats are likely to diverge; `None` if no layer has states, for which they are used.
+    /// Token patterns at which chats are likely to diverge; `None` if no layer has states or windows.
     pub turns: Option<TurnMarks>,
     /// Rows of the output head. Token ids must be smaller.
     pub vocab_size: usize,
-    /// Values of each vector in a prompt of vectors; `None` if the executor takes no vectors.
+    /// Size of the embeddings in prompts and results; `None` if the executor supports neither.
     pub hidden_size: Option<usize>,
     pub limits: IntakeLimits,
-    /// The length (prompt and longest output) above which a sequence uses the long rotary embedding; `None` if the
-    /// model has only one embedding.
+    /// The length (prompt and longest output) above which a sequence uses LongRoPE's long factors; `None` if the
+    /// model has none.
     pub long_above: Option<usize>,
-    /// Bytes of text that may wait for a slow reader.
+    /// Bytes of text that may wait for slow readers of one call.
     pub client_backlog_bytes: usize,
     /// Maximum number of prompt log probabilities of one call.
     pub max_logprob_entries: usize,
@@ -76,7 +76,7 @@ pub struct Links {
 
 pub struct Tokenizer {
     settings: TokenizerSettings,
-    live: FxHashMap<IntakeId, Live>,
+    active: FxHashMap<IntakeId, ActiveRequest>,
     intakes: FxHashMap<RequestId, IntakeId>,
     intake: Intake,
     next_intake: IntakeId,
@@ -96,7 +96,7 @@ impl Tokenizer {
         Self {
             misses: settings.prefix_history.map(Misses::new),
             settings,
-            live: FxHashMap::default(),
+            active: FxHashMap::default(),
             intakes: FxHashMap::default(),
             intake: Intake::new(),
             next_intake: IntakeId::new(0),
@@ -107,18 +107,18 @@ impl Tokenizer {
     }
 
     /// Sends one request's tokens to its client. At a stop string, returns the request's id and number of kept tokens.
-    fn pass_on(&mut self, news: RequestTokens) -> Option<(RequestId, usize)> {
-        let intake = news.intake;
+    fn pass_on(&mut self, update: RequestTokens) -> Option<(RequestId, usize)> {
+        let intake = update.intake;
         // Late tokens of a request whose stop string was found, or whose client is gone, are dropped.
-        let live = self.live.get_mut(&intake)?;
-        match live.advance(news, &self.settings, &self.metrics) {
-            Step::Continues => None,
-            Step::Ended => {
+        let active = self.active.get_mut(&intake)?;
+        match active.advance(update, &self.settings, &self.metrics) {
+            Progress::Continues => None,
+            Progress::Ended => {
                 self.forget(intake);
                 None
             }
-            Step::Stopped { kept } => self.forget(intake).map(|rid| (rid, kept)),
-            Step::Abandoned => {
+            Progress::Stopped { kept } => self.forget(intake).map(|rid| (rid, kept)),
+            Progress::Abandoned => {
                 let rid = self.forget(intake)?;
                 self.links.cancel.do_send(CancelRequest { rid, flag: None });
                 None
@@ -128,9 +128,9 @@ impl Tokenizer {
 
     /// Removes a request and returns its id, which another one may use from now on.
     fn forget(&mut self, intake: IntakeId) -> Option<RequestId> {
-        let live = self.live.remove(&intake)?;
-        self.intakes.remove(live.rid());
-        Some(live.into_rid())
+        let active = self.active.remove(&intake)?;
+        self.intakes.remove(active.rid());
+        Some(active.into_rid())
     }
 }
 
@@ -157,19 +157,19 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
             admissions,
         } = ready;
         for (intake, at) in admissions {
-            if let Some(live) = self.live.get_mut(&intake) {
-                live.admitted(at);
+            if let Some(active) = self.active.get_mut(&intake) {
+                active.admitted(at);
             }
         }
         let mut stops = Vec::new();
-        for news in batch {
-            stops.extend(self.pass_on(news));
+        for update in batch {
+            stops.extend(self.pass_on(update));
         }
         if !stops.is_empty() {
             self.links.stop_found.post(StopFound { stops });
         }
         if let Some(misses) = &mut self.misses {
-            misses.take(prefixes);
+            misses.record(prefixes);
         }
     }
 }

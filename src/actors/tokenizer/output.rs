@@ -83,7 +83,7 @@ pub(super) enum OutputText {
     Answer(Box<AnswerStream>),
 }
 
-pub(super) struct Beginning<'a> {
+pub(super) struct OutputSetup<'a> {
     pub(super) sampling: &'a SamplingParams,
     pub(super) stops: Arc<StopTable>,
     pub(super) context: &'a [u32],
@@ -96,18 +96,18 @@ pub(super) struct Beginning<'a> {
 
 impl OutputText {
     pub(super) fn new(
-        beginning: Beginning<'_>,
+        setup: OutputSetup<'_>,
         text: Option<&TextModel>,
         formats: &AnswerFormats,
     ) -> Self {
-        let Beginning {
+        let OutputSetup {
             sampling,
             stops,
             context,
             parsing,
             has_constraint,
             start,
-        } = beginning;
+        } = setup;
         let Some(text) = text else {
             return Self::None;
         };
@@ -130,11 +130,11 @@ impl OutputText {
         }
     }
 
-    pub(super) fn leave_out(&mut self, token: u32) {
+    pub(super) fn push_without_text(&mut self, token: u32) {
         match self {
             Self::None => (),
-            Self::Plain(stream) => stream.leave_out(),
-            Self::Answer(stream) => stream.leave_out(token),
+            Self::Plain(stream) => stream.push_without_text(),
+            Self::Answer(stream) => stream.push_without_text(token),
         }
     }
 

@@ -28,12 +28,12 @@ pub(super) fn refuse_oversized(
     let exactly = |tokens| (tokens, PromptTokens::Exactly(tokens));
     let (least, prompt_tokens) = match (prompt, settings.text.as_deref()) {
         (Prompt::Tokens(tokens), _) => exactly(tokens.len()),
-        (Prompt::Vectors(vectors), _) => exactly(vectors.len()),
+        (Prompt::Vectors(embeds), _) => exactly(embeds.len()),
         (_, None) => return Ok(()),
         (_, Some(_)) if prompt.text_bytes() <= text::MAX_COUNTED_BYTES => return Ok(()),
         (_, Some(text)) => {
-            let most_bytes = text.max_token_bytes() * MAX_NORMALIZER_SHRINK;
-            let least = prompt.text_bytes() / most_bytes;
+            let bytes_per_token = text.max_token_bytes() * MAX_NORMALIZER_SHRINK;
+            let least = prompt.text_bytes() / bytes_per_token;
             (least, PromptTokens::AtLeast(least))
         }
     };
@@ -51,8 +51,8 @@ pub(super) fn refuse_oversized(
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) tokens: Arc<[u32]>,
-    /// The prompt if it consists of vectors. Then `tokens` are placeholders.
-    pub(super) vectors: Option<Arc<PromptVectors>>,
+    /// The prompt embeddings (`input_embeds`), if the prompt has no token ids: `tokens` are then placeholders.
+    pub(super) prompt_embeds: Option<Arc<PromptVectors>>,
     pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
     /// The part of the answer (reasoning, content) in which the outputs start.
@@ -60,8 +60,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Requests a state before the last token, so that another output of the same prompt computes only that token.
-    /// Prompts without anchors save this state anyway.
+    /// Adds an anchor beyond the prompt. It requests a state before the last token, so that another output of the same
+    /// prompt computes only that token. Prompts without anchors save this state anyway.
     pub(super) fn anchor_end(&mut self) {
         if !self.anchors.is_empty() {
             let beyond = self.tokens.len() as u32 + 1;
@@ -83,15 +83,15 @@ pub(super) fn prepare(
             invalid("the engine runs without a tokenizer: send token ids".to_owned())
         })
     };
-    let mut prompt_end = PromptEnd::NoChat;
+    let mut prompt_end = PromptEnd::Plain;
     let mut replies = 0;
     let is_chat = matches!(prompt, Prompt::Chat(_));
-    let mut given = None;
+    let mut given_embeds = None;
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
-        Prompt::Vectors(vectors) => {
-            check_vectors(&vectors, settings)?;
-            given.insert(vectors).placeholders()
+        Prompt::Vectors(embeds) => {
+            check_prompt_embeds(&embeds, settings)?;
+            given_embeds.insert(embeds).placeholders()
         }
         Prompt::Text(text) => {
             let tokenizer = tokenizer()?;
@@ -123,7 +123,7 @@ pub(super) fn prepare(
     Ok(Prepared {
         anchors: turns.map_or_else(Arc::default, |turns| turns.anchors(&tokens, replies).into()),
         tokens,
-        vectors: given,
+        prompt_embeds: given_embeds,
         grammar,
         start: prompt_end.start(),
     })
@@ -138,12 +138,12 @@ fn replies_since_user(chat: &ChatPrompt) -> usize {
     replies + usize::from(chat.add_generation_prompt)
 }
 
-fn check_vectors(
-    vectors: &PromptVectors,
+fn check_prompt_embeds(
+    prompt_embeds: &PromptVectors,
     settings: &TokenizerSettings,
 ) -> Result<(), RequestError> {
     match settings.hidden_size {
-        Some(hidden_size) => Ok(vectors.check_width(hidden_size)?),
+        Some(hidden_size) => Ok(prompt_embeds.check_width(hidden_size)?),
         None => {
             let text = "the engine's executor does not accept input_embeds: send token ids or text";
             Err(FieldError::new("input_embeds", text).into())
@@ -225,7 +225,7 @@ fn compile(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PromptEnd {
     /// The prompt is not a chat, or the model does not reason.
-    NoChat,
+    Plain,
     /// The output may begin with reasoning.
     BeforeReasoning,
     /// The prompt ends inside of reasoning.
@@ -246,7 +246,7 @@ impl PromptEnd {
         match self {
             Self::AmongMessages(start) => start,
             Self::InReasoning => OutputStart::Reasoning,
-            Self::NoChat | Self::BeforeReasoning | Self::AfterReasoning => OutputStart::Content,
+            Self::Plain | Self::BeforeReasoning | Self::AfterReasoning => OutputStart::Content,
         }
     }
 
@@ -257,7 +257,7 @@ impl PromptEnd {
         }
         let rendered = rendered.trim_end();
         match formats.reasoning {
-            None => Self::NoChat,
+            None => Self::Plain,
             Some(format) if rendered.ends_with(format.closing()) => Self::AfterReasoning,
             Some(format) if format.is_open_after(rendered) => Self::InReasoning,
             // A continued message has ended its reasoning.
@@ -273,7 +273,7 @@ impl PromptEnd {
     }
 }
 
-/// Refuses a text whose pieces have too many tokens: encoding all of it takes about a hundred times its bytes of
+/// Refuses a text that was counted as too long, without encoding it: that takes about a hundred times its size in
 /// memory.
 fn refuse_too_long(
     beyond: Option<PromptTokens>,
@@ -385,7 +385,7 @@ fn without_lists(sampling: &SamplingParams) -> SamplingParams {
 
 /// Clips the output length of a checked request to the context left after its prompt, and chooses a seed if it has
 /// none. `call_entries` counts the prompt log probabilities of the call.
-pub(super) fn fit(
+pub(super) fn check_and_clip(
     request: &mut GenerateRequest,
     prompt_tokens: usize,
     call_entries: &mut usize,
@@ -431,12 +431,12 @@ fn check_embedding(
 /// The error if the executor cannot compute embeddings, or returned none.
 pub(super) fn no_embeddings() -> RequestError {
     invalid(
-        "the engine's executor cannot compute embeddings: start the engine with a model's executor"
+        "this engine cannot compute embeddings: its custom executor does not return hidden states"
             .to_owned(),
     )
 }
 
-/// True if a prompt is text: token ids and vectors need no encoding.
+/// True if a prompt is text: token ids and embeddings need no encoding.
 pub(super) fn is_text(weighed: &Weighed) -> bool {
     matches!(weighed.prompt, Prompt::Text(_) | Prompt::Chat(_))
 }

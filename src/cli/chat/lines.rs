@@ -41,7 +41,7 @@ impl Lines {
     pub fn start() -> Result<Self, Failure> {
         let has_editor = io::stdin().is_terminal() && io::stdout().is_terminal();
         let (requests, received) = mpsc::channel();
-        let (read, lines) = channel::unbounded_channel();
+        let (sender, lines) = channel::unbounded_channel();
         let serve = move || {
             let mut source = Source::open(has_editor);
             for () in received {
@@ -49,7 +49,7 @@ impl Lines {
                     Ok(source) => source.read(),
                     Err(reason) => Line::Failed(reason.clone()),
                 };
-                if read.send(line).is_err() {
+                if sender.send(line).is_err() {
                     return;
                 }
             }

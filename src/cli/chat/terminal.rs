@@ -18,14 +18,14 @@ impl Terminal {
         let Some(settings) = &self.0 else {
             return;
         };
-        // Ignores errors: the terminal may be closed.
+        // Ignores errors: the terminal may be closed. The escape code ends the editor's bracketed paste mode.
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, settings);
         let mut out = std::io::stdout().lock();
         let _ = out.write_all(b"\x1b[?2004l\n").and_then(|()| out.flush());
     }
 }
 
-/// The system restores the settings when a process ends.
+/// Does nothing: the system restores the settings when a process ends.
 #[cfg(not(unix))]
 pub struct Terminal;
 

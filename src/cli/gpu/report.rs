@@ -34,7 +34,7 @@ pub struct Measured {
     /// The best possible value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     floor: Option<f64>,
-    /// The ratio of the value and the floor; 1 is the limit.
+    /// How close the value comes to the floor; 1 is the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fraction: Option<f64>,
     /// A result in words.

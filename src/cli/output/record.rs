@@ -26,8 +26,8 @@ pub fn publish(
     Ok(())
 }
 
-/// Writes the record so far, so that an interrupted bench loses no measurements.
-pub fn keep(record: &impl Serialize, json: Option<&Path>) -> Result<(), Failure> {
+/// Writes the record so far, if `json` is a regular file, so that an interrupted bench loses no measurements.
+pub fn save_progress(record: &impl Serialize, json: Option<&Path>) -> Result<(), Failure> {
     match json {
         Some(file) if is_replaceable(file) => write(file, &text(record)?),
         _ => Ok(()),

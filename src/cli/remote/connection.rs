@@ -54,8 +54,8 @@ impl Connector {
             let limit_s = CONNECT_TIMEOUT.as_secs();
             format!("no connection within {limit_s} s")
         })??;
-        let shaken = http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = shaken.map_err(|error| explained(&error))?;
+        let established = http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = established.map_err(|error| explained(&error))?;
         let connection = Connection(rt::spawn(async move {
             // Errors are reported by the request and the body.
             let _ = connection.await;

@@ -72,7 +72,7 @@ mod tests {
             (None, Some("sk-2"), Some("Bearer sk-2")),
             (Some("sk-1"), Some("sk-2"), Some("Bearer sk-1")),
         ] {
-            let header = shown(flag, variable).expect("a header can carry it");
+            let header = shown(flag, variable).expect("the key is valid in a header");
             let text = header.as_ref().map(|header| header.as_bytes());
             assert_eq!(text, expected.map(str::as_bytes));
             assert!(!format!("{header:?}").contains("sk-"), "{header:?}");

@@ -297,7 +297,7 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn foreign_variables_are_ignored_with_a_warning() {
+fn variables_with_our_prefix_that_are_no_keys_are_ignored_with_a_warning() {
     let env = [
         ("SOUFFLEUR_PORT", "tcp://10.0.0.1:80"),
         ("SOUFFLEUR_SERVICE_HOST", "10.0.0.1"),

@@ -212,8 +212,8 @@ fn run_engine(
         &folder
     };
     let name = args.shape.as_deref().unwrap_or(default);
-    let here = local::shape_of(Path::new(name), config.revision.as_deref())?;
-    let model = shape::load(&here.to_string_lossy())?;
+    let local_path = local::config_path(Path::new(name), config.revision.as_deref())?;
+    let model = shape::load(&local_path.to_string_lossy())?;
     let roofline = Roofline::new(&hardware, &model, storage(config, &model), args.tp_size);
     let capacities = each_or_none(&args.kv_tokens);
     let disks = each_or_none(&args.disk_bytes);

@@ -9,14 +9,14 @@ use souffleur_record::file::LogReader;
 
 /// A model with tool calls in the format of Hermes and with `<think>` tags.
 const AGENTS: &str = "tests/fixtures/qwen3-agents";
-/// A vocabulary that implies no format.
+/// A model whose vocabulary has no tags, not even those of gpt-oss, so that it implies no format.
 const PLAIN: &str = "tests/fixtures/models/gpt-oss";
 
 fn folder(name: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(name)
 }
 
-fn text_of(name: &str) -> TextModel {
+fn load_text(name: &str) -> TextModel {
     TextModel::load(&folder(name)).expect("a valid folder")
 }
 
@@ -55,9 +55,9 @@ fn the_header_of_a_log_records_the_parameters_of_double_sparsity() {
     let dir = dir.expect("a temporary folder");
     let described = cpu::describe(&model, None, None, Default::default());
     let described = described.expect("a valid model");
-    let kept = described.kv_layout.layers().iter().enumerate();
-    let rows = kept.filter_map(|(layer, kept)| {
-        let rows = Value::from(vec![json!([0, 1]); kept.pages()?.heads]);
+    let layers = described.kv_layout.layers().iter().enumerate();
+    let rows = layers.filter_map(|(layer, kv)| {
+        let rows = Value::from(vec![json!([0, 1]); kv.pages()?.heads]);
         Some((format!("model.layers.{layer}.self_attn.qk_proj"), rows))
     });
     let channels = dir.path().join("channels.json");
@@ -93,7 +93,7 @@ fn the_header_of_a_log_records_the_parameters_of_double_sparsity() {
 
 #[test]
 fn a_parser_that_conflicts_with_the_models_other_format_is_refused() {
-    let (agents, messages) = (text_of(AGENTS), text_with_messages());
+    let (agents, messages) = (load_text(AGENTS), text_with_messages());
     for (text, tool, reasoning, key, model) in [
         (&agents, "gpt-oss", "auto", "tool_call_parser", "qwen3"),
         (&agents, "auto", "gpt-oss", "reasoning_parser", "qwen25"),
@@ -124,7 +124,7 @@ fn the_gpt_oss_parser_combines_with_none_and_with_models_of_unknown_formats() {
             ..gpt_oss
         },
     );
-    let (agents, plain, messages) = (text_of(AGENTS), text_of(PLAIN), text_with_messages());
+    let (agents, plain, messages) = (load_text(AGENTS), load_text(PLAIN), text_with_messages());
     for (text, tool, reasoning, expected) in [
         (&agents, "gpt-oss", "gpt-oss", gpt_oss),
         (&agents, "gpt-oss", "none", calls),

@@ -52,8 +52,8 @@ impl Check<'_> {
             ));
         }
         let row = self.planned_row(load.row)?;
-        if row.has_vectors || windows.is_some() {
-            return Err("the row has vectors or windows, which blocks do not contain".to_owned());
+        if row.has_prompt_embeds || windows.is_some() {
+            return Err("blocks hold neither prompt embeddings nor window pages".to_owned());
         }
         if row.live != load.states.first().copied() {
             return Err("the row has a different state than the load, or none".to_owned());

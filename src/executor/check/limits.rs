@@ -7,7 +7,7 @@ pub(crate) struct Limits {
     pub(crate) page_size: usize,
     pub(crate) row_pages: usize,
     pub(crate) vocab_size: usize,
-    /// Values in a vector that replaces a token's embedding.
+    /// Size of a prompt embedding.
     pub(crate) hidden_size: usize,
     /// Number of state slots; `None` if no layer keeps a state.
     pub(crate) n_state_slots: Option<usize>,

@@ -22,7 +22,7 @@ struct PlannedRow {
     n_tokens: usize,
     sampled_tokens: usize,
     computed: usize,
-    has_vectors: bool,
+    has_prompt_embeds: bool,
     live: Option<StateSlot>,
     windows: RowWindows,
     starts: bool,
@@ -34,7 +34,7 @@ type Tickets = FxHashSet<Ticket>;
 /// Working memory of the checks, reused so that steps allocate nothing.
 #[derive(Default)]
 pub(super) struct Scratch {
-    touched: FxHashMap<RowId, PlannedRow>,
+    planned_rows: FxHashMap<RowId, PlannedRow>,
     slots: Slots,
     tickets: Tickets,
 }
@@ -42,25 +42,25 @@ pub(super) struct Scratch {
 struct Check<'a> {
     rows: &'a [Option<Row>],
     limits: &'a Limits,
-    touched: &'a mut FxHashMap<RowId, PlannedRow>,
+    planned_rows: &'a mut FxHashMap<RowId, PlannedRow>,
     slots: &'a mut Slots,
     tickets: &'a mut Tickets,
 }
 
-/// Checks a plan; the error names the row and the fault.
+/// Checks a plan; the error names the fault and, for a fault in a single row, the row.
 pub(super) fn check(
     plan: &StepPlan,
     rows: &[Option<Row>],
     limits: &Limits,
     scratch: &mut Scratch,
 ) -> Result<(), String> {
-    scratch.touched.clear();
+    scratch.planned_rows.clear();
     scratch.slots.clear();
     scratch.tickets.clear();
     let mut check = Check {
         rows,
         limits,
-        touched: &mut scratch.touched,
+        planned_rows: &mut scratch.planned_rows,
         slots: &mut scratch.slots,
         tickets: &mut scratch.tickets,
     };
@@ -103,16 +103,16 @@ impl PlannedRow {
                 if work.sample && (end < self.n_tokens || self.sampled_tokens > 0) =>
             {
                 Err(format!(
-                    "a prefill samples after {end} of {} tokens: it must end at the last token, and sample first",
+                    "a prefill samples after {end} of {} tokens: it may only sample at the last, before any decode",
                     self.n_tokens
                 ))
             }
             RowWork::Decode { .. }
                 if first + 1 != self.n_tokens + self.sampled_tokens || self.sampled_tokens == 0 =>
             {
-                let fed = self.n_tokens + self.sampled_tokens;
+                let n_known = self.n_tokens + self.sampled_tokens;
                 Err(format!(
-                    "a decode is at position {first}, but the row has {fed} tokens, {} of them sampled",
+                    "a decode is at position {first}, but the row has {n_known} tokens, {} of them sampled",
                     self.sampled_tokens
                 ))
             }
@@ -133,7 +133,7 @@ impl Check<'_> {
                 n_tokens: known.tokens.len(),
                 sampled_tokens: known.sampled_tokens,
                 computed: known.computed,
-                has_vectors: known.has_vectors,
+                has_prompt_embeds: known.has_prompt_embeds,
                 live: known.live,
                 windows: RowWindows {
                     n_pages: known.n_windows,
@@ -142,7 +142,7 @@ impl Check<'_> {
                 starts: false,
                 has_work: false,
             });
-        match (self.touched.entry(row), known) {
+        match (self.planned_rows.entry(row), known) {
             (std::collections::hash_map::Entry::Occupied(entry), _) => Ok(entry.into_mut()),
             (std::collections::hash_map::Entry::Vacant(entry), Some(known)) => {
                 Ok(entry.insert(known))
@@ -160,7 +160,7 @@ impl Check<'_> {
         let computed = start.prefix.len() * self.limits.page_size;
         if n_tokens == 0 || start.prompt_tokens as usize > n_tokens || computed >= n_tokens {
             return Err(format!(
-                "the row has {n_tokens} tokens ({} prompt, {computed} cached): at least one must be left to compute",
+                "the row has {n_tokens} tokens, expected all {} of the prompt, and more than the {computed} cached ones",
                 start.prompt_tokens
             ));
         }
@@ -174,7 +174,7 @@ impl Check<'_> {
                 "the row has token {token}, but the vocabulary size is {vocab_size}"
             ));
         }
-        self.vectors(start)?;
+        self.prompt_embeds(start)?;
         self.pages(start.prefix.iter())?;
         self.fits(start.prefix.len())?;
         self.slots.start(start, self.limits.n_state_slots)?;
@@ -184,29 +184,29 @@ impl Check<'_> {
             n_tokens,
             sampled_tokens: 0,
             computed,
-            has_vectors: start.vectors.is_some(),
+            has_prompt_embeds: start.vectors.is_some(),
             live: start.state.map(|state| state.live),
             windows: RowWindows::after_prefix(start.prefix.len(), self.limits),
             starts: true,
             has_work: false,
         };
-        match self.touched.insert(start.row, planned) {
+        match self.planned_rows.insert(start.row, planned) {
             None => Ok(()),
             Some(_) => Err("the row starts twice in one step".to_owned()),
         }
     }
 
-    fn vectors(&self, start: &RowStart) -> Result<(), String> {
-        let Some(vectors) = &start.vectors else {
+    fn prompt_embeds(&self, start: &RowStart) -> Result<(), String> {
+        let Some(prompt_embeds) = &start.vectors else {
             return Ok(());
         };
-        let has = (vectors.len(), vectors.width());
+        let has = (prompt_embeds.len(), prompt_embeds.width());
         let wanted = (start.prompt_tokens as usize, self.limits.hidden_size);
         if has == wanted {
             Ok(())
         } else {
             Err(format!(
-                "the row has {} vectors of {} values, expected {} of {}",
+                "the row has {} prompt embeddings of size {}, expected {} of {}",
                 has.0, has.1, wanted.0, wanted.1
             ))
         }
@@ -224,9 +224,7 @@ impl Check<'_> {
 
     fn fits(&self, n_pages: usize) -> Result<(), String> {
         match self.limits.row_pages {
-            most if n_pages > most => {
-                Err(format!("{n_pages} pages are more than a row holds, {most}"))
-            }
+            max if n_pages > max => Err(format!("{n_pages} pages exceed the {max} of a row")),
             _ => Ok(()),
         }
     }
@@ -294,9 +292,9 @@ impl Check<'_> {
             ));
         }
         row.windows.check(first, end, limits)?;
-        if row.has_vectors && first != row.computed {
+        if row.has_prompt_embeds && first != row.computed {
             return Err(format!(
-                "the work begins at position {first} after {} computed positions, but a row computes each vector once",
+                "the work begins at position {first}, expected {}: a row with prompt embeddings computes each position once",
                 row.computed
             ));
         }
@@ -304,8 +302,7 @@ impl Check<'_> {
             Some(live) => {
                 if first != row.computed {
                     return Err(format!(
-                        "the work begins at position {first} after {} computed positions, but a row with a state \
-                         computes each position once",
+                        "the work begins at position {first}, expected {}: a row with a state computes each position once",
                         row.computed
                     ));
                 }

@@ -1,4 +1,4 @@
-//! Checks a plan's state slots: a step writes each slot at most once, and reads no slot that it writes.
+//! Checks a plan's state slots: a step writes each slot at most once, and restores no state from a slot that it writes.
 
 use rustc_hash::FxHashSet;
 

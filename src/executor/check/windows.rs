@@ -29,8 +29,8 @@ impl RowWindows {
         check_pages(pages.iter().copied(), limits)?;
         self.n_pages += pages.len();
         match limits.row_pages {
-            most if self.n_pages > most => Err(format!(
-                "{} window pages are more than a row holds, {most}",
+            max if self.n_pages > max => Err(format!(
+                "{} window pages exceed the {max} of a row",
                 self.n_pages
             )),
             _ => Ok(()),

@@ -1,7 +1,7 @@
 //! Copies KV blocks to and from the KV store's buffers, on the kernel threads, at the start of a step.
 
 use super::CpuExecutor;
-use crate::host::{BlockPort, Host, LoadedPart, Wanted};
+use crate::host::{BlockPort, LoadedPart, StoreLink, Wanted};
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_state::step::{BlockLoad, BlockSave, BlockSource};
 use souffleur_state::tiers::BlockKind;
@@ -29,29 +29,29 @@ impl CpuExecutor {
             .prepare_blocks(&self.kv_layout, n_slots, block_tokens)
             .map_err(refused)?;
         self.rows.allow_copies(block_tokens);
-        self.host = Some(Host { port, block_tokens });
+        self.store = Some(StoreLink { port, block_tokens });
         Ok(self)
     }
 
-    pub(super) fn tell_host(&mut self, computes: bool) {
-        if let Some(host) = &mut self.host {
-            host.port.computes(computes);
+    pub(super) fn set_computing(&mut self, is_computing: bool) {
+        if let Some(link) = &mut self.store {
+            link.port.computes(is_computing);
         }
     }
 
     /// Copies blocks to buffers. A block without a free buffer is not saved: the store finds nothing under its ticket.
     pub(super) fn save_blocks(&mut self, saves: &[BlockSave]) {
-        let Some(host) = &mut self.host else {
+        let Some(link) = &mut self.store else {
             return;
         };
         for BlockSave { ticket, from } in saves {
             let backend = &mut self.backend;
             match from {
-                BlockSource::Pages(pages) => host.port.save(*ticket, BlockKind::Kv, &mut |block| {
+                BlockSource::Pages(pages) => link.port.save(*ticket, BlockKind::Kv, &mut |block| {
                     backend.save_block(pages, block);
                 }),
                 BlockSource::State(slot) => {
-                    host.port.save(*ticket, BlockKind::State, &mut |state| {
+                    link.port.save(*ticket, BlockKind::State, &mut |state| {
                         backend.save_state(*slot, state);
                     })
                 }
@@ -61,11 +61,11 @@ impl CpuExecutor {
 
     /// Copies fetched blocks to the pages of started rows, and fetched states to their slots.
     pub(super) fn load_blocks(&mut self, loads: &[BlockLoad]) -> Result<(), StepError> {
-        let Some(host) = &mut self.host else {
+        let Some(link) = &mut self.store else {
             return Ok(());
         };
         for load in loads {
-            let parts = load.parts(host.block_tokens);
+            let parts = load.parts(link.block_tokens);
             let backend = &mut self.backend;
             let mut scatter = |part: LoadedPart<'_>| match part {
                 LoadedPart::Block(index, block) => {
@@ -82,7 +82,7 @@ impl CpuExecutor {
                 blocks: parts.len(),
                 state: !load.states.is_empty(),
             };
-            if !host.port.load(load.ticket, wanted, &mut scatter) {
+            if !link.port.load(load.ticket, wanted, &mut scatter) {
                 return Err(StepError::Lost(format!(
                     "the KV store no longer has the blocks to load into row {} (ticket {})",
                     load.row, load.ticket

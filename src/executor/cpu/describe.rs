@@ -124,9 +124,9 @@ fn weights_bytes(checkpoint: &Checkpoint, dtype: Dtype, quantization: Option<Qua
 pub fn widening_bytes(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> u64 {
     match checkpoint.dtype {
         Dtype::F32 => {
-            let [wide, kept] = [Dtype::F32, Dtype::BF16]
+            let [wide, packed] = [Dtype::F32, Dtype::BF16]
                 .map(|dtype| weights_bytes(checkpoint, dtype, quantization));
-            wide.saturating_sub(kept)
+            wide.saturating_sub(packed)
         }
         Dtype::F16 | Dtype::BF16 => 0,
     }

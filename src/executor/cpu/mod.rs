@@ -14,8 +14,8 @@ pub use self::describe::{CpuDescription, LoadedMatrix, describe, matrices, widen
 pub use self::readout::LOGIT_ROWS;
 use crate::Executor;
 use crate::check::Limits;
-use crate::host::Host;
-use crate::results::SpentResults;
+use crate::host::StoreLink;
+use crate::results::ResultBuffers;
 use crate::rows::Rows;
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
@@ -69,6 +69,7 @@ pub struct CpuOptions {
     pub sparsity: Option<ModelSparsity>,
 }
 
+/// Receives a sequence, a position, and the raw logits at this position.
 pub type LogitsProbe<'a> = &'a mut dyn FnMut(SeqId, u32, &[f32]);
 
 /// Runs steps on the CPU.
@@ -88,9 +89,9 @@ pub struct CpuExecutor {
     vocab_size: usize,
     eos_token_ids: Arc<[u32]>,
     kv_layout: KvLayout,
-    host: Option<Host>,
+    store: Option<StoreLink>,
     readout: readout::Readout,
-    results: SpentResults,
+    results: ResultBuffers,
 }
 
 struct RowSampling {
@@ -183,9 +184,9 @@ impl CpuExecutor {
             vocab_size: config.vocab_size,
             eos_token_ids: options.eos_token_ids.clone(),
             kv_layout,
-            host: None,
+            store: None,
             readout: readout::Readout::default(),
-            results: SpentResults::default(),
+            results: ResultBuffers::default(),
         })
     }
 
@@ -198,12 +199,12 @@ impl CpuExecutor {
         self.rows.check(plan)?;
         // A step without rows only copies blocks, so the store's threads need not pause.
         let computes = !plan.rows.is_empty();
-        self.tell_host(computes);
+        self.set_computing(computes);
         let output = self.run_checked(plan, probe);
         if output.is_err() {
             self.rows.lose();
         }
-        self.tell_host(false);
+        self.set_computing(false);
         output
     }
 
@@ -239,7 +240,7 @@ impl CpuExecutor {
             self.read_out(plan, &hidden, &mut rows, probe);
         }
         self.backend.rest();
-        // Frees prompt vectors at the end of their last step, not at the next step.
+        // Frees prompt embeddings at the end of their last step, not at the next step.
         self.batch.clear();
         Ok(StepOutput {
             step: plan.step,
@@ -248,12 +249,12 @@ impl CpuExecutor {
     }
 
     pub fn keeps_states(&self) -> bool {
-        self.rows.keep_states()
+        self.rows.has_states()
     }
 
     /// Runs a prompt alone, `chunk` tokens in a step, and passes the logits of each position to `on_logits`, in order.
     ///
-    /// Overwrites the K/V of the first pages, the first row and the first state: for comparing models only.
+    /// Overwrites the K/V of the first pages, the first row and the first state: not for executors that serve requests.
     ///
     /// # Errors
     /// [`StepError::Rejected`] when the prompt is empty, does not fit, or holds a token beyond the vocabulary.
@@ -294,7 +295,7 @@ impl CpuExecutor {
             rows: Vec::new(),
             copies: None,
         };
-        if self.rows.have_windows() {
+        if self.rows.has_windows() {
             let pages = (1..=n_pages as u32).map(PageId::new).collect();
             plan.table.push(TableDelta::AppendWindows { row, pages });
         }
@@ -329,21 +330,21 @@ impl CpuExecutor {
         self.backend.fill_with_noise();
     }
 
-    /// For measurements: disables double sparsity if `is_on`, so that all queries see all keys, else enables it again.
-    pub fn disable_sparse_attention(&mut self, is_on: bool) {
-        self.backend.disable_sparse_attention(is_on);
+    /// For measurements: while disabled, double sparsity is not used, and all queries see all keys.
+    pub fn disable_sparse_attention(&mut self, is_disabled: bool) {
+        self.backend.disable_sparse_attention(is_disabled);
     }
 
     /// Runs texts one after another, like [`Self::score`], and sums the magnitudes of query and key channels.
     pub fn calibrate(&mut self, texts: &[&[u32]], chunk: usize) -> Result<Calibration, StepError> {
-        self.backend.calibrate();
+        self.backend.calibrate(); // Starts new sums, which the second call returns.
         for text in texts {
             self.score(text, chunk, &mut |_, _| {})?;
         }
         Ok(self.backend.calibrate().unwrap_or_default())
     }
 
-    /// Runs texts like [`Self::calibrate`], and measures the share of the best keys that the labels select.
+    /// Runs texts like [`Self::calibrate`], and measures the share of the highest-scored keys that the labels select.
     pub fn recall(
         &mut self,
         texts: &[&[u32]],
@@ -361,11 +362,11 @@ impl CpuExecutor {
     /// Runs the model, and returns the residual stream of the tokens in [`Readout::tokens`](readout::Readout::tokens).
     fn forward(&mut self) -> Tensor {
         let tokens = self.readout.tokens();
-        let some = tokens.len() < self.batch.n_tokens();
-        if some {
+        let reads_some = tokens.len() < self.batch.n_tokens();
+        if reads_some {
             self.read_batch.pick(&self.batch, tokens);
         }
-        let reads = some.then_some(Reads {
+        let reads = reads_some.then_some(Reads {
             n_tokens: tokens.len(),
             tokens,
             batch: &self.read_batch,
@@ -375,16 +376,16 @@ impl CpuExecutor {
 
     fn start(&mut self, start: &RowStart) {
         // Reserves pages for the row's maximum length, so that no step allocates.
-        let most_tokens = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
-        let most_pages = most_tokens.div_ceil(self.page_size);
+        let max_tokens = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
+        let max_pages = max_tokens.div_ceil(self.page_size);
         let pages = self.backend.table_mut().row_mut(start.row);
         pages.clear();
-        pages.reserve(most_pages.min(self.n_pages));
+        pages.reserve(max_pages.min(self.n_pages));
         pages.extend(start.prefix.iter());
-        if self.rows.have_windows() {
+        if self.rows.has_windows() {
             let windows = self.backend.window_table_mut().row_mut(start.row);
             windows.clear();
-            windows.reserve(most_pages.min(self.n_pages));
+            windows.reserve(max_pages.min(self.n_pages));
             // A table delta of the same plan sets the pages that queries see.
             windows.resize(start.prefix.len(), PageId::new(0));
         }
@@ -434,10 +435,10 @@ impl CpuExecutor {
         let first_token = self.batch.n_tokens();
         self.batch
             .push(work.row, first, tokens, self.backend.table());
-        if self.rows.have_windows() {
+        if self.rows.has_windows() {
             self.batch.place_windows(self.backend.window_table());
         }
-        if let Some(run) = self.rows.take_vectors(work, first_token) {
+        if let Some(run) = self.rows.take_embeds(work, first_token) {
             self.batch.place_vectors(run);
         }
         if self.rows.row(work.row).is_long {

@@ -63,7 +63,7 @@ pub(super) fn layout(options: &CpuOptions, checkpoint: &Checkpoint) -> Result<Kv
     })
 }
 
-/// Refuses labels that were made for another model.
+/// Refuses a choice of channels for double sparsity that was made for another model.
 pub(super) fn check_sparsity(
     sparsity: &ModelSparsity,
     layout: &KvLayout,
@@ -126,7 +126,7 @@ mod tests {
     use souffleur_base::kv_layout::{LayerKv, StateHeads};
 
     #[test]
-    fn state_slots_are_limited_by_their_ids() {
+    fn state_pools_need_a_slot_and_must_fit_ids_and_memory() {
         let heads = StateHeads::default();
         let layout = |bytes| KvLayout::new(vec![LayerKv::State { bytes, heads }; 2]);
         assert!(check_states(0, &KvLayout::new(Vec::new())).is_ok());

@@ -18,7 +18,7 @@ use souffleur_state::step::{RowResult, RowVerdict, StepPlan};
 pub const LOGIT_ROWS: usize = 64;
 
 #[derive(Clone, Default)]
-struct Reading {
+struct RowOutput {
     sampled: Option<Sampled>,
     logprobs: Option<TokenLogprobs>,
 }
@@ -29,16 +29,16 @@ pub(super) struct Readout {
     /// Token indices of `wanted` in the step; after the forward pass, row indices in the model's output.
     tokens: Vec<u32>,
     /// Rows of logits whose argmax is the next token; `peaks` has their argmaxes, `parts` the argmaxes of row parts.
-    peaked: Vec<usize>,
+    greedy: Vec<usize>,
     peaks: Vec<Peak>,
     parts: Vec<Part>,
-    readings: Vec<Reading>,
-    /// One for each thread.
-    lanes: Vec<Lane>,
+    outputs: Vec<RowOutput>,
+    /// One for each buffers.
+    buffers: Vec<Buffers>,
 }
 
 #[derive(Default)]
-struct Lane {
+struct Buffers {
     scratch: DrawScratch,
     /// A copy of one row's logits, from before the sampler changes them.
     raw_logits: Vec<f32>,
@@ -88,7 +88,7 @@ impl CpuExecutor {
             }
             let wanted = &wanted[first..end];
             self.read(plan, wanted, &mut logits, &mut readout);
-            self.take_readings(plan, wanted, results, &mut readout);
+            self.store_outputs(plan, wanted, results, &mut readout);
         }
         readout.wanted = wanted;
         self.readout = readout;
@@ -111,7 +111,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Samples tokens and computes log probabilities from rows of logits, on all threads.
+    /// Samples tokens and computes log probabilities from rows of logits, on all buffers.
     fn read(
         &mut self,
         plan: &StepPlan,
@@ -121,34 +121,34 @@ impl CpuExecutor {
     ) {
         let vocab_size = self.vocab_size;
         self.prepare_masks(plan, wanted);
-        readout.readings.clear();
-        readout.readings.resize(wanted.len(), Reading::default());
-        readout.peaked.clear();
+        readout.outputs.clear();
+        readout.outputs.resize(wanted.len(), RowOutput::default());
+        readout.greedy.clear();
         for (index, wanted) in wanted.iter().enumerate() {
-            let has_wish = plan.rows[wanted.work].logprobs.is_some();
+            let wants_logprobs = plan.rows[wanted.work].logprobs.is_some();
             let row = sampling_of(&self.sampling, plan.rows[wanted.work].row);
-            if wanted.sample && !has_wish && row.takes_peak() {
-                readout.peaked.push(index);
+            if wanted.sample && !wants_logprobs && row.takes_argmax() {
+                readout.greedy.push(index);
             }
         }
-        if !readout.peaked.is_empty() {
-            let (rows, parts, peaks) = (&readout.peaked, &mut readout.parts, &mut readout.peaks);
+        if !readout.greedy.is_empty() {
+            let (rows, parts, peaks) = (&readout.greedy, &mut readout.parts, &mut readout.peaks);
             peaks.clear();
             argmax(&mut self.backend, logits, vocab_size, rows, parts, peaks);
-            for (&index, &peak) in readout.peaked.iter().zip(&readout.peaks) {
-                readout.readings[index].sampled = Some(RowSampler::sampled_peak(peak));
+            for (&index, &peak) in readout.greedy.iter().zip(&readout.peaks) {
+                readout.outputs[index].sampled = Some(RowSampler::sampled_peak(peak));
             }
         }
-        if readout.peaked.len() == wanted.len() {
+        if readout.greedy.len() == wanted.len() {
             return;
         }
-        if readout.lanes.is_empty() {
-            let lanes = (0..self.backend.n_threads()).map(|_| Lane::new(vocab_size));
-            readout.lanes.extend(lanes);
+        if readout.buffers.is_empty() {
+            let buffers = (0..self.backend.n_threads()).map(|_| Buffers::new(vocab_size));
+            readout.buffers.extend(buffers);
         }
         let (isa, rows, sampling) = (self.backend.isa(), &self.rows, &self.sampling);
-        let read = |lane: &mut Lane, index: usize, logits: &mut [f32], reading: &mut Reading| {
-            if reading.sampled.is_some() {
+        let read = |bufs: &mut Buffers, index: usize, logits: &mut [f32], out: &mut RowOutput| {
+            if out.sampled.is_some() {
                 return;
             }
             let wanted = &wanted[index];
@@ -156,39 +156,39 @@ impl CpuExecutor {
             let wish = work.logprobs.as_deref();
             if !wanted.sample {
                 let next = rows.row(work.row).tokens[wanted.position + 1];
-                reading.logprobs = wish.map(|wish| logprobs(logits, next, wish));
+                out.logprobs = wish.map(|wish| logprobs(logits, next, wish));
                 return;
             }
             if wish.is_some() {
-                lane.raw_logits.clear();
-                lane.raw_logits.extend_from_slice(logits);
+                bufs.raw_logits.clear();
+                bufs.raw_logits.extend_from_slice(logits);
             }
             let row = sampling_of(sampling, work.row);
-            let sampled = choose(isa, &row.sampler, logits, row.mask(), &mut lane.scratch);
-            reading.sampled = Some(sampled);
-            reading.logprobs = wish.map(|wish| logprobs(&lane.raw_logits, sampled.token, wish));
+            let sampled = choose(isa, &row.sampler, logits, row.mask(), &mut bufs.scratch);
+            out.sampled = Some(sampled);
+            out.logprobs = wish.map(|wish| logprobs(&bufs.raw_logits, sampled.token, wish));
         };
-        let (lanes, readings) = (&mut readout.lanes, &mut readout.readings);
-        self.backend.read_rows(logits, lanes, readings, &read);
+        let (buffers, outputs) = (&mut readout.buffers, &mut readout.outputs);
+        self.backend.read_rows(logits, buffers, outputs, &read);
     }
 
-    fn take_readings(
+    fn store_outputs(
         &mut self,
         plan: &StepPlan,
         wanted: &[Wanted],
         results: &mut [RowResult],
         readout: &mut Readout,
     ) {
-        for (wanted, reading) in wanted.iter().zip(readout.readings.drain(..)) {
+        for (wanted, output) in wanted.iter().zip(readout.outputs.drain(..)) {
             let result = &mut results[wanted.work];
-            if let Some(sampled) = reading.sampled {
+            if let Some(sampled) = output.sampled {
                 let row = self.sampling[plan.rows[wanted.work].row.index()]
                     .as_mut()
                     .expect(STARTED);
-                result.verdict = row.take(sampled);
+                result.verdict = row.record(sampled);
                 result.tokens.push(sampled.token);
             }
-            if let (Some(found), Some(logprobs)) = (reading.logprobs, &mut result.logprobs) {
+            if let (Some(found), Some(logprobs)) = (output.logprobs, &mut result.logprobs) {
                 if wanted.sample {
                     logprobs.output.push(found)
                 } else {
@@ -211,12 +211,12 @@ impl RowSampling {
     }
 
     /// Whether the next token is the argmax of the raw logits.
-    fn takes_peak(&self) -> bool {
+    fn takes_argmax(&self) -> bool {
         self.mask().is_none() && self.sampler.takes_peak()
     }
 
-    /// Counts the sampled token as output, and returns whether the row can continue.
-    fn take(&mut self, sampled: Sampled) -> RowVerdict {
+    /// Records the sampled token, advances the grammar by it, and returns whether the row can continue.
+    fn record(&mut self, sampled: Sampled) -> RowVerdict {
         self.sampler.record(sampled.token);
         self.last_token = sampled.token;
         let grammar = self.grammar.as_deref_mut();
@@ -224,7 +224,7 @@ impl RowSampling {
     }
 }
 
-impl Lane {
+impl Buffers {
     fn new(vocab_size: usize) -> Self {
         let mut scratch = DrawScratch::default();
         scratch.reserve(vocab_size);

@@ -1,7 +1,7 @@
 //! The inputs of a step's CUDA kernels, in device buffers at fixed addresses, which CUDA graphs record.
 
 use crate::cuda::options::CudaOptions;
-use crate::cuda::readings::SAMPLED_WORDS;
+use crate::cuda::row_outputs::SAMPLED_WORDS;
 use souffleur_kernels::cuda::driver::{Device, DeviceBuffer, DriverError};
 use souffleur_kernels::cuda::params::Segment;
 use souffleur_kernels::cuda::sampling::{DecodeRow, SampleWork};
@@ -17,8 +17,8 @@ pub(super) struct StepArrays {
     pub(super) sample_works: DeviceBuffer<u32>,
     /// [`SAMPLED_WORDS`] words for each row of logits.
     pub(super) sampled: DeviceBuffer<u32>,
-    /// Grows when a step needs more, like `logprob_space`. Neither is in the activation arena, because a graph's logits
-    /// occupy arena memory that no handle reserves.
+    /// Grows when a step needs more, like `logprob_space`. Neither is in the activation arena: the arena does not know
+    /// that a graph's logits occupy a part of it, and could allocate that part again.
     pub(super) logprobs: DeviceBuffer<u32>,
     pub(super) logprob_space: DeviceBuffer<u8>,
 }

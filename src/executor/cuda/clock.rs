@@ -1,4 +1,4 @@
-//! Measures the device's busy time in each step, and its idle time before decodes.
+//! Measures the device's busy time in each step (a lap), and its idle time before decodes.
 //!
 //! Only idle time before a decode counts: a decode could follow the previous step at once, while a prefill may follow
 //! a time without requests. A failed measurement does not fail the step.
@@ -7,7 +7,7 @@ use souffleur_kernels::cuda::driver::{Device, DriverError, Event, Stream};
 use souffleur_metrics::GpuMetrics;
 use souffleur_state::step::PIPELINE_DEPTH;
 
-/// More than the steps in flight: the lap before them is still needed.
+/// More than the steps in flight: the idle time before the oldest of them begins with the end of an earlier lap.
 const N_LAPS: usize = PIPELINE_DEPTH + 2;
 
 pub(super) struct StepClock {
@@ -77,7 +77,7 @@ impl StepClock {
         }
     }
 
-    pub(super) fn forget(&mut self) {
+    pub(super) fn skip_next_idle(&mut self) {
         self.measured = None;
     }
 }

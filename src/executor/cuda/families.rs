@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_outside_the_list_is_refused_whatever_its_fields() {
+    fn a_family_without_kernels_is_refused_whatever_its_fields() {
         let dense = fixture("qwen3");
         for architecture in Architecture::all() {
             let config = ModelConfig {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn families_without_kernels_are_refused_by_name() {
+    fn errors_of_unsupported_models_name_the_family_and_the_cpu() {
         let mut refused = Vec::new();
         for entry in fs::read_dir(models()).expect("the fixtures exist") {
             let name = entry.expect("the entry can be read").file_name();

@@ -1,6 +1,6 @@
 //! The grammar state of each row of the CUDA executor.
 
-use crate::cuda::readings::Reading;
+use crate::cuda::row_outputs::RowOutput;
 use souffleur_base::ids::RowId;
 use souffleur_state::grammar::RowGrammar;
 use souffleur_state::step::{RowStart, StepRow};
@@ -37,15 +37,15 @@ impl RowGrammars {
         self.rows[row.index()].as_mut()
     }
 
-    /// Marks the readings that a grammar constrains, and returns whether there are any.
-    pub(super) fn mark(&self, readings: &mut [Reading]) -> bool {
+    /// Marks the outputs that a grammar constrains, and returns whether there are any.
+    pub(super) fn mark(&self, row_outputs: &mut [RowOutput]) -> bool {
         if self.len == 0 {
             return false;
         }
-        for reading in readings.iter_mut() {
-            reading.follows_grammar = reading.sample && self.has(reading.row);
+        for output in row_outputs.iter_mut() {
+            output.follows_grammar = output.sample && self.has(output.row);
         }
-        readings.iter().any(|reading| reading.follows_grammar)
+        row_outputs.iter().any(|output| output.follows_grammar)
     }
 
     pub(super) fn constrains(&self, row: &StepRow) -> bool {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use souffleur_kernels::cuda::driver::{DevicePtr, Graph};
 
-/// Buckets up to this size are powers of two; larger buckets are multiples of it.
-const STEP: usize = 8;
+/// Buckets up to this size are powers of two; larger ones are multiples of it, except the last.
+const BUCKET_STEP: usize = 8;
 
 pub(super) struct DecodeGraph {
     pub(super) graph: Graph,
@@ -47,7 +47,7 @@ impl Graphs {
         self.recorded.insert(bucket, graph);
     }
 
-    pub(super) fn forget(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.recorded.clear();
     }
 }
@@ -55,7 +55,7 @@ impl Graphs {
 /// Batch sizes 1, 2, 4, 8, 16, 24, 32 and so on, as in SGLang, and `max_rows`.
 fn buckets(max_rows: usize) -> Vec<usize> {
     let small = [1, 2, 4].into_iter();
-    let large = (STEP..=max_rows).step_by(STEP);
+    let large = (BUCKET_STEP..=max_rows).step_by(BUCKET_STEP);
     let mut buckets: Vec<usize> = small.chain(large).collect();
     buckets.retain(|bucket| *bucket < max_rows);
     buckets.extend((max_rows > 0).then_some(max_rows));
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_count_has_the_next_bucket() {
+    fn row_counts_get_the_smallest_bucket_that_holds_them() {
         assert!(buckets(0).is_empty());
         assert_eq!(buckets(1), [1]);
         assert_eq!(buckets(3), [1, 2, 3]);

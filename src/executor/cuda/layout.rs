@@ -1,7 +1,7 @@
 //! Converts a step plan to the lists that CUDA kernels read.
 
 use crate::cuda::list_buffer::{ListBuffer, Section};
-use crate::cuda::readings::{Logprobs, Reading};
+use crate::cuda::row_outputs::{Logprobs, RowOutput};
 use crate::cuda::samplers::{RowSamplers, StartLists};
 use crate::rows::Rows;
 use crate::wanted::{Wanted, find_wanted};
@@ -23,9 +23,9 @@ pub(super) struct Layout {
     pub(super) order: Vec<usize>,
     pub(super) wanted: Vec<Wanted>,
     /// One for each entry of `wanted`.
-    pub(super) readings: Vec<Reading>,
-    /// Vectors that replace tokens' embeddings.
-    pub(super) vectors: Vec<VectorRun>,
+    pub(super) row_outputs: Vec<RowOutput>,
+    /// The prompt embeddings that the step reads.
+    pub(super) prompt_embeds: Vec<VectorRun>,
     decodes: Vec<DecodeRow>,
     segments: Vec<Segment>,
     tiles: Vec<(u32, Tile)>,
@@ -46,7 +46,7 @@ pub(super) struct Lists {
     pub(super) wanted_tokens: Section<u32>,
     /// `wanted_tokens` as segments of one query each, if the last layer runs only for them.
     pub(super) reads: Option<Section<Segment>>,
-    /// Indices of `wanted`, if some entries are states: states and logits are read separately.
+    /// The indices of `wanted`, whose ranges select logits or states; empty if no entry is a state.
     pub(super) places: Section<u32>,
     /// One for each entry of `wanted`, padded like `decode_rows`.
     pub(super) sample_works: Section<SampleWork>,
@@ -120,8 +120,8 @@ impl Layout {
         let n_places = if pools { self.wanted.len() as u32 } else { 0 };
         let places = self.lists.list(0..n_places);
         let sample_works = self.sample_works(plan, shape);
-        let (n_logprobs, max_top) = self.read(plan, rows, shape);
-        let needs_host = |reading: &Reading| matches!(reading.logprobs, Logprobs::Host { .. });
+        let (n_logprobs, max_top) = self.list_outputs(plan, rows, shape);
+        let needs_host = |output: &RowOutput| matches!(output.logprobs, Logprobs::Host { .. });
         Ok(Lists {
             starts,
             table_runs,
@@ -138,7 +138,7 @@ impl Layout {
             logprob_ids: self.lists.list(self.ids.iter().copied()),
             n_logprobs,
             max_top,
-            needs_host: self.readings.iter().any(needs_host),
+            needs_host: self.row_outputs.iter().any(needs_host),
         })
     }
 
@@ -205,7 +205,7 @@ impl Layout {
         first_token: usize,
     ) -> (Section<Segment>, Section<u32>) {
         self.segments.clear();
-        self.vectors.clear();
+        self.prompt_embeds.clear();
         let first_word = self.lists.begin();
         let mut first_token = first_token as u32;
         for work in self.order.iter().map(|index| &plan.rows[*index]) {
@@ -215,8 +215,8 @@ impl Layout {
             let range = positions.start as usize..positions.end as usize;
             self.lists
                 .extend(rows.row(work.row).tokens[range].iter().copied());
-            let vectors = rows.take_vectors(work, first_token as usize);
-            self.vectors.extend(vectors);
+            let prompt_embeds = rows.take_embeds(work, first_token as usize);
+            self.prompt_embeds.extend(prompt_embeds);
             self.segments.push(Segment {
                 row: work.row.get(),
                 first_token,
@@ -274,10 +274,10 @@ impl Layout {
         self.lists.list(works)
     }
 
-    /// Lists the values that the step reads from each row of logits. Returns the number of log probabilities and the
-    /// largest number of tokens ranked for one row.
-    fn read(&mut self, plan: &StepPlan, rows: &Rows, shape: &StepShape) -> (usize, u32) {
-        self.readings.clear();
+    /// Lists the outputs of the rows of logits. Returns the number of log probabilities and the largest number of
+    /// tokens ranked for one row.
+    fn list_outputs(&mut self, plan: &StepPlan, rows: &Rows, shape: &StepShape) -> (usize, u32) {
+        self.row_outputs.clear();
         self.logprobs.clear();
         self.ids.clear();
         let (mut n_logprobs, mut max_top) = (0, 0);
@@ -317,7 +317,7 @@ impl Layout {
                     }
                 }
             };
-            self.readings.push(Reading {
+            self.row_outputs.push(RowOutput {
                 work: wanted.work,
                 row: work.row,
                 sample: wanted.sample,

@@ -2,7 +2,7 @@
 
 use super::CudaExecutor;
 use super::layout::Lists;
-use super::readings::{LOGPROB_WORDS, Logprobs, SAMPLED_WORDS};
+use super::row_outputs::{LOGPROB_WORDS, Logprobs, SAMPLED_WORDS};
 use super::stage::Uploaded;
 use super::step::LogitRows;
 use souffleur_kernels::cuda::backend::{CudaFailure, Tensor};
@@ -27,10 +27,10 @@ impl CudaExecutor {
         lists: &Lists,
         uploaded: &Uploaded,
     ) -> Result<usize, CudaFailure> {
-        let readings = &self.layout.readings[rows.first..rows.first + rows.len];
-        let on_device = readings
+        let row_outputs = &self.layout.row_outputs[rows.first..rows.first + rows.len];
+        let on_device = row_outputs
             .iter()
-            .filter(|reading| matches!(reading.logprobs, Logprobs::Device { .. }));
+            .filter(|output| matches!(output.logprobs, Logprobs::Device { .. }));
         let n_works = on_device.count();
         if n_works == 0 {
             return Ok(first_work);
@@ -61,7 +61,7 @@ impl CudaExecutor {
         Ok(first_work + n_works)
     }
 
-    /// Ranks tokens on the host for readings with [`Logprobs::Host`]: waits for the step and reads its logits.
+    /// Ranks tokens on the host for outputs with [`Logprobs::Host`]: waits for the step and reads its logits.
     pub(super) fn rank_on_host(
         &mut self,
         rows: &LogitRows,
@@ -69,11 +69,11 @@ impl CudaExecutor {
         ranked: &mut Vec<(usize, TokenLogprobs)>,
     ) -> Result<(), CudaFailure> {
         for index in rows.first..rows.first + rows.len {
-            let reading = &self.layout.readings[index];
-            let Logprobs::Host { token, wish } = &reading.logprobs else {
+            let output = &self.layout.row_outputs[index];
+            let Logprobs::Host { token, wish } = &output.logprobs else {
                 continue;
             };
-            let token = if reading.sample {
+            let token = if output.sample {
                 let first = index * SAMPLED_WORDS;
                 self.compute.read(&self.arrays.sampled, first..first + 1)?[0]
             } else {

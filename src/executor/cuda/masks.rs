@@ -5,7 +5,7 @@
 //! writes the masks; then the device samples. Steps without grammars are not delayed.
 
 use crate::cuda::grammars::RowGrammars;
-use crate::cuda::readings::SAMPLED_WORDS;
+use crate::cuda::row_outputs::SAMPLED_WORDS;
 use crate::cuda::stage::Uploaded;
 use crate::cuda::{CudaExecutor, DeviceStep};
 use souffleur_base::ids::RowId;
@@ -48,13 +48,13 @@ impl CudaExecutor {
 
     /// Waits for the tokens that the steps in flight sample, and advances the grammars by them.
     fn advance_grammars(&mut self) -> Result<(), DriverError> {
-        for step in &mut self.under_way {
-            if step.has_verdicts || !step.follows_grammars {
+        for step in &mut self.in_flight {
+            if step.has_outcomes || !step.follows_grammars {
                 continue;
             }
             let words = self.readbacks.words(&step.readback)?;
-            let sampled = &words[..step.readings.len() * SAMPLED_WORDS];
-            step.take_verdicts(bytemuck::cast_slice(sampled), &mut self.grammars);
+            let sampled = &words[..step.row_outputs.len() * SAMPLED_WORDS];
+            step.record_outcomes(bytemuck::cast_slice(sampled), &mut self.grammars);
         }
         Ok(())
     }
@@ -78,6 +78,7 @@ impl CudaExecutor {
             };
             mask_words = mask.words().len();
             work.mask = (masks.len() / mask_words) as u32;
+            // Banned tokens stay allowed if the mask allows no other token.
             work.may_ban = u32::from(mask.allows_other_than(self.samplers.bans(row)));
             masks.extend_from_slice(mask.words());
         }
@@ -97,10 +98,10 @@ impl CudaExecutor {
 }
 
 impl DeviceStep {
-    /// Advances the grammars of the step's rows by the sampled tokens, and keeps the verdicts.
-    pub(super) fn take_verdicts(&mut self, sampled: &[Sampled], grammars: &mut RowGrammars) {
-        for (reading, sampled) in self.readings.iter().zip(sampled) {
-            if !reading.sample {
+    /// Advances the grammars of the step's rows by the sampled tokens, and records the outcome of each row.
+    pub(super) fn record_outcomes(&mut self, sampled: &[Sampled], grammars: &mut RowGrammars) {
+        for (output, sampled) in self.row_outputs.iter().zip(sampled) {
+            if !output.sample {
                 continue;
             }
             let sampled = sampling::Sampled {
@@ -108,13 +109,13 @@ impl DeviceStep {
                 nan: sampled.is_nan(),
             };
             // Another sequence, with another grammar, may have the row by now.
-            let grammar = if reading.follows_grammar {
-                grammars.get_mut(reading.row)
+            let grammar = if output.follows_grammar {
+                grammars.get_mut(output.row)
             } else {
                 None
             };
-            self.rows[reading.work].verdict = RowVerdict::of(sampled, grammar);
+            self.rows[output.work].verdict = RowVerdict::of(sampled, grammar);
         }
-        self.has_verdicts = true;
+        self.has_outcomes = true;
     }
 }

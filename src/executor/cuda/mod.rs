@@ -24,7 +24,7 @@ mod logprobs;
 mod masks;
 mod options;
 mod pinned;
-mod readings;
+mod row_outputs;
 mod samplers;
 mod stage;
 mod step;
@@ -43,11 +43,11 @@ use self::graphs::Graphs;
 use self::layout::{Layout, StepShape};
 use self::options::check_options;
 pub use self::options::{CudaOptions, DtypeOrigin, element_of};
-use self::readings::{Logprobs, Reading, SAMPLED_WORDS, read_logprobs};
+use self::row_outputs::{Logprobs, RowOutput, SAMPLED_WORDS, read_logprobs};
 use self::samplers::RowSamplers;
 use self::stage::{N_SLOTS, Readback, ReadbackRing, UploadRing};
 use crate::check::Limits;
-use crate::results::SpentResults;
+use crate::results::ResultBuffers;
 use crate::rows::Rows;
 use crate::{Executor, Launch};
 use souffleur_base::error::{LoadError, StepError};
@@ -84,10 +84,10 @@ pub struct CudaExecutor {
     clock: StepClock,
     rows: Rows,
     layout: Layout,
-    results: SpentResults,
-    under_way: VecDeque<DeviceStep>,
-    /// Cleared vectors, reused for the readings of later steps.
-    spent_readings: Vec<Vec<Reading>>,
+    results: ResultBuffers,
+    in_flight: VecDeque<DeviceStep>,
+    /// Cleared lists, which later steps reuse.
+    spare_row_outputs: Vec<Vec<RowOutput>>,
     /// Whether a step was lost: the CUDA context is then checked before the next step.
     is_suspect: bool,
     device: Device,
@@ -100,16 +100,16 @@ pub struct CudaExecutor {
 struct DeviceStep {
     step: StepId,
     rows: Vec<RowResult>,
-    readings: Vec<Reading>,
+    row_outputs: Vec<RowOutput>,
     readback: Readback,
     blocks: StepBlocks,
     lap: usize,
-    /// Log probabilities that the host ranked, by index of the reading.
+    /// Log probabilities that the host ranked, each with its index in `row_outputs`.
     ranked: Vec<(usize, TokenLogprobs)>,
     /// Whether a grammar constrains a row of the step.
     follows_grammars: bool,
-    /// Whether the rows' verdicts are known, and their grammars have advanced.
-    has_verdicts: bool,
+    /// Whether the outcomes of the rows are recorded, and their grammars have advanced.
+    has_outcomes: bool,
 }
 
 impl CudaExecutor {
@@ -211,9 +211,9 @@ impl CudaExecutor {
             blocks: None,
             rows: Rows::new(options.max_rows, limits),
             layout: Layout::default(),
-            results: SpentResults::default(),
-            under_way: VecDeque::with_capacity(PIPELINE_DEPTH),
-            spent_readings: Vec::new(),
+            results: ResultBuffers::default(),
+            in_flight: VecDeque::with_capacity(PIPELINE_DEPTH),
+            spare_row_outputs: Vec::new(),
             is_suspect: false,
             device,
             options: options.clone(),
@@ -238,7 +238,7 @@ impl CudaExecutor {
     }
 
     fn begin(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        if self.under_way.len() == PIPELINE_DEPTH {
+        if self.in_flight.len() == PIPELINE_DEPTH {
             return Err(StepError::Rejected(format!(
                 "the executor already has {PIPELINE_DEPTH} steps in flight, which is the limit"
             )));
@@ -246,10 +246,10 @@ impl CudaExecutor {
         self.rows.check(plan)?;
         let (n_decode, n_prefill) = self.layout.sort(plan);
         let n_tokens = n_decode + n_prefill;
-        let most = self.options.step_tokens;
-        if n_tokens > most {
+        let limit = self.options.step_tokens;
+        if n_tokens > limit {
             return Err(StepError::Rejected(format!(
-                "a step has {n_tokens} tokens, but the GPU's buffers hold {most}: split prompts with --chunked-prefill-size, \
+                "a step has {n_tokens} tokens, but the GPU's buffers hold {limit}: split prompts with --chunked-prefill-size, \
                  or raise --max-prefill-tokens"
             )));
         }
@@ -260,7 +260,7 @@ impl CudaExecutor {
             .map_err(not_launched)?;
         if moved {
             // Graphs refer to the old address of the counts.
-            self.graphs.forget();
+            self.graphs.clear();
         }
         let bucket = if n_prefill == 0 && plan.rows.iter().all(|row| self.graph_covers(row)) {
             self.graphs.bucket(n_decode)
@@ -297,26 +297,26 @@ impl CudaExecutor {
     fn lose(&mut self, failure: impl std::fmt::Display) -> StepError {
         self.is_suspect = true;
         self.rows.lose();
-        self.clock.forget();
+        self.clock.skip_next_idle();
         StepError::Lost(failure.to_string())
     }
 
     fn take_results(&mut self, mut step: DeviceStep) -> Result<StepOutput, DriverError> {
         let words = self.readbacks.words(&step.readback)?;
         self.clock.measure(step.lap);
-        let (sampled, logprobs) = words.split_at(step.readings.len() * SAMPLED_WORDS);
+        let (sampled, logprobs) = words.split_at(step.row_outputs.len() * SAMPLED_WORDS);
         let sampled: &[Sampled] = bytemuck::cast_slice(sampled);
         let logprobs: &[TokenLogprob] = bytemuck::cast_slice(logprobs);
-        if !step.has_verdicts {
-            step.take_verdicts(sampled, &mut self.grammars);
+        if !step.has_outcomes {
+            step.record_outcomes(sampled, &mut self.grammars);
         }
         let mut ranked = step.ranked.into_iter().peekable();
-        for (index, (reading, sampled)) in step.readings.iter().zip(sampled).enumerate() {
-            let result = &mut step.rows[reading.work];
-            if reading.sample {
+        for (index, (output, sampled)) in step.row_outputs.iter().zip(sampled).enumerate() {
+            let result = &mut step.rows[output.work];
+            if output.sample {
                 result.tokens.push(sampled.token);
             }
-            let found = match reading.logprobs {
+            let found = match output.logprobs {
                 Logprobs::Unwanted => None,
                 Logprobs::Host { .. } => ranked
                     .next_if(|found| found.0 == index)
@@ -328,15 +328,15 @@ impl CudaExecutor {
                 } => Some(read_logprobs(&logprobs[first_out..], top, n_ids)),
             };
             if let (Some(found), Some(logprobs)) = (found, &mut result.logprobs) {
-                if reading.sample {
+                if output.sample {
                     logprobs.output.push(found)
                 } else {
                     logprobs.input.push(found)
                 }
             }
         }
-        step.readings.clear();
-        self.spent_readings.push(step.readings);
+        step.row_outputs.clear();
+        self.spare_row_outputs.push(step.row_outputs);
         Ok(StepOutput {
             step: step.step,
             rows: step.rows,
@@ -359,15 +359,15 @@ impl Executor for CudaExecutor {
     }
 
     fn is_finished(&mut self) -> bool {
-        // `finish` reports a failure.
-        self.under_way.front().is_none_or(|step| {
+        // A failed step counts as finished: `finish` reports the failure.
+        self.in_flight.front().is_none_or(|step| {
             let is_copied = self.readbacks.is_copied(&step.readback);
             is_copied.unwrap_or(true) && step.blocks.are_copied().unwrap_or(true)
         })
     }
 
     fn finish(&mut self) -> Result<StepOutput, StepError> {
-        let Some(mut step) = self.under_way.pop_front() else {
+        let Some(mut step) = self.in_flight.pop_front() else {
             return Err(StepError::Lost("no step is in flight".to_owned()));
         };
         let blocks = std::mem::take(&mut step.blocks);

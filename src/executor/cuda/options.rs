@@ -73,10 +73,7 @@ pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, Load
     }
 }
 
-/// Refuses sizes that the executor does not support.
-///
-/// # Errors
-/// [`LoadError::Device`], naming the size that is too small or too large.
+/// Refuses sizes that the executor does not support; the error names the size that is too small or too large.
 pub(super) fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<(), LoadError> {
     let sizes = [
         ("n_pages", options.n_pages),

@@ -9,8 +9,8 @@ use rustc_hash::FxHashMap;
 use crate::host::HostBuffer;
 use souffleur_kernels::cuda::driver::{Device, Pinning};
 
-/// The store's buffers used so far, by address; `None` for a buffer that could not be pinned. The store's memory limit
-/// bounds their number.
+/// The store's buffers that were pinned so far, by address; `None` for one that the driver could not pin. The store's
+/// memory limit bounds their number.
 pub(super) struct PinnedBuffers {
     by_address: FxHashMap<usize, Option<Pinning>>,
     device: Device,

@@ -1,7 +1,7 @@
 //! Copies a step's inputs to the device and its results back through pinned memory, on separate streams.
 //!
-//! Both rings have one slot more than steps can be in flight, so that in steady state no step waits for a slot; events
-//! still check that a slot is free.
+//! Each ring has one slot more than the largest number of steps in flight, so that in steady state no step waits for a
+//! slot; events still check that a slot is free.
 
 use std::ops::Range;
 

@@ -6,7 +6,7 @@ use crate::cuda::blocks::StepFailure;
 use crate::cuda::graphs::DecodeGraph;
 use crate::cuda::layout::Lists;
 use crate::cuda::masks::{MaskedWorks, Masks};
-use crate::cuda::readings::{LOGPROB_WORDS, SAMPLED_WORDS};
+use crate::cuda::row_outputs::{LOGPROB_WORDS, SAMPLED_WORDS};
 use crate::cuda::stage::{ReadbackPart, Uploaded};
 use crate::cuda::{CudaExecutor, DeviceStep};
 use crate::wanted::part;
@@ -111,15 +111,15 @@ impl CudaExecutor {
         ];
         let lap = self.clock.end(&self.compute)?;
         let readback = self.readbacks.begin(&parts, &self.compute)?;
-        let mut readings = self.spent_readings.pop().unwrap_or_default();
-        readings.append(&mut self.layout.readings);
-        let follows_grammars = readings.iter().any(|reading| reading.follows_grammar);
-        self.under_way.push_back(DeviceStep {
+        let mut row_outputs = self.spare_row_outputs.pop().unwrap_or_default();
+        row_outputs.append(&mut self.layout.row_outputs);
+        let follows_grammars = row_outputs.iter().any(|output| output.follows_grammar);
+        self.in_flight.push_back(DeviceStep {
             follows_grammars,
-            has_verdicts: false,
+            has_outcomes: false,
             step: plan.step,
             rows,
-            readings,
+            row_outputs,
             readback,
             blocks,
             lap,
@@ -202,7 +202,7 @@ impl CudaExecutor {
             n_tiles: lists.tiles.len(),
             ..self.batch(n_decode, n_prefill)
         };
-        self.backend.place_vectors(&mut self.layout.vectors);
+        self.backend.place_vectors(&mut self.layout.prompt_embeds);
         let hidden = self.forward(&batch, lists, uploaded);
         let masked = self.masks_of_step(lists)?;
         let (works, masks) = match &masked {
@@ -257,7 +257,7 @@ impl CudaExecutor {
         let states = self.backend.read_rows(&states)?;
         for (index, state) in part.zip(states.chunks_exact(width)) {
             let wanted = self.layout.wanted[index];
-            let row = self.layout.readings[index].row;
+            let row = self.layout.row_outputs[index].row;
             self.rows
                 .pool(row, wanted.position, state, &mut results[wanted.work]);
         }
@@ -266,7 +266,7 @@ impl CudaExecutor {
 
     /// The masks of a step, if one of its rows follows a grammar.
     fn masks_of_step(&mut self, lists: &Lists) -> Result<Option<MaskedWorks>, CudaFailure> {
-        if !self.grammars.mark(&mut self.layout.readings) {
+        if !self.grammars.mark(&mut self.layout.row_outputs) {
             return Ok(None);
         }
         let words = &self.layout.lists.words()[lists.sample_works.words()];

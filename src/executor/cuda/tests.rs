@@ -217,7 +217,7 @@ fn every_missing_wait_of_a_step_is_detected() {
 }
 
 #[test]
-fn a_third_step_is_refused() {
+fn a_third_step_in_flight_is_refused() {
     let mut executor = executor(13);
     executor.launch(&plan(0)).unwrap();
     executor.launch(&plan(1)).unwrap();

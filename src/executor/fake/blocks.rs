@@ -5,7 +5,7 @@
 
 use super::refusal::rejected;
 use super::{FAKE_TOKEN_BYTES, FakeExecutor};
-use crate::host::{BlockPort, Host, LoadedPart, Wanted};
+use crate::host::{BlockPort, LoadedPart, StoreLink, Wanted};
 use souffleur_base::error::StepError;
 use souffleur_state::step::{BlockLoad, BlockSave, BlockSource};
 use souffleur_state::tiers::BlockKind;
@@ -13,13 +13,13 @@ use souffleur_state::tiers::BlockKind;
 impl FakeExecutor {
     /// The executor with a store for blocks of `block_tokens` tokens, [`FAKE_TOKEN_BYTES`] each.
     pub fn with_store(mut self, block_tokens: usize, port: Box<dyn BlockPort>) -> Self {
-        self.host = Some(Host { port, block_tokens });
+        self.store = Some(StoreLink { port, block_tokens });
         self
     }
 
     pub(super) fn save_blocks(&mut self, saves: &[BlockSave]) -> Result<(), StepError> {
         let page_size = self.options.page_size;
-        let Some(host) = &mut self.host else {
+        let Some(link) = &mut self.store else {
             return Err(no_store());
         };
         for BlockSave { ticket, from } in saves {
@@ -32,13 +32,13 @@ impl FakeExecutor {
                             "save {ticket} names a state that was never written"
                         ))
                     })?;
-                    host.port.save(*ticket, BlockKind::State, &mut |bytes| {
+                    link.port.save(*ticket, BlockKind::State, &mut |bytes| {
                         bytes.copy_from_slice(&state.to_le_bytes());
                     });
                     continue;
                 }
             };
-            if pages.len() * page_size != host.block_tokens {
+            if pages.len() * page_size != link.block_tokens {
                 let reason = format!(
                     "save {ticket} has {} pages, which are not a block",
                     pages.len()
@@ -50,7 +50,7 @@ impl FakeExecutor {
                 first..first + page_size
             });
             let kv = &self.kv;
-            host.port.save(*ticket, BlockKind::Kv, &mut |block| {
+            link.port.save(*ticket, BlockKind::Kv, &mut |block| {
                 let hashes = block.chunks_exact_mut(FAKE_TOKEN_BYTES);
                 for (hash, slot) in hashes.zip(slots.clone()) {
                     hash.copy_from_slice(&kv[slot].to_le_bytes());
@@ -68,16 +68,16 @@ impl FakeExecutor {
     }
 
     fn load_run(&mut self, load: &BlockLoad) -> Result<(), StepError> {
-        let mut host = self.host.take().ok_or_else(no_store)?;
-        let parts = load.parts(host.block_tokens);
+        let mut link = self.store.take().ok_or_else(no_store)?;
+        let parts = load.parts(link.block_tokens);
         let mut hashes = Vec::with_capacity(load.positions.len());
-        let block_tokens = host.block_tokens;
+        let block_tokens = link.block_tokens;
         let wanted = Wanted {
             blocks: parts.len(),
             state: !load.states.is_empty(),
         };
         let states = &mut self.states;
-        let is_there = host.port.load(load.ticket, wanted, &mut |part| {
+        let is_there = link.port.load(load.ticket, wanted, &mut |part| {
             let (index, block) = match part {
                 LoadedPart::Block(index, block) => (index, block),
                 LoadedPart::State(state) => {
@@ -97,7 +97,7 @@ impl FakeExecutor {
                 hashes.push((position, hash));
             }
         });
-        self.host = Some(host);
+        self.store = Some(link);
         let row = self.rows.remove(&load.row);
         let row = row
             .ok_or_else(|| StepError::Rejected(format!("row {} has not been started", load.row)))?;

@@ -86,7 +86,7 @@ impl MemoryPlan {
 
     fn warnings(&self) -> impl Iterator<Item = String> {
         let wish = &self.wish;
-        let in_vain = self.clamped_request().map(|asked| {
+        let clamped = self.clamped_request().map(|asked| {
             format!(
                 "warning: --max-total-tokens {asked} would take {}, more than --mem-fraction-static allows: using the limit",
                 Bytes(wish.pool_bytes(wish.whole_pages(asked)))
@@ -100,7 +100,7 @@ impl MemoryPlan {
                 "warning: --mem-fraction-static {fraction} is above the largest safe one: a large step may run out of memory"
             )
         });
-        in_vain.into_iter().chain(unsafe_fraction)
+        clamped.into_iter().chain(unsafe_fraction)
     }
 
     fn why(&self) -> String {

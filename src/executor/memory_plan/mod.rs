@@ -134,17 +134,17 @@ impl MemoryPlan {
     /// [`LoadError::Memory`] when pool and reserve do not fit in `free_bytes`, with the fraction that fits.
     pub fn check_loaded(&self, free_bytes: u64) -> Result<(), LoadError> {
         let Self { budget, .. } = self;
-        let kept = match self.limit {
+        let reserve = match self.limit {
             // A fraction that the user set may use part of the reserve.
             PoolLimit::Fraction => 0,
             _ => budget.reserve_bytes,
         };
-        if free_bytes >= self.kv_bytes.saturating_add(kept) {
+        if free_bytes >= self.kv_bytes.saturating_add(reserve) {
             return Ok(());
         }
         let left = free_bytes.saturating_sub(budget.reserve_bytes);
-        let taken = budget.weights_bytes.saturating_add(left);
-        let safe = taken as f64 / budget.free_before_bytes.max(1) as f64;
+        let used = budget.weights_bytes.saturating_add(left);
+        let safe = used as f64 / budget.free_before_bytes.max(1) as f64;
         let safe = (safe * FRACTION_STEPS).floor() / FRACTION_STEPS;
         let advice = if left >= self.wish.smallest_pool_bytes() {
             format!("--mem-fraction-static {safe:.3} is the largest safe value now")
@@ -263,18 +263,18 @@ fn default_limits(
     let fitting = wish.tokens_in(pool_bytes);
     let mut candidates = vec![(fitting, PoolLimit::FreeMemory)];
     if let Some(asked) = wish.max_total_tokens {
-        let (wanted, most) = (
+        let (wanted, limit) = (
             wish.whole_pages(asked),
             MAX_PAGES.saturating_mul(u64::from(wish.page_size)),
         );
-        return if wanted <= fitting.min(most) {
+        return if wanted <= fitting.min(limit) {
             Ok(candidates)
         } else {
-            Err(does_not_fit(budget, wish, (asked, fitting.min(most))))
+            Err(does_not_fit(budget, wish, (asked, fitting.min(limit))))
         };
     }
     if let Place::Gpu(_) = budget.place {
-        // If weights exceed the default fraction, the pool takes all of the remaining memory.
+        // If the default fraction leaves no memory for a pool, the pool gets all that weights and reserve leave.
         let tokens = fraction_tokens(budget, wish, free_after, DEFAULT_GPU_FRACTION);
         candidates.extend(tokens.map(|tokens| (tokens, PoolLimit::DefaultFraction)));
         return Ok(candidates);
@@ -327,12 +327,12 @@ fn largest_safe_fraction(budget: &MemoryBudget) -> f64 {
 /// fewer if requests have states.
 fn running_requests(budget: &MemoryBudget, wish: &MemoryWish, tokens: u64) -> u32 {
     let by_contexts = tokens.saturating_mul(512) / wish.context_tokens.max(1);
-    let most = match wish.state_bytes {
+    let limit = match wish.state_bytes {
         0 => by_contexts.clamp(2048, 4096),
         // A step reads and writes the state of each of its rows.
         _ => u64::from(slots::rows(None, wish.max_states)),
     };
-    let default = most.min(tokens / 2).max(1) as u32;
+    let default = limit.min(tokens / 2).max(1) as u32;
     match wish.max_running_requests {
         Some(asked) => asked.clamp(1, u32::try_from(tokens).unwrap_or(u32::MAX)),
         None => default.min(budget.max_rows),

@@ -85,9 +85,9 @@ impl MemoryWish {
         })
     }
 
-    /// Most pages whose tokens fit into `bytes` with their windows, at most `most`.
-    fn pages_with_windows(&self, bytes: u64, most: u64) -> u64 {
-        let (mut fits, mut too_many) = (0, most.saturating_add(1));
+    /// The largest number of pages, up to `max_pages`, that fit into `bytes` together with their window pages.
+    fn pages_with_windows(&self, bytes: u64, max_pages: u64) -> u64 {
+        let (mut fits, mut too_many) = (0, max_pages.saturating_add(1));
         while fits + 1 < too_many {
             let pages = fits + (too_many - fits) / 2;
             let tokens = pages.saturating_mul(u64::from(self.page_size));
@@ -151,9 +151,9 @@ mod tests {
     }
 
     #[test]
-    fn window_pages_have_the_requested_share() {
-        let least = 2048 + 2 * 1024 + 8 * 16;
-        for (per_token, in_windows) in [(0.001, least), (0.5, 1 << 19), (1.0, 1 << 20)] {
+    fn window_pages_have_the_requested_share_or_the_minimum() {
+        let min = 2048 + 2 * 1024 + 8 * 16;
+        for (per_token, in_windows) in [(0.001, min), (0.5, 1 << 19), (1.0, 1 << 20)] {
             let pages = with_share(per_token).window_pages(1 << 20);
             assert_eq!(pages * 16, in_windows, "{per_token}");
         }
@@ -162,10 +162,10 @@ mod tests {
     }
 
     #[test]
-    fn windows_take_a_share_but_never_less_than_one_sequence_needs() {
+    fn windows_get_a_share_but_at_least_one_sequence_or_the_whole_pool() {
         let wish = gemma();
-        let least = 2048 + 2 * 1024 + 8 * 16;
-        for (tokens, in_windows) in [(160, 160), (4096, 4096), (8192, least), (1 << 20, 1 << 18)] {
+        let min = 2048 + 2 * 1024 + 8 * 16;
+        for (tokens, in_windows) in [(160, 160), (4096, 4096), (8192, min), (1 << 20, 1 << 18)] {
             assert_eq!(wish.window_pages(tokens) * 16, in_windows);
         }
         let mut all = wish;

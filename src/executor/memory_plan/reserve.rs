@@ -9,7 +9,6 @@ const ACTIVATION_BYTES: u64 = 4;
 
 /// Host memory that stays free: activations and logits of the largest step, and headroom for the process.
 ///
-/// # Units
 /// `step_tokens` is the limit of query tokens in a step (`chunked_prefill_size` and decodes); `logit_rows` is the limit
 /// of tokens whose logits are held at once.
 pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {

@@ -3,13 +3,13 @@
 use super::{MemoryBudget, MemoryPlan, MemoryWish};
 use souffleur_base::error::LoadError;
 
-/// SGLang's largest number of requests that run at once.
-const MOST_REQUESTS: u32 = 4096;
+/// The largest default of SGLang for the number of requests that run at once.
+const MAX_REQUESTS: u32 = 4096;
 
 impl MemoryPlan {
     /// Like [`Self::new`], with a reserve that grows with the number of requests: `budget` returns the memory budget
-    /// for a number of requests. Without `max_running_requests`, finds the largest number, at most 4,096, that the
-    /// pool left by its reserve can run.
+    /// for a number of requests. Without `max_running_requests`, finds the largest number of requests, at most 4,096,
+    /// that can all run in the pool that the reserve for them leaves.
     ///
     /// # Errors
     /// Those of [`Self::new`], and of `budget`.
@@ -23,7 +23,7 @@ impl MemoryPlan {
         }
         // A larger reserve leaves a smaller pool, which runs fewer requests.
         let runs_all = |rows| plan(rows).is_ok_and(|plan| plan.max_running_requests == rows);
-        let (mut reserved, mut too_many) = (1, MOST_REQUESTS + 1);
+        let (mut reserved, mut too_many) = (1, MAX_REQUESTS + 1);
         while too_many - reserved > 1 {
             let rows = reserved + (too_many - reserved) / 2;
             if runs_all(rows) {

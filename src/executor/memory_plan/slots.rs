@@ -34,15 +34,15 @@ impl StateSlots {
 
     /// The error is the reason why the user's number is too small.
     pub(super) fn check(self) -> Result<(), String> {
-        let least = self.rows.saturating_add(u64::from(self.caches));
+        let minimum = self.rows.saturating_add(u64::from(self.caches));
         let cache = if self.caches {
             ", and one for the cache"
         } else {
             ""
         };
         match self.asked {
-            Some(asked) if asked < least => Err(format!(
-                "max_mamba_cache_size is {asked}, expected at least {least}: one state for each of the {} requests of \
+            Some(asked) if asked < minimum => Err(format!(
+                "max_mamba_cache_size is {asked}, expected at least {minimum}: one state for each of the {} requests of \
                  max_running_requests{cache}",
                 self.rows
             )),
@@ -56,7 +56,7 @@ impl StateSlots {
         }
         let parts = self.slot_bytes.saturating_mul(PAGE_PARTS);
         let with_share = self.rows.saturating_add(page_bytes / parts);
-        self.least().max(with_share).saturating_add(DUMMY_SLOTS)
+        self.minimum().max(with_share).saturating_add(DUMMY_SLOTS)
     }
 
     pub(super) fn bytes_for_pages(self, page_bytes: u64) -> u64 {
@@ -78,7 +78,7 @@ impl StateSlots {
         // With more bytes of pages than this, one more state is needed.
         let below_next = part.saturating_mul(shared.saturating_add(1)) - 1;
         let with_share = (left - shared * self.slot_bytes).min(below_next);
-        without(self.least()).min(with_share)
+        without(self.minimum()).min(with_share)
     }
 
     /// The number of states, if it does not depend on the pages: the user's number, or one per row without a cache.
@@ -86,12 +86,12 @@ impl StateSlots {
         self.asked.or((!self.caches).then_some(self.rows))
     }
 
-    fn least(self) -> u64 {
+    fn minimum(self) -> u64 {
         self.rows.saturating_mul(SLOTS_PER_ROW)
     }
 }
 
-/// Limit of running requests for models with recurrent states. One of `states`, if set, is left for the cache.
+/// Limit of running requests for models with recurrent states. The default leaves one of `states` to the cache.
 pub(super) fn rows(asked: Option<u32>, states: Option<u64>) -> u32 {
     let left = states.map_or(DEFAULT_ROWS, |states| {
         u32::try_from(states.saturating_sub(1)).unwrap_or(DEFAULT_ROWS)
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_cache_there_is_a_state_for_each_row() {
+    fn without_a_cache_there_is_a_state_for_each_row_or_the_requested_number() {
         let bare = StateSlots {
             caches: false,
             ..states(7, 4)

@@ -1,7 +1,7 @@
 //! Computes the number of sliding-window pages in the memory plan.
 
-/// Additional pages of a sequence: for the end of its prefix, and for decodes after it.
-const LOOSE_PAGES: u64 = 8;
+/// Pages of a sequence in addition to its chunk and windows: for the end of its prefix, and for decodes.
+const EXTRA_PAGES: u64 = 8;
 
 /// The sliding-window layers of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,13 +19,13 @@ pub struct WindowRequest {
 impl WindowRequest {
     /// Tokens in window pages for `tokens` in full-attention pages: enough that one sequence alone can always continue.
     pub(super) fn for_pages(&self, tokens: u64, page_size: u64) -> u64 {
-        let least = self
+        let min_tokens = self
             .chunk_tokens
             .saturating_add(self.tokens.saturating_mul(2))
-            .saturating_add(page_size.saturating_mul(LOOSE_PAGES));
+            .saturating_add(page_size.saturating_mul(EXTRA_PAGES));
         let share = (tokens as f64 * self.per_token) as u64;
         // Every token in window pages is also in full-attention pages.
-        let wanted = least.max(share).min(tokens);
+        let wanted = min_tokens.max(share).min(tokens);
         wanted.next_multiple_of(page_size.max(1))
     }
 }

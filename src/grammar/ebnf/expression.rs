@@ -12,11 +12,11 @@ pub(super) enum Expression {
     Rule(RuleId),
     Sequence(Vec<Expression>),
     Choice(Vec<Expression>),
-    /// No `most` means no upper bound.
+    /// No `max` means no upper bound.
     Repeat {
         expression: Box<Expression>,
-        least: u32,
-        most: Option<u32>,
+        min: u32,
+        max: Option<u32>,
     },
 }
 

@@ -1,9 +1,9 @@
 //! Writes EBNF rules in Lark.
 //!
 //! llguidance's lexer takes the longest match and does not backtrack, so a grammar of single characters is slow, and
-//! one of overlapping words rejects valid texts. So every rule without recursion becomes a terminal, which is matched
-//! as one regular expression. Only rules that refer to themselves, directly or through other rules, remain rules, and
-//! adjacent parts of them without recursion become one terminal. A tail-recursive rule becomes a repetition.
+//! one of overlapping words rejects valid texts. So every small rule that neither is recursive nor uses a recursive
+//! rule becomes a terminal, which is matched as one regular expression. In all other rules, adjacent parts without
+//! recursion become one terminal. A tail-recursive rule becomes a repetition.
 
 use std::fmt::Write;
 
@@ -20,7 +20,7 @@ pub(super) fn write(rules: &[Expression]) -> Result<String, String> {
     let mut writer = Writer {
         is_terminal: terminals(&rules),
         lark: String::new(),
-        hoisted: 0,
+        n_hoisted: 0,
     };
     let start = writer.rule_name(0);
     writer.line("start", &start);
@@ -39,29 +39,29 @@ pub(super) fn write(rules: &[Expression]) -> Result<String, String> {
 /// Maximum number of parts of a terminal, including the parts of the terminals that it refers to.
 const MAX_PARTS: u64 = 20_000;
 
-/// For each rule, whether it is not recursive and fits into one expression.
+/// For each rule, whether it and all rules that it uses are small and not recursive.
 fn terminals(rules: &[Expression]) -> Vec<bool> {
     let mut named_by: Vec<Vec<RuleId>> = vec![Vec::new(); rules.len()];
-    let mut open: Vec<usize> = Vec::with_capacity(rules.len());
+    let mut missing: Vec<usize> = Vec::with_capacity(rules.len());
     for (id, body) in rules.iter().enumerate() {
         let mut named = Vec::new();
         body.rules(&mut named);
-        open.push(named.len());
+        missing.push(named.len());
         named.into_iter().for_each(|rule| named_by[rule].push(id));
     }
     let mut is_terminal = vec![false; rules.len()];
     let mut sizes = vec![0; rules.len()];
-    let mut known: Vec<RuleId> = (0..rules.len()).filter(|&id| open[id] == 0).collect();
-    while let Some(id) = known.pop() {
+    let mut ready: Vec<RuleId> = (0..rules.len()).filter(|&id| missing[id] == 0).collect();
+    while let Some(id) = ready.pop() {
         sizes[id] = rules[id].size(&sizes);
         if sizes[id] > MAX_PARTS {
             continue;
         }
         is_terminal[id] = true;
         for &user in &named_by[id] {
-            open[user] -= 1;
-            if open[user] == 0 {
-                known.push(user);
+            missing[user] -= 1;
+            if missing[user] == 0 {
+                ready.push(user);
             }
         }
     }
@@ -74,8 +74,8 @@ fn without_tail_recursion(id: RuleId, body: &Expression) -> Expression {
         Expression::Choice(options) => options.clone(),
         Expression::Repeat {
             expression,
-            least: 0,
-            most: Some(1),
+            min: 0,
+            max: Some(1),
         } => vec![(**expression).clone(), Expression::empty()],
         _ => return body.clone(),
     };
@@ -89,14 +89,14 @@ fn without_tail_recursion(id: RuleId, body: &Expression) -> Expression {
             option => last.push(option),
         }
     }
-    let again = repeated.iter().chain(&last).any(|part| part.refers_to(id));
-    if again || repeated.is_empty() || last.is_empty() {
+    let is_recursive = repeated.iter().chain(&last).any(|part| part.refers_to(id));
+    if is_recursive || repeated.is_empty() || last.is_empty() {
         return body.clone();
     }
     let repeated = Expression::Repeat {
         expression: Box::new(Expression::Choice(repeated)),
-        least: 0,
-        most: None,
+        min: 0,
+        max: None,
     };
     Expression::Sequence(vec![repeated, Expression::Choice(last)])
 }
@@ -104,7 +104,7 @@ fn without_tail_recursion(id: RuleId, body: &Expression) -> Expression {
 struct Writer {
     is_terminal: Vec<bool>,
     lark: String,
-    hoisted: usize,
+    n_hoisted: usize,
 }
 
 impl Writer {
@@ -120,7 +120,7 @@ impl Writer {
         let _ = writeln!(self.lark, "{name}: {body}");
     }
 
-    fn needs_no_rule(&self, expression: &Expression) -> bool {
+    fn all_terminals(&self, expression: &Expression) -> bool {
         let mut named = Vec::new();
         expression.rules(&mut named);
         named.into_iter().all(|rule| self.is_terminal[rule])
@@ -136,9 +136,9 @@ impl Writer {
             Expression::Choice(options) => self.joined(options, " | ", Self::terminal_atom),
             Expression::Repeat {
                 expression,
-                least,
-                most,
-            } => repeated(&self.terminal_atom(expression), *least, *most),
+                min,
+                max,
+            } => repeated(&self.terminal_atom(expression), *min, *max),
         }
     }
 
@@ -155,7 +155,7 @@ impl Writer {
     }
 
     fn rule(&mut self, expression: &Expression) -> String {
-        if self.needs_no_rule(expression) {
+        if self.all_terminals(expression) {
             return self.terminal_atom(expression);
         }
         match expression {
@@ -166,15 +166,15 @@ impl Writer {
             Expression::Choice(options) => self.joined(options, " | ", Self::rule_atom),
             Expression::Repeat {
                 expression,
-                least,
-                most,
-            } => repeated(&self.rule_atom(expression), *least, *most),
+                min,
+                max,
+            } => repeated(&self.rule_atom(expression), *min, *max),
             _ => self.terminal(expression),
         }
     }
 
     fn rule_atom(&mut self, expression: &Expression) -> String {
-        if self.needs_no_rule(expression) {
+        if self.all_terminals(expression) {
             return self.terminal_atom(expression);
         }
         match expression {
@@ -189,7 +189,7 @@ impl Writer {
     /// Merges adjacent parts without recursion, which become one terminal.
     fn merged(&self, parts: &[Expression]) -> Vec<Expression> {
         let runs =
-            parts.chunk_by(|left, right| self.needs_no_rule(left) && self.needs_no_rule(right));
+            parts.chunk_by(|left, right| self.all_terminals(left) && self.all_terminals(right));
         runs.map(|run| match run {
             [part] => part.clone(),
             _ => Expression::Sequence(run.to_vec()),
@@ -212,19 +212,19 @@ impl Writer {
     }
 
     fn hoist(&mut self, prefix: &str, body: &str) -> String {
-        let name = format!("{prefix}{}", self.hoisted);
-        self.hoisted += 1;
+        let name = format!("{prefix}{}", self.n_hoisted);
+        self.n_hoisted += 1;
         self.line(&name, body);
         name
     }
 }
 
-fn repeated(atom: &str, least: u32, most: Option<u32>) -> String {
-    match (least, most) {
+fn repeated(atom: &str, min: u32, max: Option<u32>) -> String {
+    match (min, max) {
         (0, None) => format!("{atom}*"),
         (1, None) => format!("{atom}+"),
         (0, Some(1)) => format!("{atom}?"),
-        (least, None) => format!("{atom}{{{least},}}"),
-        (least, Some(most)) => format!("{atom}{{{least},{most}}}"),
+        (min, None) => format!("{atom}{{{min},}}"),
+        (min, Some(max)) => format!("{atom}{{{min},{max}}}"),
     }
 }

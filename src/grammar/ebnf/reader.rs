@@ -28,12 +28,12 @@ struct Reader<'a> {
     rest: &'a str,
     line: usize,
     ids: HashMap<&'a str, RuleId>,
-    rules: Vec<Named<'a>>,
+    rules: Vec<RuleEntry<'a>>,
     depth: usize,
 }
 
 /// A rule, with the line that first mentions it. `body` is `None` until the rule is defined.
-struct Named<'a> {
+struct RuleEntry<'a> {
     name: &'a str,
     line: usize,
     body: Option<Expression>,
@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
             return Err("there is no rule named root, the start of the grammar".to_owned());
         }
         let bodies = self.rules.into_iter().map(|rule| {
-            let Named { name, line, .. } = rule;
+            let RuleEntry { name, line, .. } = rule;
             rule.body
                 .ok_or_else(|| format!("line {line}: the rule {name} is not defined"))
         });
@@ -79,7 +79,7 @@ impl<'a> Reader<'a> {
         let id = *self.ids.entry(name).or_insert(next);
         if id == next {
             let body = None;
-            self.rules.push(Named { name, line, body });
+            self.rules.push(RuleEntry { name, line, body });
         }
         id
     }
@@ -169,7 +169,7 @@ impl<'a> Reader<'a> {
     fn repeated(&mut self, part: Expression) -> Result<Expression, String> {
         let mut part = part;
         loop {
-            let (least, most) = match self.rest.chars().next() {
+            let (min, max) = match self.rest.chars().next() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
                 Some('?') => (0, Some(1)),
@@ -181,7 +181,7 @@ impl<'a> Reader<'a> {
                 _ => return Ok(part),
             };
             self.rest = &self.rest[1..];
-            part = repeat(part, (least, most));
+            part = repeat(part, (min, max));
         }
     }
 
@@ -196,22 +196,20 @@ impl<'a> Reader<'a> {
         };
         let counts = match inner.split_once(',') {
             None => number(inner).map(|count| (count, Some(count))),
-            Some((least, most)) => {
-                let least = if least.trim().is_empty() {
+            Some((min, max)) => {
+                let min = if min.trim().is_empty() {
                     Some(0)
                 } else {
-                    number(least)
+                    number(min)
                 };
-                if most.trim().is_empty() {
-                    least.map(|least| (least, None))
+                if max.trim().is_empty() {
+                    min.map(|min| (min, None))
                 } else {
-                    least
-                        .zip(number(most))
-                        .map(|(least, most)| (least, Some(most)))
+                    min.zip(number(max)).map(|(min, max)| (min, Some(max)))
                 }
             }
         };
-        let counts = counts.filter(|(least, most)| most.is_none_or(|most| *least <= most));
+        let counts = counts.filter(|(min, max)| max.is_none_or(|max| *min <= max));
         let line = self.line;
         self.rest = &self.rest[end + 1..];
         counts.ok_or_else(|| {
@@ -359,13 +357,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn repeat(expression: Expression, (least, most): (u32, Option<u32>)) -> Expression {
-    match most {
+fn repeat(expression: Expression, (min, max): (u32, Option<u32>)) -> Expression {
+    match max {
         Some(0) => Expression::empty(),
         _ => Expression::Repeat {
             expression: Box::new(expression),
-            least,
-            most,
+            min,
+            max,
         },
     }
 }

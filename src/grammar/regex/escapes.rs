@@ -71,7 +71,7 @@ impl Reader {
         Ok(())
     }
 
-    /// In Python the first bracket in a class is a literal.
+    /// In Python a `]` at the start of a class is a literal.
     fn eat_end_of_class(&mut self, is_first: bool) -> bool {
         !is_first && self.eat("]")
     }

@@ -62,7 +62,7 @@ pub(super) fn plain(
     plain.map_err(|what| refused(field, &what))
 }
 
-/// As [`plain`], for an expression that has been checked.
+/// Like [`plain`], for an expression that has been checked.
 pub(super) fn rewritten(pattern: &str) -> String {
     let node = read::read(pattern, Dialect::Python);
     let plain = node.and_then(|node| write::whole(&node, Purpose::Plain));

@@ -12,11 +12,11 @@ pub(super) enum Node {
     End,
     Sequence(Vec<Node>),
     Choice(Vec<Node>),
-    /// No `most` means no upper bound.
+    /// No `max` means no upper bound.
     Repeat {
         node: Box<Node>,
-        least: u32,
-        most: Option<u32>,
+        min: u32,
+        max: Option<u32>,
     },
 }
 

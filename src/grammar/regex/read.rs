@@ -14,7 +14,7 @@ const MAX_RANGES: usize = 50_000;
 const LONGEST_NAME: usize = 100;
 
 /// Kinds of groups that no automaton can match, by the text after `(?`.
-const UNKNOWN: [(&str, &str); 7] = [
+const UNSUPPORTED: [(&str, &str); 7] = [
     ("=", "look-ahead"),
     ("!", "look-ahead"),
     ("<=", "look-behind"),
@@ -186,7 +186,7 @@ impl Reader {
 
     /// Reads a group's kind, after `(?`; false if it has no content.
     fn group_kind(&mut self) -> Result<bool, String> {
-        if let Some((_, what)) = UNKNOWN.iter().find(|(sign, _)| self.sees(sign)) {
+        if let Some((_, what)) = UNSUPPORTED.iter().find(|(sign, _)| self.sees(sign)) {
             return Err((*what).to_owned());
         }
         if self.eat("<") || self.eat("P<") {
@@ -216,7 +216,7 @@ impl Reader {
 
     /// Applies the quantifiers that follow a part.
     fn repeated(&mut self, node: Node) -> Result<Node, String> {
-        let (least, most) = match self.next() {
+        let (min, max) = match self.next() {
             Some('*') => (0, None),
             Some('+') => (1, None),
             Some('?') => (0, Some(1)),
@@ -238,24 +238,24 @@ impl Reader {
             return Err("a possessive quantifier".to_owned());
         }
         let node = Box::new(node);
-        Ok(Node::Repeat { node, least, most })
+        Ok(Node::Repeat { node, min, max })
     }
 
     /// Parses the rest of `{2}`, `{2,}` or `{2,5}`, in Python also `{,5}`; else consumes nothing and returns `None`.
     fn counts(&mut self) -> Result<Option<(u32, Option<u32>)>, String> {
         let before = self.at;
         let inner = self.until('}').unwrap_or_default();
-        let (least, most) = match inner.split_once(',') {
-            Some((least, most)) => (least, Some(most)),
+        let (min, max) = match inner.split_once(',') {
+            Some((min, max)) => (min, Some(max)),
             None => (inner.as_str(), None),
         };
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        let can_omit = self.dialect == Dialect::Python && most.is_some_and(|most| !most.is_empty());
-        let is_count = is_number(least) && most.is_none_or(is_number);
-        if is_count && least.is_empty() && most.is_some_and(|most| !most.is_empty()) && !can_omit {
+        let can_omit = self.dialect == Dialect::Python && max.is_some_and(|max| !max.is_empty());
+        let is_count = is_number(min) && max.is_none_or(is_number);
+        if is_count && min.is_empty() && max.is_some_and(|max| !max.is_empty()) && !can_omit {
             return Err(format!("the count {{{inner}}} without a lower bound"));
         }
-        if !is_count || least.is_empty() && !can_omit {
+        if !is_count || min.is_empty() && !can_omit {
             self.at = before;
             return Ok(None);
         }
@@ -265,10 +265,10 @@ impl Reader {
             Ok(number) if number < u32::MAX => Ok(Some(number)),
             _ => Err(format!("the count {{{inner}}} of 2^32 - 1 or more")),
         };
-        let lower = number(least)?.unwrap_or(0);
-        let upper = match most {
+        let lower = number(min)?.unwrap_or(0);
+        let upper = match max {
             None => Some(lower),
-            Some(most) => number(most)?,
+            Some(max) => number(max)?,
         };
         if upper.is_some_and(|upper| upper < lower) {
             Err(format!("the count {{{inner}}} with reversed bounds"))

@@ -83,7 +83,7 @@ fn classes_have_no_operators() {
 }
 
 #[test]
-fn escapes_are_those_of_ecma_262() {
+fn pattern_syntax_is_that_of_ecma_262() {
     for (pattern, found, not_found) in [
         (r"^\d$", &["1"][..], &["٣"][..]),
         (r"^\w$", &["_", "z"], &["é"]),
@@ -107,7 +107,7 @@ fn escapes_are_those_of_ecma_262() {
         ("^(?<year>[0-9]{4})$", &["2024"], &["24"]),
         (
             "(?i)^straße[^a]$",
-            ["STRASSEx", "straßeX"][1..].as_ref(),
+            &["straßeX"], // case folding is per character, so "SS" is not "ß"
             &["straßeA", "straßea"],
         ),
         ("^(?i:k)$", &["K", "k", "\u{212a}"], &["x"]),
@@ -122,7 +122,7 @@ fn escapes_are_those_of_ecma_262() {
 }
 
 #[test]
-fn features_that_no_automaton_can_match_are_named() {
+fn unsupported_features_are_named() {
     for (pattern, what) in [
         ("a(?=b)", "look-ahead"),
         ("(?<!a)b", "look-behind"),
@@ -241,7 +241,7 @@ fn large_case_insensitive_classes_are_counted() {
 }
 
 #[test]
-fn large_classes_are_sorted_once() {
+fn a_class_of_thousands_of_letters_is_accepted() {
     let codes = (0x3400..0x4db0).chain(0x4e00..0x9ff0).step_by(2);
     let letters: String = codes.filter_map(char::from_u32).collect();
     assert_eq!(pattern(&format!("^[{letters}]$")), Ok(()));

@@ -162,10 +162,10 @@ fn write(node: &Node, edges: Edges, purpose: Purpose, text: &mut String) -> Resu
                 write(option, edges, purpose, text)?;
             }
         }
-        Node::Repeat { node, least, most } => {
+        Node::Repeat { node, min, max } => {
             let is_group = !matches!(**node, Node::Class(_));
             grouped(node, is_group, Edges::NONE, purpose, text)?;
-            write_count(*least, *most, text);
+            write_count(*min, *max, text);
         }
     }
     Ok(())
@@ -184,15 +184,15 @@ fn grouped(
     Ok(())
 }
 
-fn write_count(least: u32, most: Option<u32>, text: &mut String) {
+fn write_count(min: u32, max: Option<u32>, text: &mut String) {
     // Writing to a string cannot fail.
-    let _ = match (least, most) {
+    let _ = match (min, max) {
         (0, None) => write!(text, "*"),
         (1, None) => write!(text, "+"),
         (0, Some(1)) => write!(text, "?"),
-        (least, None) => write!(text, "{{{least},}}"),
-        (least, Some(most)) if least == most => write!(text, "{{{least}}}"),
-        (least, Some(most)) => write!(text, "{{{least},{most}}}"),
+        (min, None) => write!(text, "{{{min},}}"),
+        (min, Some(max)) if min == max => write!(text, "{{{min}}}"),
+        (min, Some(max)) => write!(text, "{{{min},{max}}}"),
     };
 }
 
@@ -209,7 +209,7 @@ fn write_class(set: &ClassUnicode, purpose: Purpose, text: &mut String) {
         set.clone()
     };
     match set.ranges() {
-        // An empty class: no character is both.
+        // An empty class: no character is both `a` and `b`.
         [] => text.push_str(r"[a&&b]"),
         [only] if only.start() == only.end() => write_letter(only.start(), text),
         [all] if (all.start(), all.end()) == ('\0', char::MAX) => text.push_str("(?s:.)"),

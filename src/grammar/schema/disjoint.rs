@@ -154,14 +154,14 @@ impl<'a> Proof<'a> {
         let mut waiting = schemas.to_vec();
         let mut seen: Vec<*const Value> = Vec::new();
         while let Some(schema) = waiting.pop() {
-            let place = std::ptr::from_ref(schema);
+            let pointer = std::ptr::from_ref(schema);
             if seen.len() >= MAX_COMBINED {
                 break;
             }
-            if seen.contains(&place) {
+            if seen.contains(&pointer) {
                 continue;
             }
-            seen.push(place);
+            seen.push(pointer);
             match schema {
                 Value::Bool(false) => {
                     combined.is_never = true;
@@ -189,7 +189,7 @@ impl<'a> Proof<'a> {
         other: &Combined<'a>,
         depth: usize,
     ) -> bool {
-        let apart = |least: &str, most: &str| one.has_disjoint_range(other, least, most);
+        let apart = |min: &str, max: &str| one.has_disjoint_range(other, min, max);
         (types & (NULL | BOOLEAN) == 0)
             && (types & (INTEGER | FRACTION) == 0 || apart("minimum", "maximum"))
             && (types & STRING == 0 || apart("minLength", "maxLength"))
@@ -241,10 +241,10 @@ impl<'a> Combined<'a> {
     fn types(&self) -> u8 {
         let types = self.objects.iter().map(|object| {
             let named = match object.get("type") {
-                Some(Value::String(name)) => of_name(name),
+                Some(Value::String(name)) => types_of_name(name),
                 Some(Value::Array(names)) => {
                     let names = names.iter().filter_map(Value::as_str);
-                    names.fold(0, |types, name| types | of_name(name))
+                    names.fold(0, |types, name| types | types_of_name(name))
                 }
                 _ => EVERY,
             };
@@ -252,7 +252,7 @@ impl<'a> Combined<'a> {
             let of_values = values.map(|values| {
                 values
                     .iter()
-                    .fold(0, |types, value| types | of_value(value))
+                    .fold(0, |types, value| types | type_of_value(value))
             });
             named & of_values.unwrap_or(EVERY)
         });
@@ -265,7 +265,7 @@ impl<'a> Combined<'a> {
         let types = self.types();
         constants.is_some_and(|values| {
             let mut values = values.iter();
-            values.all(|value| types & of_value(value) == 0 || self.refuses(value))
+            values.all(|value| types & type_of_value(value) == 0 || self.refuses(value))
         })
     }
 
@@ -309,10 +309,10 @@ impl<'a> Combined<'a> {
         schemas.collect()
     }
 
-    /// Whether the two ranges, from `least` to `most`, are disjoint.
-    fn has_disjoint_range(&self, other: &Self, least: &str, most: &str) -> bool {
-        let above = |one: &Self, other: &Self| match (one.bound(least), other.bound(most)) {
-            (Some(least), Some(most)) => least > most,
+    /// Whether the two ranges, from `min` to `max`, are disjoint.
+    fn has_disjoint_range(&self, other: &Self, min: &str, max: &str) -> bool {
+        let above = |one: &Self, other: &Self| match (one.bound(min), other.bound(max)) {
+            (Some(min), Some(max)) => min > max,
             _ => false,
         };
         above(self, other) || above(other, self)
@@ -347,7 +347,7 @@ fn are_equal(one: &Value, other: &Value) -> bool {
     }
 }
 
-fn of_name(name: &str) -> u8 {
+fn types_of_name(name: &str) -> u8 {
     match name {
         "null" => NULL,
         "boolean" => BOOLEAN,
@@ -360,7 +360,7 @@ fn of_name(name: &str) -> u8 {
     }
 }
 
-fn of_value(value: &Value) -> u8 {
+fn type_of_value(value: &Value) -> u8 {
     match value {
         Value::Null => NULL,
         Value::Bool(_) => BOOLEAN,

@@ -17,8 +17,8 @@ const IPV4_BYTE: &str = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 const HOSTNAME_LENGTH: &str = "^.{1,253}$";
 const EMAIL_LENGTH: &str = "^[^@]{1,64}@[^@]{1,253}$";
 
-/// Adds the patterns of a schema's format to its other keywords, if it is one of these formats.
-pub(super) fn spell_out(schema: &mut Map<String, Value>) {
+/// Replaces the format of a schema with patterns, if [`patterns`] has any for it.
+pub(super) fn replace_format(schema: &mut Map<String, Value>) {
     let format = schema.get("format").and_then(Value::as_str);
     let patterns = format.map(patterns).unwrap_or_default();
     if patterns.is_empty() {

@@ -83,10 +83,10 @@ struct Check<'a> {
 
 impl<'a> Check<'a> {
     fn schema(&mut self, schema: &'a Value, place: Place<'_>) -> Result<Value, FieldError> {
-        let around = self.base;
-        self.base = self.references.base(schema, around);
+        let outer = self.base;
+        self.base = self.references.base(schema, outer);
         let kept = self.schema_in_base(schema, place);
-        self.base = around;
+        self.base = outer;
         kept
     }
 
@@ -126,10 +126,10 @@ impl<'a> Check<'a> {
                 kept.insert(name.clone(), value);
             }
         }
-        self.check_counts(object, place)?;
+        self.check_min_properties(object, place)?;
         self.check_excluded(object, place)?;
-        formats::spell_out(&mut kept);
-        if let Some((name, reason)) = numbers::settle_bounds(&mut kept) {
+        formats::replace_format(&mut kept);
+        if let Some((name, reason)) = numbers::adjust_bounds(&mut kept) {
             return Err(self.refuse(place.under(name), &reason));
         }
         if self.closes(object, place) {
@@ -300,7 +300,7 @@ impl<'a> Check<'a> {
     }
 
     /// Checks `minProperties`: a grammar cannot count the optional properties of an object.
-    fn check_counts(
+    fn check_min_properties(
         &self,
         schema: &Map<String, Value>,
         place: Place<'_>,
@@ -317,7 +317,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Whether strict mode forbids additional properties. The parts of an `allOf` describe the same object.
+    /// Whether strict mode forbids additional properties: not within an `allOf`, whose parts describe the same object.
     fn closes(&self, schema: &Map<String, Value>, place: Place<'_>) -> bool {
         let has = |name: &str| schema.contains_key(name);
         let is_object = has("properties")
@@ -334,7 +334,7 @@ impl<'a> Check<'a> {
 
     fn refuse(&self, place: Place<'_>, reason: &str) -> FieldError {
         let field = self.field;
-        let reason = format!("{field} at {place}: {reason}; remove it or write it differently");
+        let reason = format!("{field} at {place}: {reason}; correct the schema");
         FieldError::new(field, reason)
     }
 }

@@ -7,11 +7,11 @@ use serde_json::{Map, Number, Value};
 
 /// All integers up to this one are exact doubles.
 const MAX_EXACT_INTEGER: u64 = 1 << 53;
-/// Distance by which an integer that is an exclusive bound is moved. Numbers nearer to it are not generated.
+/// Distance by which an integer that is an exclusive bound is moved. Numbers nearer to the bound are not generated.
 const NUDGE: f64 = 1e-9;
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 /// Maximum decimals of a multiple.
-const MOST_DECIMALS: u32 = 8;
+const MAX_DECIMALS: u32 = 8;
 
 /// A multiple: `digits` divided by ten to the power of `decimals`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ fn fault_beyond(number: &Number, largest: u64) -> Option<String> {
     is_beyond.then(|| format!("the number {number} is not supported: the limit is {largest} (exact doubles end at 2^53)"))
 }
 
-/// Whether a keyword is a bound at the limit of doubles, which generators write for 64-bit numbers.
+/// Whether a keyword is a bound at the limit of doubles, which generators write for fields of type double.
 pub(super) fn has_no_effect(schema: &Map<String, Value>, name: &str) -> bool {
     let is_draft_4 = schema.get(name) == Some(&Value::Bool(true));
     let name = match name {
@@ -57,17 +57,17 @@ pub(super) fn has_no_effect(schema: &Map<String, Value>, name: &str) -> bool {
 }
 
 /// Maximum multiple, without its decimal point: the compiler searches that many remainders for 0.
-const MOST_REMAINDERS: u64 = 100_000;
-/// Maximum of a multiple above `MOST_REMAINDERS` without its trailing zeros: its remainder 0 is found early.
-const MOST_ROUND: u64 = 99;
+const MAX_REMAINDERS: u64 = 100_000;
+/// A multiple above `MAX_REMAINDERS` must be at most this without trailing zeros: remainder 0 is then found early.
+const MAX_ROUND: u64 = 99;
 /// Maximum decimals of a bound: the compiler nests an expression for each decimal.
-const MOST_BOUND_DECIMALS: usize = 40;
+const MAX_BOUND_DECIMALS: usize = 40;
 
 /// Adjusts the bounds of one schema, or returns a keyword and the reason to refuse its bound.
 ///
 /// The compiler wrongly accepts an integer that is an exclusive bound if the other bound is less than 1 away. So such a
 /// bound is moved by [`NUDGE`] if a double can represent the result.
-pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static str, String)> {
+pub(super) fn adjust_bounds(schema: &mut Map<String, Value>) -> Option<(&'static str, String)> {
     for name in BOUNDS {
         let number = match schema.get(name) {
             Some(Value::Number(number)) => number,
@@ -79,8 +79,8 @@ pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static
                 .split_once('.')
                 .map_or(0, |(_, decimals)| decimals.len())
         });
-        if decimals > MOST_BOUND_DECIMALS {
-            let reason = format!("the bound {number} has more than {MOST_BOUND_DECIMALS} decimals");
+        if decimals > MAX_BOUND_DECIMALS {
+            let reason = format!("the bound {number} has more than {MAX_BOUND_DECIMALS} decimals");
             return Some((name, reason));
         }
     }
@@ -157,7 +157,7 @@ fn bounds(objects: &[&Map<String, Value>], plain: &str, excluded: &str) -> Vec<B
 /// # Errors
 /// The reason why it is not a count.
 pub(super) fn count(name: &str, value: &Value) -> Result<Option<Value>, String> {
-    const MOST: u64 = u32::MAX as u64 - 1;
+    const MAX_COUNT: u64 = u32::MAX as u64 - 1;
     let whole = value
         .as_f64()
         .filter(|count| *count >= 0.0 && count.fract() == 0.0);
@@ -166,10 +166,10 @@ pub(super) fn count(name: &str, value: &Value) -> Result<Option<Value>, String> 
         None => Err(format!(
             "{value} is not a count: expected a non-negative integer"
         )),
-        Some(count) if count <= MOST => Ok(Some(count.into())),
+        Some(count) if count <= MAX_COUNT => Ok(Some(count.into())),
         Some(_) if name.starts_with("max") => Ok(None),
         Some(count) => Err(format!(
-            "the count {count} is not supported, limit is {MOST}"
+            "the count {count} is not supported, limit is {MAX_COUNT}"
         )),
     }
 }
@@ -184,12 +184,13 @@ impl Multiple {
         let number = number.ok_or_else(|| format!("{value} is not a number above 0"))?;
         let multiple = Self::of_digits(&value.to_string());
         let multiple = multiple.filter(|multiple| {
-            multiple.is_counted() && Self::of_compiler(number) == Some(*multiple)
+            multiple.is_searchable() && Self::of_compiler(number) == Some(*multiple)
         });
         multiple.ok_or_else(|| {
             format!(
-                "multipleOf {value} is not supported: supported are numbers with at most {MOST_DECIMALS} decimals \
-                 whose digits form a number up to {MOST_REMAINDERS}, or two digits followed by zeros up to 300000000"
+                "multipleOf {value} is not supported: use a number with at most {MAX_DECIMALS} decimals that is at \
+                 most {MAX_REMAINDERS} without its decimal point (0.01 and 2.5 count as 1 and 25), or one or two \
+                 digits followed by zeros, at most 300000000"
             )
         })
     }
@@ -232,14 +233,14 @@ impl Multiple {
     }
 
     /// Whether the compiler's remainders, times ten plus a digit, are below 2^32, and few enough to search.
-    fn is_counted(self) -> bool {
+    fn is_searchable(self) -> bool {
         let largest = self.digits.saturating_mul(10);
         let mut round = self.digits.max(1);
         while round.is_multiple_of(10) {
             round /= 10;
         }
-        self.decimals <= MOST_DECIMALS
-            && (self.digits <= MOST_REMAINDERS || round <= MOST_ROUND)
+        self.decimals <= MAX_DECIMALS
+            && (self.digits <= MAX_REMAINDERS || round <= MAX_ROUND)
             && largest.saturating_add(9 * 10_u64.pow(self.decimals)) <= u64::from(u32::MAX)
     }
 
@@ -265,8 +266,8 @@ pub(super) fn can_combine(multiples: &[Multiple]) -> bool {
     });
     let largest = digits.iter().copied().max().unwrap_or(1);
     let digits = lcm;
-    let is_counted = Multiple { digits, decimals }.is_counted();
-    is_counted && lcm.saturating_mul(largest) <= u64::from(u32::MAX)
+    let is_searchable = Multiple { digits, decimals }.is_searchable();
+    is_searchable && lcm.saturating_mul(largest) <= u64::from(u32::MAX)
 }
 
 pub(super) fn multiples(objects: &[&Map<String, Value>]) -> Vec<Multiple> {
@@ -291,7 +292,7 @@ mod tests {
 
     #[test]
     fn integers_beyond_exact_doubles_are_rejected() {
-        for taken in [
+        for accepted in [
             "0",
             "-0.0",
             "9007199254740992",
@@ -300,8 +301,8 @@ mod tests {
             "0.1",
             "9007199254740992.0",
         ] {
-            let number: Number = serde_json::from_str(taken).expect("a number");
-            assert_eq!(fault(&number), None, "{taken}");
+            let number: Number = serde_json::from_str(accepted).expect("a number");
+            assert_eq!(fault(&number), None, "{accepted}");
         }
         for refused in [
             "9007199254740993",
@@ -352,23 +353,23 @@ mod tests {
             .flat_map(|name| numbers.map(|number| (*name, number)))
             .map(|(name, number)| Map::from_iter([(name.to_owned(), json!(number))]))
             .collect();
-        let mut through = 0;
+        let mut n_accepted = 0;
         for one in &schemas {
             for two in &schemas {
                 for three in &schemas {
                     let objects = [one, two, three];
                     let expected = any_pair_is_near(&objects);
                     assert_eq!(accepts_excluded_bound(&objects), expected, "{objects:?}");
-                    through += usize::from(expected);
+                    n_accepted += usize::from(expected);
                 }
             }
         }
-        assert!(through > 0 && through < schemas.len().pow(3));
+        assert!(n_accepted > 0 && n_accepted < schemas.len().pow(3));
     }
 
     #[test]
-    fn multiples_are_counted_exactly_or_refused() {
-        for taken in [
+    fn multiples_are_exact_or_refused() {
+        for accepted in [
             json!(1),
             json!(0.01),
             json!(2.5),
@@ -378,9 +379,9 @@ mod tests {
             json!(1e-8),
         ] {
             assert!(
-                Multiple::new(&taken).is_ok(),
-                "{taken}: {:?}",
-                Multiple::new(&taken)
+                Multiple::new(&accepted).is_ok(),
+                "{accepted}: {:?}",
+                Multiple::new(&accepted)
             );
         }
         for refused in [

@@ -3,7 +3,7 @@
 //! llguidance matches all patterns of a string at once: twenty patterns take seconds and sixty exhaust the memory,
 //! which its limits do not count. So this module first counts the patterns. It collects the schemas that apply to one
 //! value, through references, `allOf` and branches of `anyOf` and `oneOf`, and then the schemas of the value's parts.
-//! It also checks that the least common multiple of the `multipleOf` values of one number has few digits.
+//! It also refuses `multipleOf` values with a large common multiple, and exclusive bounds close to the opposite bound.
 
 use rustc_hash::FxHashSet;
 use serde_json::{Map, Value};
@@ -13,9 +13,9 @@ use super::numbers;
 /// Maximum product of the sizes of a string's patterns.
 const MAX_PRODUCT: u64 = 1_000_000;
 /// Maximum size of a pattern: the cost of a longer one does not grow.
-const MAX_LETTERS: u64 = 256;
+const MAX_SIZE: u64 = 256;
 /// The size that a format counts as.
-const FORMAT_LETTERS: u64 = 16;
+const FORMAT_SIZE: u64 = 16;
 /// Maximum number of visits of schemas. A schema is visited for each value that it may apply to.
 const MAX_VISITS: usize = 500_000;
 /// Maximum number of schemas in all sets that are copied for branches and parts.
@@ -43,7 +43,7 @@ impl Fault {
     }
 }
 
-/// Refuses schemas in which one value would have to match too many patterns, or be a multiple of too many numbers.
+/// Refuses schemas that have a [`Fault`].
 pub(super) fn check(schema: &Value) -> Result<(), Fault> {
     let found = Found::of(schema);
     let multiples_combine = found.combine && found.n_multiples > 0;
@@ -146,11 +146,11 @@ impl<'a> Walk<'a> {
 
     fn visit(&mut self, together: Vec<Applied<'a>>) -> Result<(), Fault> {
         let together = self.all_of(together)?;
-        let open = together.iter().enumerate().find_map(|(at, applied)| {
+        let undecided = together.iter().enumerate().find_map(|(at, applied)| {
             let branches = applied.choices().nth(applied.chosen)?;
             Some((at, branches))
         });
-        if let Some((at, branches)) = open {
+        if let Some((at, branches)) = undecided {
             self.count_copies(branches.len(), together.len())?;
             for branch in branches {
                 let mut chosen = together.clone();
@@ -268,8 +268,8 @@ fn check_product(objects: &[&Map<String, Value>]) -> Result<(), Fault> {
         let pattern = object.get("pattern").and_then(Value::as_str);
         let format = object.get("format").and_then(Value::as_str);
         let sizes = [
-            pattern.map(|pattern| (pattern, letters(pattern))),
-            format.map(|format| (format, FORMAT_LETTERS)),
+            pattern.map(|pattern| (pattern, pattern_size(pattern))),
+            format.map(|format| (format, FORMAT_SIZE)),
         ];
         for (text, size) in sizes.into_iter().flatten() {
             if patterns.insert(text) {
@@ -285,11 +285,11 @@ fn check_product(objects: &[&Map<String, Value>]) -> Result<(), Fault> {
 }
 
 /// The size of a pattern: an upper bound of the number of characters that it distinguishes.
-fn letters(pattern: &str) -> u64 {
+fn pattern_size(pattern: &str) -> u64 {
     let signs = pattern
         .chars()
         .filter(|letter| !"^$*+?|()\\".contains(*letter));
-    (signs.count() as u64).clamp(2, MAX_LETTERS)
+    (signs.count() as u64).clamp(2, MAX_SIZE)
 }
 
 #[cfg(test)]

@@ -166,10 +166,10 @@ fn constants_are_compared_within_a_limit_of_steps() {
         let words = from..from + n;
         words.map(|word| format!("word {word}")).collect()
     };
-    for (n, is_opened) in [(100, true), (1_000, true), (8_000, false)] {
+    for (n, is_any_of) in [(100, true), (1_000, true), (8_000, false)] {
         let options = [json!({"enum": words(0, n)}), json!({"enum": words(n, n)})];
         let kept = check(&json!({ "oneOf": options })).expect("it is supported");
-        assert_eq!(kept.get("anyOf").is_some(), is_opened, "{n}");
+        assert_eq!(kept.get("anyOf").is_some(), is_any_of, "{n}");
     }
     let all: Vec<Value> = vec![json!(false); 5_000];
     let options = vec![json!({"$ref": "#/$defs/x"}); 5_000];
@@ -179,7 +179,7 @@ fn constants_are_compared_within_a_limit_of_steps() {
 }
 
 #[test]
-fn bounds_at_the_limits_of_doubles_have_no_effect() {
+fn only_bounds_that_exclude_no_double_are_ignored() {
     for bounds in [
         json!({"minimum": f64::MIN, "maximum": f64::MAX}),
         json!({"exclusiveMinimum": f64::MIN, "exclusiveMaximum": f64::MAX}),

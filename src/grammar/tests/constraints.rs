@@ -99,6 +99,7 @@ fn a_token_that_is_not_allowed_fails_the_output() {
         vocabulary.size as u32 - 1,
     ] {
         let mut state = grammar.begin();
+        // `NoToken` here means that this token is not allowed.
         assert_eq!(state.commit(token), Err(GrammarFailure::NoToken));
     }
 }

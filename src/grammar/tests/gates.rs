@@ -64,7 +64,7 @@ fn eos_in_the_reasoning_ends_the_output() {
 }
 
 #[test]
-fn text_after_the_tag_in_the_same_token_fails_unless_blank() {
+fn text_after_the_closing_tag_must_match_the_grammar() {
     let vocabulary = tiny();
     let grammar = gated(vocabulary, true);
     let commit = |parts: &[&str]| {

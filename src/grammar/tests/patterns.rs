@@ -26,7 +26,7 @@ const PATTERNS: [(&str, &[char]); 12] = [
     ("^[a&&b]+$", &['c']),
 ];
 
-fn text_of(output: &str) -> String {
+fn decoded(output: &str) -> String {
     let value: Value =
         serde_json::from_str(output).unwrap_or_else(|error| panic!("{output:?}: {error}"));
     value.as_str().expect("a string").to_owned()
@@ -47,7 +47,7 @@ fn outputs_have_no_excluded_characters() {
                     "{pattern}: {}",
                     walk.text
                 );
-                let text = text_of(&walk.text);
+                let text = decoded(&walk.text);
                 assert!(!text.contains(excluded), "{pattern}: {text:?}");
             }
         }
@@ -58,7 +58,7 @@ fn outputs_have_no_excluded_characters() {
 fn escapes_match_the_class_of_the_decoded_character() {
     let vocabulary = tiny();
     let compiler = vocabulary.compiler();
-    for (pattern, taken, refused) in [
+    for (pattern, accepted, refused) in [
         (
             "^[^\"]*$",
             &[r#""a\\b""#, r#""\n""#, r#""""#][..],
@@ -82,7 +82,7 @@ fn escapes_match_the_class_of_the_decoded_character() {
     ] {
         let written = json!({"type": "string", "pattern": pattern});
         let grammar = compile(compiler, schema(written)).expect("it is supported");
-        for text in taken {
+        for text in accepted {
             assert!(
                 takes(grammar.as_ref(), vocabulary, text),
                 "{pattern} takes {text}"

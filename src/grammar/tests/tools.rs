@@ -141,6 +141,7 @@ const GEMMA4: Example = [
     "",
 ];
 
+/// `has_args`: whether the vocabulary has the marker `[ARGS]` of Mistral's newer format.
 fn example(format: ToolFormat, has_args: bool) -> Example {
     match format {
         ToolFormat::Hermes => HERMES,
@@ -249,7 +250,7 @@ fn a_named_tool_is_called_once_and_required_ones_within_a_bound() {
             let many = grammar(vocabulary, &wish(ToolChoice::Required, format, false, true));
             assert!(takes(many.as_ref(), vocabulary, &calls(16)), "{format:?}");
             assert!(!takes(many.as_ref(), vocabulary, &calls(17)), "{format:?}");
-            let line = format!("{}\n", calls(1));
+            let line = format!("{}\n", calls(1)); // a line break is allowed unless an end text closes the calls
             let is_open = end.is_empty();
             assert_eq!(
                 takes(many.as_ref(), vocabulary, &line),

@@ -34,7 +34,7 @@ pub(super) fn mask_after(grammar: &dyn Grammar, vocabulary: &Vocabulary, tokens:
     Masked { mask, allowed }
 }
 
-/// Feeds a text; `None` if the grammar does not allow it.
+/// Feeds a text; `None` if the grammar does not allow it as a complete output.
 pub(super) fn feed(
     grammar: &dyn Grammar,
     vocabulary: &Vocabulary,
@@ -153,7 +153,7 @@ fn draw(
             .iter()
             .any(|&token| mask.allows(token))
     };
-    // Where a letter is allowed, a bracket is text.
+    // Where the letter q is allowed, the output is inside a text: a bracket would close nothing.
     let closers = if allows("q") {
         &vocabulary.text_closers
     } else {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::schemas::{properties, resolved, with_definitions};
 use super::values::Notation;
-use super::xml::text_of;
+use super::xml::string_terminals;
 use crate::part::{Free, Part};
 use souffleur_base::error::FieldError;
 
@@ -107,11 +107,11 @@ fn text(matches: Vec<String>) -> Part {
 }
 
 /// Writes strings whose only constraints are lengths and a pattern, and values that JSON writes in the same way.
-/// `None` for several types, since null is not a string here.
+/// `None` for several types: unlike in XML, null does not read like a string.
 fn whole(schema: &Value, root: &Value) -> Option<Part> {
     let schema = resolved(schema, root);
     match schema.get("type")?.as_str()? {
-        "string" => text_of(schema, root).map(text),
+        "string" => string_terminals(schema, root).map(text),
         "boolean" | "null" | "integer" | "number" => {
             Some(Part::json(with_definitions(schema, root)))
         }

@@ -49,7 +49,7 @@ pub(crate) fn sources<'a>(
         AnswerFrame::Messages(start) => start,
     };
     let only = |arguments| {
-        let call = calls(arguments).addressed()?;
+        let call = calls(arguments).any_call()?;
         Ok(Part::Sequence(vec![before(start, &[ANALYSIS]), call]))
     };
     let parts = match (&tools.choice, constraint) {
@@ -62,12 +62,12 @@ pub(crate) fn sources<'a>(
             constraint.into_iter().collect()
         }
         (ToolChoice::Auto | ToolChoice::Allowed, Some(answer)) => {
-            let call = calls(Arguments::OnlyStrict).addressed()?;
+            let call = calls(Arguments::OnlyStrict).any_call()?;
             let end = Part::Choice(vec![last(answer), call]);
             vec![Part::Sequence(vec![before(start, &[ANALYSIS]), end])]
         }
         (ToolChoice::Auto | ToolChoice::Allowed, None) => {
-            let call = calls(Arguments::OnlyStrict).addressed()?;
+            let call = calls(Arguments::OnlyStrict).any_call()?;
             let end = Part::Choice(vec![call, last(Part::Free(text()))]);
             vec![Part::Sequence(vec![
                 before(start, &[ANALYSIS, COMMENTARY]),
@@ -112,7 +112,7 @@ fn text() -> Free {
 }
 
 impl Calls<'_> {
-    fn addressed(&self) -> Result<Part, FieldError> {
+    fn any_call(&self) -> Result<Part, FieldError> {
         Ok(Part::Choice(self.each(&mut |tool| self.message(tool))?))
     }
 

@@ -214,7 +214,7 @@ impl Calls<'_> {
             ToolFormat::GptOss => return Err(messages::needs_chat()),
             ToolFormat::Pythonic => Form {
                 begin: nothing(),
-                // The first call's text includes the bracket, so that it is longer than free text can be.
+                // The lexer takes the longest match: the bracket alone would be shorter than free text.
                 first: Some(Part::Choice(
                     self.each(&mut |tool| self.pythonic(tool, "["))?,
                 )),
@@ -400,7 +400,7 @@ impl Calls<'_> {
             (false, Arguments::OnlyStrict) => return Ok(None),
         };
         let checked = schema::checked(&place(tool), schema, objects, self.limits);
-        match checked.map(object_only) {
+        match checked.map(with_object_type) {
             Ok(schema) => Ok(Some(schema)),
             Err(_) if !tool.strict => Ok(None),
             Err(error) => Err(error.within(FIELD)),
@@ -461,7 +461,7 @@ fn place(tool: &Tool) -> String {
 }
 
 /// Adds the type `object`: arguments are objects, even if the schema does not require it.
-fn object_only(mut schema: Value) -> Value {
+fn with_object_type(mut schema: Value) -> Value {
     if let Some(object) = schema.as_object_mut() {
         object.entry("type").or_insert_with(|| "object".into());
     }

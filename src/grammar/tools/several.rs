@@ -6,7 +6,7 @@ use souffleur_base::error::FieldError;
 use souffleur_state::output::{ToolChoice, loose_strict_tools, strict_openings};
 
 /// Maximum calls of an answer that requires a call: small models would repeat calls until the context is full.
-const MOST_CALLS: u32 = 16;
+const MAX_CALLS: u32 = 16;
 
 impl Calls<'_> {
     /// Triggers for objects that call strict tools without the format's tag, each with the part that follows it.
@@ -45,8 +45,8 @@ impl Calls<'_> {
             (true, _) => Part::Sequence(Vec::new()),
             (false, ToolChoice::Required | ToolChoice::Named(_)) => Part::Repeat {
                 part,
-                least: 0,
-                most: Some(MOST_CALLS - 1),
+                min: 0,
+                max: Some(MAX_CALLS - 1),
             },
             (false, ToolChoice::Auto | ToolChoice::Allowed) => Part::any_number(*part),
         }

@@ -84,8 +84,8 @@ impl Notation {
             None => Some(None),
             Some(count) => u32::try_from(count.as_u64()?).ok().map(Some),
         };
-        let least = count("minItems")?.unwrap_or(0);
-        list(item, self.separator, (least, count("maxItems")?))
+        let min = count("minItems")?.unwrap_or(0);
+        list(item, self.separator, (min, count("maxItems")?))
     }
 
     fn object(&self, schema: &Value, root: &Value, depth: usize) -> Option<Part> {
@@ -108,17 +108,17 @@ impl Notation {
     }
 }
 
-fn list(item: Part, separator: &str, (least, most): (u32, Option<u32>)) -> Option<Part> {
-    if most.is_some_and(|most| most < least) {
+fn list(item: Part, separator: &str, (min, max): (u32, Option<u32>)) -> Option<Part> {
+    if max.is_some_and(|max| max < min) {
         return None;
     }
     let again = Part::Repeat {
         part: Box::new(Part::Sequence(vec![Part::text(separator), item.clone()])),
-        least: least.saturating_sub(1),
-        most: most.map(|most| most.saturating_sub(1)),
+        min: min.saturating_sub(1),
+        max: max.map(|max| max.saturating_sub(1)),
     };
     let items = Part::Sequence(vec![item, again]);
-    let items = match (least, most) {
+    let items = match (min, max) {
         (_, Some(0)) => Part::Sequence(Vec::new()),
         (0, _) => Part::Fields {
             fields: vec![(items, Presence::Optional)],

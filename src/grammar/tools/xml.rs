@@ -117,7 +117,7 @@ fn value(
         let texts = texts.into_iter().map(Part::text).collect();
         return Ok(Written::Whole(Part::Choice(texts)));
     }
-    match text_of(target, root) {
+    match string_terminals(target, root) {
         Some(matches) => Ok(Written::Raw(raw(matches, tags))),
         None if may_be_text(target, root, 0) => {
             let reason = format!(
@@ -151,7 +151,7 @@ fn texts(schema: &Value, tags: Tags) -> Option<Vec<String>> {
 
 /// The Lark terminals that a string must match. `None` unless the schema describes strings (or null, which reads like a
 /// string) whose only constraints are lengths and a pattern.
-pub(super) fn text_of(schema: &Value, root: &Value) -> Option<Vec<String>> {
+pub(super) fn string_terminals(schema: &Value, root: &Value) -> Option<Vec<String>> {
     let object = schema.as_object()?;
     let is_string = match object.get("type") {
         Some(Value::String(name)) => name == "string",
@@ -167,11 +167,9 @@ pub(super) fn text_of(schema: &Value, root: &Value) -> Option<Vec<String>> {
     }
     let mut matches = Vec::new();
     let count = |name: &str| object.get(name).and_then(Value::as_u64);
-    if let (least, most @ Some(_)) | (least @ Some(_), most) =
-        (count("minLength"), count("maxLength"))
-    {
-        let most = most.map_or(String::new(), |most| most.to_string());
-        matches.push(format!("/(?s:.{{{},{most}}})/", least.unwrap_or(0)));
+    if let (min, max @ Some(_)) | (min @ Some(_), max) = (count("minLength"), count("maxLength")) {
+        let max = max.map_or(String::new(), |max| max.to_string());
+        matches.push(format!("/(?s:.{{{},{max}}})/", min.unwrap_or(0)));
     }
     if let Some(pattern) = object.get("pattern").and_then(Value::as_str) {
         matches.push(regex::search(pattern)?);
@@ -185,7 +183,7 @@ fn nullable_text(object: &Map<String, Value>, root: &Value) -> Option<Vec<String
     let is_null = |option: &&Value| **option == json!({"type": "null"});
     let mut texts = options.iter().filter(|option| !is_null(option));
     match (texts.next(), texts.next()) {
-        (Some(text), None) => text_of(resolved(text, root), root),
+        (Some(text), None) => string_terminals(resolved(text, root), root),
         _ => None,
     }
 }

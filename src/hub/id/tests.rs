@@ -43,5 +43,5 @@ fn local_paths_are_not_ids() {
         assert_eq!(wish(path), None, "{path}");
     }
     assert_eq!(wish(&format!("a/{}", "b".repeat(95))), None);
-    assert_eq!(HubModel::of_path(Path::new("id/tests.rs")), None);
+    assert_eq!(HubModel::of_path(Path::new("id/tests.rs")), None); // This file exists.
 }

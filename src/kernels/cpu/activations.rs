@@ -99,14 +99,14 @@ impl PackedRows {
 /// Rows that are multiplied with the same weights, in groups: all of [`PackedRows`], or those of an expert.
 #[derive(Clone, Copy)]
 pub struct RowGroups<'a> {
-    /// Words of these rows or, if `picked` is set, of the rows that `picked` indexes, row after row.
+    /// Words of these rows, row after row; if `picked` is set, of all rows to which its indices may refer.
     pub words: &'a [u32],
     pub first: usize,
     pub rows: usize,
     pub row_words: usize,
     pub encoding: Encoding,
     pub n_groups: usize,
-    /// Indices of the picked rows, in order; `None` if the rows are contiguous.
+    /// Indices of the rows, in order, unless the rows are contiguous.
     pub picked: Option<&'a [u32]>,
 }
 

@@ -15,7 +15,7 @@ const SHORT_STREAM_STEPS: usize = 32;
 /// Maximum number of int8 rows at which a cache line of weights takes few enough instructions.
 const MAX_INT8_ROWS: usize = 3;
 
-/// Whether the hardware prefetcher keeps up with int8 weights that multiply `rows` rows, four bytes per instruction.
+/// Whether the hardware prefetcher keeps up with products of int8 weights with `rows` rows by `vpdpbusd`.
 #[inline(always)]
 pub const fn is_int8_prefetched<S: Lanes>(rows: usize) -> bool {
     S::BYTE_QUADS && S::REGISTERS == 1 && rows <= MAX_INT8_ROWS
@@ -94,8 +94,7 @@ impl Prefetcher {
         }
     }
 
-    /// Prefetches a share of a later block of `lines` cache lines; blocks of over 32 lines have eight shares, others
-    /// two.
+    /// Prefetches one share of a later block of `lines` cache lines: an eighth if `lines` exceeds 32, else a half.
     #[inline(always)]
     pub fn follow_lines<S: Lanes>(&self, block: *const u32, part: usize, lines: usize) {
         if self.is_stream {

@@ -72,7 +72,7 @@ impl Backend for CpuBackend {
     fn embed(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
         let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
         let mut out = rowwise::look_up(&mut self.pool, table, factor, batch, out);
-        rowwise::place_vectors(batch, &mut out);
+        rowwise::place_prompt_embeddings(batch, &mut out);
         out
     }
 

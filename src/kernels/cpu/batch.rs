@@ -51,7 +51,7 @@ pub struct CpuBatch {
     /// One for each segment; empty if no layer is recurrent.
     states: Vec<SegmentState>,
     saves: Vec<StateSave>,
-    vectors: Vec<VectorRun>,
+    prompt_embeddings: Vec<VectorRun>,
     /// Unique number of this content among all batches.
     serial: u64,
 }
@@ -65,7 +65,7 @@ impl CpuBatch {
         self.segments.clear();
         self.states.clear();
         self.saves.clear();
-        self.vectors.clear();
+        self.prompt_embeddings.clear();
     }
 
     /// Adds the query tokens of a row, the first one at `first_position`.
@@ -124,13 +124,13 @@ impl CpuBatch {
         after > 0 && self.segments[after - 1].is_long
     }
 
-    /// Replaces tokens by prompt vectors. Only the embedding lookup reads the vectors, and never in a picked batch.
+    /// Replaces tokens by prompt embeddings, for the embedding lookup; [`Self::pick`] does not copy them.
     pub fn place_vectors(&mut self, run: VectorRun) {
-        self.vectors.push(run);
+        self.prompt_embeddings.push(run);
     }
 
-    pub(super) fn vectors(&self) -> &[VectorRun] {
-        &self.vectors
+    pub(super) fn prompt_embeddings(&self) -> &[VectorRun] {
+        &self.prompt_embeddings
     }
 
     /// Sets the live state of the row that was added last, and the copies to save, ordered by position.

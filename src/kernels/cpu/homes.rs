@@ -23,7 +23,7 @@ pub fn touch(pool: &mut ThreadPool, bytes: &mut [u8], planes_and_heads: (usize, 
     touch_at(pool, bytes, &homes);
 }
 
-/// As [`touch`], for memory of contiguous states: each node owns one part of a state. A single part is interleaved.
+/// As [`touch`], for contiguous states: each node owns one part of a state. States of a single part are interleaved.
 ///
 /// # Panics
 /// If there are several parts, but not one for each node.

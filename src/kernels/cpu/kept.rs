@@ -7,7 +7,7 @@ use super::simd::{LANES, Lanes, MAGIC};
 use souffleur_base::kv_layout::SCALE_GROUP;
 
 const VECTOR_CODES: usize = 4 * LANES;
-/// The largest code: that of a group's largest magnitude.
+/// The maximum of codes; a group's largest may be lower, as scales are rounded up.
 const MAX_CODE: f32 = 127.0;
 /// The bits of infinity; the magnitude bits of NaNs are greater.
 const INFINITY_BITS: u32 = 0x7f80_0000;
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_of_nan_infinite_and_tiny_values_are_nan_or_zero() {
+    fn scales_are_nan_only_for_nan_and_infinite_values() {
         for isa in Isa::available() {
             for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut values = [1.0; SCALE_GROUP + 6];

@@ -21,7 +21,7 @@ use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 /// zero.
 pub struct KvPool {
     layers: Vec<Storage>,
-    /// `None` for layers without paged buffers.
+    /// Layouts of the layers that have paged buffers.
     layouts: Vec<Option<PagedKv>>,
     /// For each layer, whether it uses window pages.
     windowed: Vec<bool>,
@@ -70,7 +70,7 @@ impl KvPool {
     }
 
     /// Places all memory on NUMA nodes by first touch: by heads, or interleaved if there are fewer heads than nodes.
-    pub fn settle(&mut self, pool: &mut ThreadPool) {
+    pub fn place_on_nodes(&mut self, pool: &mut ThreadPool) {
         if pool.nodes().count() == 1 {
             return;
         }
@@ -105,7 +105,7 @@ impl KvPool {
         &mut self.layers[layer]
     }
 
-    /// The labels of a layer; `None` while labels are hidden.
+    /// The labels of a layer; `None` if it has none, or while labels are hidden.
     pub fn labels(&self, layer: usize) -> Option<&Labels> {
         self.labels[layer].as_ref().filter(|_| !self.hides_labels)
     }

@@ -278,7 +278,7 @@ impl Kernel for PackPanel<'_> {
                 let rows: SmallVec<[&[u8]; PANEL]> = self.source.rows().collect();
                 k_quants::pack(block, &rows, self.out);
             }
-            (Format::KQuant(block), Stored::Plain(_)) => self.superblocks(block),
+            (Format::KQuant(block), Stored::Plain(_)) => self.quantise_superblocks(block),
             (_, Stored::Plain(dtype)) => self.convert::<S>(dtype),
             (_, Stored::Blocks(_)) => self.decode::<S>(),
         }
@@ -301,7 +301,7 @@ impl PackPanel<'_> {
     }
 
     #[inline(always)]
-    fn superblocks(self, block: BlockType) {
+    fn quantise_superblocks(self, block: BlockType) {
         let inputs = self.source.inputs();
         let row_bytes = inputs.div_ceil(SUPER_BLOCK) * block.bytes();
         let mut values = vec![0f32; inputs.next_multiple_of(SUPER_BLOCK)];

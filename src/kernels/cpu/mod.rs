@@ -100,9 +100,9 @@ pub struct CpuSizes {
     pub quantization: Option<Quantization>,
     /// Compute threads, including the caller's.
     pub threads: usize,
-    /// Binds threads to cores if there is one for each usable core; the system places fewer threads better.
+    /// Binds threads to cores if there are as many threads as usable cores; the system places fewer threads better.
     pub pin_threads: bool,
-    /// Whether threads, weights and KV pool are divided among NUMA nodes; results are the same.
+    /// Whether threads, weights and KV pool are divided among NUMA nodes, which does not change results.
     pub numa: Numa,
     pub isa: Isa,
     pub kv: KvLayout,
@@ -179,9 +179,9 @@ impl CpuBackend {
             (n_slots, n_window_slots),
             sizes.sparsity.as_ref(),
         );
-        kv.settle(&mut pool);
+        kv.place_on_nodes(&mut pool);
         let mut states = StatePool::new(&sizes.kv, sizes.n_state_slots);
-        states.settle(&mut pool);
+        states.place_on_nodes(&mut pool);
         Ok(Self {
             pool,
             isa: sizes.isa,
@@ -233,8 +233,8 @@ impl CpuBackend {
     }
 
     /// For measurements: disables sparse attention, or enables it again.
-    pub fn disable_sparse_attention(&mut self, is_on: bool) {
-        self.kv.hide_labels(is_on);
+    pub fn disable_sparse_attention(&mut self, disables: bool) {
+        self.kv.hide_labels(disables);
     }
 
     pub fn table(&self) -> &PageTable {

@@ -68,7 +68,7 @@ impl Kernel for PackGroup<'_> {
     }
 }
 
-/// Prefetch distance of the rows' values, in steps: picked rows begin far from each other, without a stream to detect.
+/// Prefetch distance of the rows' values, in steps: the hardware prefetcher detects no stream if picked rows are apart.
 const STEPS_AHEAD: usize = 8;
 
 /// Prefetches the values of the step [`STEPS_AHEAD`] steps after the one at `first`, and at the first step also all

@@ -8,7 +8,7 @@ pub const INT8_GROUP: usize = 128;
 pub const INT8_STEPS: usize = INT8_GROUP / 4;
 
 pub const MAX_ROWS: usize = 8;
-/// Eight rows by three panels keep 24 of 32 registers for sums and reuse operands enough to multiply in every cycle.
+/// Eight rows by three panels: sums take 24 of 32 registers, and operands are reused enough to multiply in every cycle.
 pub const MAX_PANELS: usize = 3;
 
 pub const SUMS: usize = MAX_PANELS * PANEL;

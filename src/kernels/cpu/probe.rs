@@ -1,7 +1,7 @@
 //! Measures this machine's peak rates: memory bandwidth, and multiply-adds per second.
 //!
-//! A benchmark computes its lower bounds of time from these rates, so each is the best of a few passes. Both vary with
-//! other load on the machine; measure them together with the compared runs.
+//! A benchmark computes its lower bounds of time from these rates, so each is the best of a few passes. They vary
+//! with other load on the machine; measure them together with the runs to which the bounds apply.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -279,7 +279,7 @@ struct Quads {
     rounds: usize,
 }
 
-/// The same for two shorts.
+/// As [`Quads`], with dot products of two i16.
 struct Shorts {
     rounds: usize,
 }
@@ -373,7 +373,7 @@ mod x86 {
 
     const BF16_ONE: i16 = 0x3f80;
 
-    /// `rounds` times [`CHAINS`] products of 32 bf16 pairs of ones; returns the total of one chain and lane.
+    /// `rounds` times [`CHAINS`] products of 32 bf16 pairs of ones; returns the sum in a lane of a chain.
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub fn bf16_dots(rounds: usize) -> f32 {
         let ones = _mm512_set1_epi16(black_box(BF16_ONE));
@@ -408,7 +408,7 @@ mod tests {
             let lanes = (LANES * CHAINS) as f32;
             let per_lane = dispatch(isa, MulAdds { rounds: 1 }) / lanes;
             let chains = [1.0, 1.0 + 0.5, 1.0 + 0.5 + 0.25 + 0.125];
-            // Half or a quarter of the chains run twice or four times as many rounds: their lanes are 1.5 or 1.875.
+            // If half or a quarter of the chains run, each runs two or four rounds, and its lanes are 1.5 or 1.875.
             let expected = [chains[0], chains[1] / 2.0, chains[2] / 4.0];
             assert!(expected.contains(&per_lane), "{isa:?}: {per_lane}");
             // Each round adds a sum's own bytes or shorts, times ones, to the sum.
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_counts_the_units_of_all_threads() {
+    fn a_rate_is_positive_and_zero_without_work() {
         let rate = best_rate(3, 2, |_| {
             std::thread::yield_now();
             1000

@@ -13,25 +13,25 @@ impl CpuBackend {
         self.pool.n_threads()
     }
 
-    /// Calls `read` for each of the first `found.len()` rows of logits, on any thread, with exclusive use of one of
+    /// Calls `read` for each of the first `results.len()` rows of logits, on any thread, with exclusive use of one of
     /// `lanes`.
     ///
     /// # Panics
-    /// If `found` is longer than there are rows, or `lanes` is empty.
+    /// If `results` is longer than there are rows, or `lanes` is empty.
     pub fn read_rows<L: Send, R: Send>(
         &mut self,
         logits: &mut Tensor,
         lanes: &mut [L],
-        found: &mut [R],
+        results: &mut [R],
         read: ReadRow<'_, L, R>,
     ) {
-        let (n_rows, width) = (found.len(), logits.width());
-        let (logits, found) = (Shared::new(logits.values_mut()), Shared::new(found));
+        let (n_rows, width) = (results.len(), logits.width());
+        let (logits, results) = (Shared::new(logits.values_mut()), Shared::new(results));
         let cost = n_rows * width * LOGIT_COST;
         self.pool.for_each_with(lanes, n_rows, cost, &|lane, row| {
             // SAFETY: each row and each result belongs to one item.
-            let (logits, place) = unsafe { (logits.part(row * width, width), found.part(row, 1)) };
-            read(lane, row, logits, &mut place[0]);
+            let (logits, out) = unsafe { (logits.part(row * width, width), results.part(row, 1)) };
+            read(lane, row, logits, &mut out[0]);
         });
     }
 

@@ -16,7 +16,7 @@ use crate::sparsity::{DoubleSparsity, LabelChannels};
 pub struct Recall {
     rules: Arc<DoubleSparsity>,
     /// Only positions that are multiples of this are examined.
-    every: usize,
+    interval: usize,
     found: u64,
     best: u64,
 }
@@ -28,17 +28,17 @@ struct Keys<'a, E> {
 }
 
 impl Recall {
-    /// Counts only sparse queries at multiples of `every`.
-    pub fn new(rules: Arc<DoubleSparsity>, every: usize) -> Self {
+    /// Counts only sparse queries whose position is a multiple of `interval`.
+    pub fn new(rules: Arc<DoubleSparsity>, interval: usize) -> Self {
         Self {
             rules,
-            every: every.max(1),
+            interval: interval.max(1),
             found: 0,
             best: 0,
         }
     }
 
-    /// The share of the best keys that labels find; `None` if no query was sparse.
+    /// The share of the best keys that labels find; `None` if no key was counted.
     pub fn share(&self) -> Option<f64> {
         (self.best > 0).then(|| self.found as f64 / self.best as f64)
     }
@@ -72,7 +72,7 @@ impl Recall {
         for segment in batch.segments() {
             let first = segment.first_position;
             for position in first.max(rules.first_position())..segment.end_position() {
-                if position % self.every != 0 {
+                if position % self.interval != 0 {
                     continue;
                 }
                 let mut slots = Vec::with_capacity(position);

@@ -34,9 +34,10 @@ pub fn look_up(
     out
 }
 
-pub fn place_vectors(batch: &CpuBatch, out: &mut Tensor) {
+/// Copies the batch's prompt embeddings over the rows of the tokens that they replace.
+pub fn place_prompt_embeddings(batch: &CpuBatch, out: &mut Tensor) {
     let width = out.width();
-    for run in batch.vectors() {
+    for run in batch.prompt_embeddings() {
         let (first, values) = (run.first_token * width, run.values());
         out.values_mut()[first..first + values.len()].copy_from_slice(values);
     }

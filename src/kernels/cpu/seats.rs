@@ -33,8 +33,8 @@ impl Seats {
         Self { nodes, cpus }
     }
 
-    /// Places `n_threads` threads (0 means one). `pins` binds each to a core if there is one for each usable core; the
-    /// OS places fewer threads better.
+    /// Places `n_threads` threads (0 means one). `pins` binds each to a core if there are as many threads as usable
+    /// cores; the OS places fewer threads better.
     pub fn choose(n_threads: usize, pins: bool, numa: Numa) -> Self {
         let n_threads = n_threads.max(1);
         let grouped = match numa {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn other_threads_stay_on_their_node() {
+    fn threads_not_bound_to_a_core_are_bound_to_their_node() {
         for (threads, pins) in [(2, true), (4, false), (8, true)] {
             let seats = Seats::on_nodes(threads, pins, &nodes()).expect("both nodes have threads");
             assert_eq!(seats.nodes, Nodes::new([threads / 2; 2]));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_on_one_node_are_placed_as_without_nodes() {
+    fn nodes_are_ignored_if_all_threads_are_on_one() {
         assert_eq!(Seats::on_nodes(1, true, &nodes()), None);
         assert_eq!(Seats::on_nodes(4, true, &nodes()[..1]), None);
         assert_eq!(Seats::on_nodes(4, true, &[]), None);

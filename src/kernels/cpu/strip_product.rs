@@ -18,6 +18,7 @@ pub struct StripProduct {
     /// Weights of each input, with a stride of [`SUMS`] values.
     pub strip: *mut f32,
     pub inputs: usize,
+    /// Whether these are the first inputs, so that the sums start from zero.
     pub begins: bool,
     /// Sums of each row, with a stride of [`SUMS`].
     pub sums: *mut f32,

@@ -15,7 +15,7 @@ use super::strip_product::{NARROW_STRIP, STRIP_ROWS, StripProduct, WIDE_STRIP};
 use super::tile::Plain;
 
 pub const MOST_GROUPS: usize = 64;
-/// With fewer groups, storing the widened weights costs more than it saves.
+/// Minimum groups of an item: for fewer, storing widened weights costs more than it saves.
 pub const LEAST_GROUPS: usize = 4;
 
 /// Inputs that are widened at once: with 48 outputs they take 18 KiB of an L1 of 32 KiB, so that rows fit as well.
@@ -57,8 +57,7 @@ impl Widened {
         }
     }
 
-    /// As [`Self::fill`], and multiplies the rows of a group; for full strips at once, while the weights are in
-    /// registers.
+    /// As [`Self::fill`], and multiplies a group's rows: if strips are full, while the weights are in registers.
     ///
     /// # Safety
     /// As [`Self::fill`] and [`Self::multiply`].
@@ -132,6 +131,7 @@ pub struct GroupPart<'a> {
     pub inputs: usize,
     /// Prefetch hint: the words to multiply next.
     pub ahead: *const u32,
+    /// Whether these are the first inputs, so that the sums start from zero.
     pub begins: bool,
     pub sums: &'a mut Sums,
 }
@@ -145,8 +145,7 @@ impl StripProduct {
         }
     }
 
-    /// The products with both strips of [`MAX_PANELS`] panels; each prefetches half of the next rows if there is a
-    /// hint.
+    /// The products with both strips of [`MAX_PANELS`] panels; with a hint, each prefetches half of the next rows.
     fn wide_strips(self) -> [Self; 2] {
         let half = self.inputs * STRIP_ROWS / 2;
         let second = Self {

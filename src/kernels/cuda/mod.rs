@@ -1,9 +1,9 @@
 //! Kernels on NVIDIA GPUs: everything between the driver and the executor.
 //!
 //! [`driver`] wraps the CUDA driver, [`pack`] loads the kernels, [`params`] and [`launch`] have their arguments and
-//! launches, [`gemm`] chooses between own kernels and cuBLASLt, [`sampling`] has the kernels that run before and after
+//! launches, [`gemm`] chooses between our kernels and cuBLASLt, [`sampling`] has the kernels that run before and after
 //! a model, and [`backend`] the model's operations. `executor::cuda` runs steps. Building needs no part of CUDA;
-//! running needs only the driver.
+//! running needs only the driver, and uses cuBLASLt if it is installed.
 
 // The driver's functions take raw handles and addresses.
 #![allow(unsafe_code)]

@@ -268,7 +268,7 @@ fn counters_of_ended_requests_are_the_sums_of_their_usages() {
 }
 
 #[test]
-fn used_tokens_are_those_neither_free_nor_evictable() {
+fn a_plan_sets_pool_usage_retracted_tokens_and_hit_rate() {
     let page = page(exercise_all);
     assert_eq!(value(&page, "sglang:kv_used_tokens", &[]), 250.0);
     assert_eq!(value(&page, "sglang:token_usage", &[]), 0.25);
@@ -281,7 +281,7 @@ fn used_tokens_are_those_neither_free_nor_evictable() {
 }
 
 #[test]
-fn counters_never_fall_when_a_rebuilt_unit_counts_from_zero() {
+fn counters_keep_growing_after_a_rebuild() {
     let stats = |retractions| EngineStats {
         retractions,
         ..EngineStats::default()

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::{exercise_all, page};
 
-/// The sorted findings of `promtool check metrics` on a page; `None` if promtool is not installed, except in CI.
+/// The sorted findings of `promtool check metrics` on a page. `None` if promtool is not installed; CI requires it.
 fn promtool_findings(page: &str) -> Option<Vec<String>> {
     let mut promtool = Command::new("promtool");
     let promtool = promtool.args(["check", "metrics"]).stdin(Stdio::piped());

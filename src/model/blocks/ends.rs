@@ -8,7 +8,7 @@ use souffleur_kernels::Backend;
 
 pub struct Ends<B: Backend> {
     embedding: B::Matrix,
-    /// Factor on embeddings of tokens, but not on prompt vectors.
+    /// Factor on embeddings of tokens, but not on prompt embeddings.
     embedding_scale: Option<f32>,
     inputs: Option<InputTable<B>>,
     rope: B::Rope,
@@ -16,7 +16,7 @@ pub struct Ends<B: Backend> {
     /// The identity rotation, for layers without RoPE.
     no_rope: Option<B::Rope>,
     norm: Norm<B>,
-    /// Factor on embeddings of tokens and on prompt vectors.
+    /// Factor on embeddings of tokens and on prompt embeddings.
     input_scale: Option<f32>,
     logits_divisor: Option<f32>,
     /// `None` if the embedding is tied.
@@ -97,14 +97,14 @@ impl<B: Backend> Ends<B> {
 
     pub fn rotations(&self, backend: &mut B, batch: &B::Batch) -> Rotations<B> {
         let all = backend.rotations(&self.rope, batch);
-        let mut some = |rope: &Option<B::Rope>| {
+        let mut optional = |rope: &Option<B::Rope>| {
             let rope = rope.as_ref();
             rope.map(|rope| backend.rotations(rope, batch))
         };
         Rotations {
             all,
-            windowed: some(&self.window_rope),
-            none: some(&self.no_rope),
+            windowed: optional(&self.window_rope),
+            none: optional(&self.no_rope),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::norm::Norm;
 use crate::loader::Loader;
-use crate::side_experts::SideExperts;
+use crate::parallel_experts::ParallelExperts;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::{Backend, Gate, Linear};
 
@@ -14,7 +14,7 @@ pub struct Mlp<B: Backend> {
     /// Norm of the output, before the residual add.
     pub(super) post_norm: Option<Norm<B>>,
     /// Experts whose output is added before `post_norm`.
-    pub(super) side: Option<SideExperts<B>>,
+    pub(super) parallel: Option<ParallelExperts<B>>,
     pub(super) residual_scale: Option<f32>,
 }
 
@@ -38,7 +38,7 @@ impl<B: Backend> Mlp<B> {
             gate: loader.config().gate(),
             down: loader.linear(&[(name("down_proj"), hidden)], width, bias)?,
             post_norm: None,
-            side: None,
+            parallel: None,
             residual_scale: loader.config().residual_scale,
         })
     }
@@ -49,8 +49,8 @@ impl<B: Backend> Mlp<B> {
             None => add_projected(backend, x, &gated, &self.down, self.residual_scale),
             Some(norm) => {
                 let projected = backend.project(&gated, &self.down);
-                let output = match &self.side {
-                    Some(side) => side.sum(backend, x, &projected),
+                let output = match &self.parallel {
+                    Some(parallel) => parallel.sum(backend, x, &projected),
                     None => projected,
                 };
                 norm.add(backend, x, &output);

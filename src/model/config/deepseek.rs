@@ -24,6 +24,7 @@ pub(crate) fn dense_layers(json: &JsonFile, default: usize) -> Result<usize, Loa
     Ok(given.unwrap_or(default))
 }
 
+/// Reads the experts of DeepSeek-V3 and similar families: sigmoid scores, corrected by biases when experts are chosen.
 pub(crate) fn corrected(
     json: &JsonFile,
     layers: usize,

@@ -64,11 +64,11 @@ impl ExpertsConfig {
     pub fn has_tensor(&self, name: &str) -> bool {
         let within_layer = name.strip_prefix("model.layers.");
         let module = within_layer.and_then(|rest| rest.split_once('.'));
-        let inside = module.and_then(|(_, rest)| rest.strip_prefix(self.names.module));
-        inside.is_some_and(|rest| rest.starts_with(".experts."))
+        let in_module = module.and_then(|(_, rest)| rest.strip_prefix(self.names.module));
+        in_module.is_some_and(|rest| rest.starts_with(".experts."))
     }
 
-    /// The tensors of a layer's router, experts and shared expert, with biases if `bias`.
+    /// The tensors of a layer's router, experts and shared expert; `bias` is whether the shared expert has biases.
     pub(super) fn tensors(&self, layer: usize, hidden: usize, bias: bool) -> Vec<TensorSpec> {
         let names = self.names;
         let router = format!("{}.weight", names.router(layer));
@@ -124,7 +124,7 @@ impl ExpertNames {
         router: "gate",
         projections: ["w1", "w3", "w2"],
     };
-    /// Internal names for gpt-oss, whose checkpoints have only stacks.
+    /// Internal names for gpt-oss, whose checkpoints stack the matrices of all experts in one tensor.
     pub const GPT_OSS: Self = Self {
         router: "router",
         ..Self::QWEN
@@ -135,7 +135,7 @@ impl ExpertNames {
         router: "router.proj",
         ..Self::QWEN
     };
-    /// All names; gpt-oss differs from Qwen only in the router.
+    /// The names of every family; those of gpt-oss differ from Qwen's only in the router.
     pub const ALL: [Self; 3] = [Self::QWEN, Self::MIXTRAL, Self::GEMMA4];
 
     pub fn module(self, layer: usize) -> String {
@@ -164,7 +164,6 @@ impl ExpertNames {
         format!("{}.shared_experts", self.module(layer))
     }
 
-    /// Gate, up and down.
     pub fn projections(self, layer: usize, expert: usize) -> [String; 3] {
         let module = self.module(layer);
         self.projections

@@ -97,7 +97,7 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
     }
 }
 
-/// The score scale is 1/sqrt of `query_pre_attn_scalar`.
+/// The factors on embeddings, and on attention scores (1/sqrt of `query_pre_attn_scalar`).
 pub(crate) fn scales(json: &JsonFile, widths: &Widths) -> Result<Scales, LoadError> {
     let scalar = json.number("query_pre_attn_scalar", FACTORS)?;
     Ok(Scales {
@@ -116,21 +116,21 @@ pub(crate) fn embedding_scale(hidden: usize) -> f32 {
 pub(crate) fn full_rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError> {
     let theta = theta(json)?.unwrap_or(FULL_THETA);
     let scaling = json.object("rope_scaling")?;
-    let own = match scaling.filter(|scaling| !scaling.entries().is_empty()) {
-        None => of_kind(json, "full_attention")?,
+    let rope = match scaling.filter(|scaling| !scaling.entries().is_empty()) {
+        None => rope_parameters(json, "full_attention")?,
         some => some,
     };
-    RopeConfig::of_kind(json, own.as_ref(), theta, context.max_positions)
+    RopeConfig::of_kind(json, rope.as_ref(), theta, context.max_positions)
 }
 
 fn window_rope(json: &JsonFile, max_positions: usize) -> Result<RopeConfig, LoadError> {
     let theta = json.number("rope_local_base_freq", 1.000_001..=1e15)?;
-    let own = of_kind(json, "sliding_attention")?;
+    let rope = rope_parameters(json, "sliding_attention")?;
     let theta = theta.unwrap_or(WINDOW_THETA);
-    RopeConfig::of_kind(json, own.as_ref(), theta, max_positions)
+    RopeConfig::of_kind(json, rope.as_ref(), theta, max_positions)
 }
 
-fn of_kind(json: &JsonFile, kind: &str) -> Result<Option<JsonFile>, LoadError> {
+fn rope_parameters(json: &JsonFile, kind: &str) -> Result<Option<JsonFile>, LoadError> {
     let Some(kinds) = json.object("rope_parameters")? else {
         return Ok(None);
     };

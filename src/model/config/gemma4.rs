@@ -14,7 +14,7 @@ pub struct Gemma4Config {
     pub full_head_dim: usize,
     /// Whether the key projection of full-attention layers also gives the values.
     pub keys_are_values: bool,
-    /// Number of final layers that share the KV of the last earlier layer of their kind.
+    /// Number of final layers that keep no KV: each reads the KV of the last layer of its kind that keeps it.
     pub n_sharing: usize,
     /// Whether the MLPs of the sharing layers are twice as wide.
     pub double_wide: bool,

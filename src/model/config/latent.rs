@@ -34,9 +34,9 @@ pub(crate) struct LatentDefaults {
 impl LatentConfig {
     pub(super) fn from_json(json: &JsonFile, defaults: &LatentDefaults) -> Result<Self, LoadError> {
         let size = |key, default: usize| Ok(json.size(key, HEAD_DIM)?.unwrap_or(default));
-        let unless_null = Some(defaults.query_rank).filter(|_| !json.has("q_lora_rank"));
+        let default_rank = Some(defaults.query_rank).filter(|_| !json.has("q_lora_rank"));
         let latent = Self {
-            query_rank: json.size("q_lora_rank", HIDDEN)?.or(unless_null),
+            query_rank: json.size("q_lora_rank", HIDDEN)?.or(default_rank),
             rank: size("kv_lora_rank", 512)?,
             plain_dim: size("qk_nope_head_dim", defaults.plain_dim)?,
             rotary_dim: size("qk_rope_head_dim", 64)?,

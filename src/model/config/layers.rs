@@ -12,9 +12,9 @@ impl ModelConfig {
         let dim = dim.map_or(self.head_dim, LatentConfig::key_dim);
         match self.gemma4() {
             None => ([self.num_key_value_heads; 2], [dim; 2]),
-            Some(own) => (
-                [self.num_key_value_heads, own.full_kv_heads],
-                [dim, own.full_head_dim],
+            Some(gemma4) => (
+                [self.num_key_value_heads, gemma4.full_kv_heads],
+                [dim, gemma4.full_head_dim],
             ),
         }
     }
@@ -34,14 +34,14 @@ impl ModelConfig {
     pub fn kv_source(&self, layer: usize) -> usize {
         let source = self
             .gemma4()
-            .and_then(|own| own.source(&self.windows, layer));
+            .and_then(|gemma4| gemma4.source(&self.windows, layer));
         source.unwrap_or(layer)
     }
 
     /// The width of a layer's MLP.
     pub fn intermediate_in(&self, layer: usize) -> usize {
         match self.gemma4() {
-            Some(own) if own.double_wide && self.kv_source(layer) != layer => {
+            Some(gemma4) if gemma4.double_wide && self.kv_source(layer) != layer => {
                 2 * self.intermediate_size
             }
             _ => self.intermediate_size,

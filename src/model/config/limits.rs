@@ -20,7 +20,7 @@ pub(crate) const CONTEXT: RangeInclusive<usize> = 1..=MAX_POSITIONS;
 /// Limits of a scale or softcap.
 pub(crate) const FACTORS: RangeInclusive<f64> = 1e-6..=1e6;
 
-/// `heads` is the key and the value of the number of query heads.
+/// `heads` is the number of query heads, with the name of its key.
 pub(crate) fn check_kv_heads(kv_heads: usize, heads: (&str, usize)) -> Result<(), String> {
     let (key, heads) = heads;
     if heads.is_multiple_of(kv_heads) {
@@ -30,8 +30,8 @@ pub(crate) fn check_kv_heads(kv_heads: usize, heads: (&str, usize)) -> Result<()
     }
 }
 
-/// The default head size, the hidden size divided by the number of heads. `heads` is that number's key and value.
-pub(crate) fn even_head_dim(hidden: usize, heads: (&str, usize)) -> Result<usize, String> {
+/// The hidden size divided by the number of query heads. `heads` is that number, with the name of its key.
+pub(crate) fn default_head_dim(hidden: usize, heads: (&str, usize)) -> Result<usize, String> {
     let (key, heads) = heads;
     if hidden.is_multiple_of(heads) {
         Ok(hidden / heads)
@@ -53,7 +53,7 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
 }
 
 /// Checks that a layer has at least `used` experts, and all layers together at most [`MAX_EXPERTS`]. `experts` is the
-/// key and the value of the number of experts per layer.
+/// number of experts per layer, with the name of its key.
 pub(crate) fn check_experts(
     used: usize,
     experts: (&str, usize),
@@ -67,8 +67,8 @@ pub(crate) fn check_experts(
         Ok(())
     } else {
         Err(format!(
-            "is {used} of {experts} experts ({key}) in each of {layers} layers, supported: {MAX_EXPERTS} in all \
-             layers together"
+            "is {used}, but {key} is {experts} in each of {layers} layers, supported: {MAX_EXPERTS} in all layers \
+             together"
         ))
     }
 }

@@ -39,7 +39,7 @@ pub struct BiasConfig {
     pub mlp: bool,
 }
 
-/// Validated: all sizes are positive, and small enough that their products fit `usize`.
+/// Validated: sizes are positive (or 0 for an MLP or RoPE that no layer has), and their products fit `usize`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     pub architecture: Architecture,
@@ -50,9 +50,9 @@ pub struct ModelConfig {
     pub experts: Option<ExpertsConfig>,
     pub num_hidden_layers: usize,
     pub num_attention_heads: usize,
-    /// Key and value heads in each layer; divides `num_attention_heads`. One for latent attention.
+    /// K/V heads of a layer (in Gemma 4, of a window layer); divides `num_attention_heads`. One for latent attention.
     pub num_key_value_heads: usize,
-    /// Elements of a head, even; for latent attention, only the rotated elements.
+    /// Elements of a head (in Gemma 4, of a window layer), even; for latent attention, only the rotated elements.
     pub head_dim: usize,
     pub latent: Option<LatentConfig>,
     pub rms_norm_eps: f32,
@@ -95,7 +95,7 @@ impl ModelConfig {
             .max(self.max_position_embeddings)
     }
 
-    /// Factor on scores: the family's, or 1/sqrt(elements of a query). Latent attention multiplies it by YaRN's factor.
+    /// Factor on scores: the family's, or 1/sqrt(elements of a query), for latent attention times YaRN's factor.
     pub fn attention_scale(&self) -> f32 {
         let query = |dim: usize| (dim as f32).sqrt().recip();
         if let Some(scale) = self.score_scale {

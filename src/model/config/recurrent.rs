@@ -174,7 +174,7 @@ pub(crate) fn layer_kinds(
         );
         return Err(json.error("layer_types", reason));
     }
-    let of = |kind: &str| match kind {
+    let keeps_state = |kind: &str| match kind {
         "full_attention" => Ok(false),
         kind if kind == with_state => Ok(true),
         other => {
@@ -185,7 +185,7 @@ pub(crate) fn layer_kinds(
     };
     kinds
         .into_iter()
-        .map(of)
+        .map(keeps_state)
         .collect::<Result<_, _>>()
         .map(Some)
 }

@@ -1,6 +1,8 @@
 //! Reads sizes and options whose key, derivation or default depends on the family.
 
-use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, check_head_dim, check_kv_heads, even_head_dim};
+use super::limits::{
+    HEAD_DIM, HEADS, INTERMEDIATE, check_head_dim, check_kv_heads, default_head_dim,
+};
 use crate::family::{Family, Intermediate};
 use crate::json_file::JsonFile;
 use crate::rope::{refuse_partial, rotary_part};
@@ -69,7 +71,7 @@ pub(super) fn head_dim(
     let default = family.defaults.head_dim.filter(|_| !json.has(KEY));
     let head_dim = match json.size(KEY, HEAD_DIM)?.or(default) {
         Some(head_dim) => head_dim,
-        None => even_head_dim(hidden, ("num_attention_heads", heads))
+        None => default_head_dim(hidden, ("num_attention_heads", heads))
             .map_err(|reason| json.error("hidden_size", format!("{reason}: set head_dim")))?,
     };
     check_head_dim(head_dim).map_err(|reason| json.error(KEY, reason))?;

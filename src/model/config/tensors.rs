@@ -172,7 +172,7 @@ impl ModelConfig {
 
     /// Name of the value projection: `k_proj` if a layer's keys are also its values.
     pub fn value_projection(&self, layer: usize) -> &'static str {
-        let of_keys = self.gemma4().is_some_and(|own| own.keys_are_values);
+        let of_keys = self.gemma4().is_some_and(|gemma4| gemma4.keys_are_values);
         if of_keys && self.windows[layer].is_none() {
             "k_proj"
         } else {

@@ -121,7 +121,6 @@ pub(super) fn rotated(
     }
 }
 
-/// For each layer, false for every `interval`-th and true for the others.
 pub(crate) fn all_but_every_nth(interval: usize, layers: usize) -> Vec<bool> {
     let numbers = 1..=layers;
     numbers

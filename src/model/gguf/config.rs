@@ -16,7 +16,7 @@ use crate::config::gemma::{GemmaConfig, GemmaRules, embedding_scale};
 use crate::config::latent::LatentConfig;
 use crate::config::limits::{
     CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, VOCAB, check_head_dim, check_kv_heads,
-    even_head_dim,
+    default_head_dim,
 };
 use crate::config::scales::Scales;
 use crate::config::{Architecture, BiasConfig, ModelConfig};
@@ -44,7 +44,7 @@ const NEUTRAL: [(&str, &[f64]); 13] = [
 ];
 
 /// Flags of models with unsupported features, and the only accepted values.
-const CHOICES: [(&str, bool); 2] = [("attention.causal", true), ("use_parallel_residual", false)];
+const FLAGS: [(&str, bool); 2] = [("attention.causal", true), ("use_parallel_residual", false)];
 
 pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     let metadata = gguf.metadata();
@@ -85,9 +85,9 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         embedding_scale: scales.embedding,
         score_scale: scales.scores,
         rope: rope(gguf, &keys, &family.gguf, rope_dims)?,
-        gemma: gemma::read(&keys, family)?.map(|own| GemmaConfig {
-            gemma4: heads.gemma4.map(|own| own.config),
-            ..own
+        gemma: gemma::read(&keys, family)?.map(|gemma| GemmaConfig {
+            gemma4: heads.gemma4.map(|sizes| sizes.config),
+            ..gemma
         }),
         latent: heads.latent,
         rotated: windows::rotated(family, num_hidden_layers),
@@ -131,7 +131,7 @@ impl Heads {
         };
         let kv_heads = match (&latent, &gemma4) {
             (Some(_), _) => 1,
-            (None, Some(own)) => own.kv_heads,
+            (None, Some(sizes)) => sizes.kv_heads,
             (None, None) if has_states => recurrent::kv_heads(keys)?.unwrap_or(queries),
             (None, None) => keys.size(KV_HEADS, HEADS)?.unwrap_or(queries),
         };
@@ -139,7 +139,7 @@ impl Heads {
             .map_err(|reason| keys.error(KV_HEADS, reason))?;
         let (dim, rotary_dim) = match (&latent, &gemma4) {
             (Some(latent), _) => (latent.rotary_dim, latent.rotary_dim),
-            (None, Some(own)) => (own.head_dim, own.head_dim),
+            (None, Some(sizes)) => (sizes.head_dim, sizes.head_dim),
             (None, None) => head_dims(keys, family, hidden, queries)?,
         };
         Ok(Self {
@@ -154,7 +154,7 @@ impl Heads {
 
     /// Rotated elements of the widest heads.
     fn widest_rotary(&self) -> usize {
-        let wide = self.gemma4.as_ref().map(|own| own.config.full_head_dim);
+        let wide = self.gemma4.as_ref().map(|sizes| sizes.config.full_head_dim);
         wide.unwrap_or(self.rotary_dim)
     }
 }
@@ -177,7 +177,7 @@ fn intermediate_size(
     match (family.intermediate, gemma4) {
         // All layers have experts.
         (Intermediate::Default(0), _) => Ok(0),
-        (_, Some(own)) => Ok(own.intermediate_size),
+        (_, Some(sizes)) => Ok(sizes.intermediate_size),
         _ => keys.required("feed_forward_length", INTERMEDIATE),
     }
 }
@@ -219,10 +219,10 @@ fn family(metadata: Metadata<'_>) -> Result<(Keys<'_>, &'static Family), LoadErr
 }
 
 fn refuse_unsupported(keys: &Keys<'_>, family: &Family) -> Result<(), LoadError> {
-    for (name, supported) in CHOICES {
-        let choice = keys.metadata.flag(&keys.key(name))?;
-        if let Some(choice) = choice.filter(|choice| *choice != supported) {
-            let reason = format!("is {choice}, supported: {supported}; use another model");
+    for (name, supported) in FLAGS {
+        let flag = keys.metadata.flag(&keys.key(name))?;
+        if let Some(flag) = flag.filter(|flag| *flag != supported) {
+            let reason = format!("is {flag}, supported: {supported}; use another model");
             return Err(keys.error(name, reason));
         }
     }
@@ -248,7 +248,7 @@ fn head_dims(
 ) -> Result<(usize, usize), LoadError> {
     let head_dim = match keys.size("attention.key_length", HEAD_DIM)? {
         Some(head_dim) => head_dim,
-        None => even_head_dim(hidden, (&keys.key("attention.head_count"), heads))
+        None => default_head_dim(hidden, (&keys.key("attention.head_count"), heads))
             .map_err(|reason| keys.error("embedding_length", reason))?,
     };
     check_head_dim(head_dim).map_err(|reason| keys.error("attention.key_length", reason))?;

@@ -45,7 +45,7 @@ pub(super) fn read(keys: &Keys<'_>, family: &Family) -> Result<Option<GemmaConfi
 /// Layer sizes of Gemma 4. Files list a size by layer if it differs between layers.
 pub(super) struct Gemma4Sizes {
     pub config: Gemma4Config,
-    /// Key heads and head size, of sliding-window layers.
+    /// K/V heads of sliding-window layers, and their size.
     pub kv_heads: usize,
     pub head_dim: usize,
     /// MLP width of layers that keep KV.

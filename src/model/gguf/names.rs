@@ -127,7 +127,7 @@ impl<'s> ExpertPart<'s> {
             projection: names
                 .projections
                 .iter()
-                .position(|own| *own == projection)?,
+                .position(|known| *known == projection)?,
             suffix: words.next()?,
         })
     }
@@ -180,10 +180,10 @@ pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
     if let Some(part) = ExpertPart::of(ours) {
         return part.file_name();
     }
-    if let Some((layer, own)) = ours
+    if let Some((layer, name)) = ours
         .strip_prefix("model.layers.")
         .and_then(|rest| rest.split_once('.'))
-        && let Some((_, file)) = WITH_SUFFIX.iter().find(|(known, _)| *known == own)
+        && let Some((_, file)) = WITH_SUFFIX.iter().find(|(known, _)| *known == name)
     {
         return format!("blk.{layer}.{file}");
     }
@@ -201,9 +201,9 @@ pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
         .and_then(|rest| rest.split_once('.'));
     match within_layer {
         Some((layer, module)) => {
-            let own = config.architecture.family().gguf.names.iter();
-            let own = own.copied().find(|(known, _)| *known == module);
-            let file = own.map_or_else(|| find(&IN_LAYER, module), |(_, file)| file);
+            let special = config.architecture.family().gguf.names.iter();
+            let special = special.copied().find(|(known, _)| *known == module);
+            let file = special.map_or_else(|| find(&IN_LAYER, module), |(_, file)| file);
             format!("blk.{layer}.{file}.{suffix}")
         }
         None => format!("{}.{suffix}", find(&OUTSIDE_LAYERS, module)),

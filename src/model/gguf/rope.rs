@@ -15,7 +15,7 @@ use souffleur_kernels::tensor_view::TensorView;
 /// Limits of the divisors of frequencies; a very large divisor disables rotation.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 
-/// YaRN's `mscale_all_dim`, or a tenth of it: see [`GgufFamily::yarn_weights`].
+/// YaRN's `mscale_all_dim`, or a tenth of it: see [`GgufFamily::yarn_mscales`].
 const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 const SCALING: &str = "rope.scaling.type";
 /// Key that is false if the model has no RoPE.
@@ -134,8 +134,8 @@ fn yarn(
     max_positions: usize,
 ) -> Result<Yarn, LoadError> {
     let multiplier = keys.number(LOG_MULTIPLIER, 0.0..=1e6)?;
-    let weights = multiplier.and_then(family.yarn_weights);
-    let known = weights.and(multiplier).unwrap_or(0.0);
+    let mscales = multiplier.and_then(family.yarn_mscales);
+    let known = mscales.and(multiplier).unwrap_or(0.0);
     for (name, neutral) in [
         ("rope.scaling.yarn_ext_factor", 1.0),
         (LOG_MULTIPLIER, known),
@@ -157,8 +157,8 @@ fn yarn(
         beta_fast: number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
         beta_slow: number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
         attention_factor: number("rope.scaling.yarn_attn_factor")?,
-        mscale: weights.map(|weights| weights.0),
-        mscale_all_dim: weights.map(|weights| weights.1),
+        mscale: mscales.map(|mscales| mscales.0),
+        mscale_all_dim: mscales.map(|mscales| mscales.1),
         truncate: family.yarn_truncates,
     };
     if let Some(times) = number("rope.scaling.attn_factor")?.filter(|times| *times != 1.0) {

@@ -64,7 +64,7 @@ fn entry(place: &Place<'_>, spec: &TensorSpec) -> Result<Entry, LoadError> {
     })?;
     let n_rows: usize = match place.whole.as_slice() {
         [elements] => *elements,
-        [outside @ .., _] => outside.iter().product(),
+        [outer @ .., _] => outer.iter().product(),
         [] => 1,
     };
     let row_bytes = info.bytes.len() / n_rows;

@@ -37,28 +37,28 @@ impl<B: Backend> Loader<'_, B> {
     pub fn head_matrices(
         &mut self,
         n_heads: usize,
-        of: &HeadRows<'_>,
+        spec: &HeadRows<'_>,
     ) -> Result<B::HeadMatrices, LoadError> {
         let Some(weights) = &self.checkpoint.weights else {
-            return Ok(self.random_heads(n_heads, of));
+            return Ok(self.random_heads(n_heads, spec));
         };
-        let shape = [n_heads * of.rows, of.width];
-        let source = weights.matrix(of.name, &shape)?;
+        let shape = [n_heads * spec.rows, spec.width];
+        let source = weights.matrix(spec.name, &shape)?;
         let converted = source.converted(self.target(MatrixRole::Inner));
         let whole = view_of(&source, converted.as_ref());
         let heads = (0..n_heads).map(|head| {
-            let row_bytes = whole.stored.row_bytes(of.width);
-            let first = (head * of.rows + of.first) * row_bytes;
+            let row_bytes = whole.stored.row_bytes(spec.width);
+            let first = (head * spec.rows + spec.first) * row_bytes;
             let part = TensorView {
-                shape: &[of.len, of.width],
-                bytes: &whole.bytes[first..first + of.len * row_bytes],
+                shape: &[spec.len, spec.width],
+                bytes: &whole.bytes[first..first + spec.len * row_bytes],
                 ..whole
             };
-            match of.orientation {
+            match spec.orientation {
                 Orientation::AsStored => self.backend.matrix(&[part], &[MatrixRole::Inner]),
                 Orientation::Transposed => {
-                    let values = transposed(&part.to_f32(), of.width);
-                    let shape = of.shape();
+                    let values = transposed(&part.to_f32(), spec.width);
+                    let shape = spec.shape();
                     let bytes = bytemuck::cast_slice(&values);
                     let view = TensorView::plain(Dtype::F32, &shape, bytes);
                     self.backend.matrix(&[view], &[MatrixRole::Inner])
@@ -66,23 +66,23 @@ impl<B: Backend> Loader<'_, B> {
             }
         });
         let heads = heads.collect();
-        let bytes = source.file_bytes() * of.len / of.rows;
-        if of.first + of.len == of.rows {
-            weights.release(of.name);
+        let bytes = source.file_bytes() * spec.len / spec.rows;
+        if spec.first + spec.len == spec.rows {
+            weights.release(spec.name);
         }
         self.report(bytes);
         Ok(self.backend.head_matrices(heads))
     }
 
-    fn random_heads(&mut self, n_heads: usize, of: &HeadRows<'_>) -> B::HeadMatrices {
+    fn random_heads(&mut self, n_heads: usize, spec: &HeadRows<'_>) -> B::HeadMatrices {
         let dtype = self.checkpoint.dtype;
         let heads = (0..n_heads).map(|head| {
-            let name = format!("{}.{}.{head}", of.name, of.first);
-            let part = RandomTensor::new(&name, &of.shape(), dtype);
+            let name = format!("{}.{}.{head}", spec.name, spec.first);
+            let part = RandomTensor::new(&name, &spec.shape(), dtype);
             self.backend.random_matrix(&[part], &[MatrixRole::Inner])
         });
         let heads = heads.collect();
-        self.report(n_heads * of.len * of.width * dtype.bytes());
+        self.report(n_heads * spec.len * spec.width * dtype.bytes());
         self.backend.head_matrices(heads)
     }
 
@@ -94,12 +94,12 @@ impl<B: Backend> Loader<'_, B> {
         let Some(weights) = &self.checkpoint.weights else {
             return Ok(self.random_vector(&[(name, zeros + width)]));
         };
-        let own = self.ordered(weights.tensor(name, &[width])?, name);
+        let view = self.ordered(weights.tensor(name, &[width])?, name);
         let bytes = vec![0; zeros * Dtype::F32.bytes()];
         let shape = [zeros];
         let before = TensorView::plain(Dtype::F32, &shape, &bytes);
-        let vector = self.backend.vector(&[before, own]);
-        self.report(own.bytes.len());
+        let vector = self.backend.vector(&[before, view]);
+        self.report(view.bytes.len());
         Ok(vector)
     }
 }

@@ -98,7 +98,7 @@ impl Checkpoint {
     }
 
     /// Bytes of the loaded weights: matrices in `dtype` or quantised, norms and biases in f32. `kept` returns the bytes
-    /// of a matrix `[outputs, inputs]` if it keeps its stored blocks.
+    /// of a matrix `[outputs, inputs]` that stays in blocks, or `None` if it is decoded.
     pub fn weights_bytes(
         &self,
         quantization: Option<Quantization>,
@@ -129,15 +129,15 @@ impl Checkpoint {
         };
         let role = self.config.role(&spec.name);
         let quantization = quantization.filter(|quantization| !stays(spec, *quantization));
-        let in_panels = match (role, quantization) {
+        let block_bytes = match (role, quantization) {
             (MatrixRole::Router, _) | (_, Some(Quantization::Int8)) => None,
             (_, Some(Quantization::Int4)) => {
                 kept(Quantization::superblocks(role), [outputs, inputs])
             }
             (_, None) => in_blocks(spec, [outputs, inputs]),
         };
-        let exact = || role.bytes(self.dtype, quantization, [outputs as u64, inputs as u64]);
-        in_panels.unwrap_or_else(exact)
+        let plain_bytes = || role.bytes(self.dtype, quantization, [outputs as u64, inputs as u64]);
+        block_bytes.unwrap_or_else(plain_bytes)
     }
 
     pub fn stored(&self, name: &str) -> Option<Stored> {
@@ -302,7 +302,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// Transposes `[channels, 1, n_taps]` in files to `[n_taps, channels]`.
+    /// Loads the weight of a convolution, transposed from `[channels, 1, n_taps]` to `[n_taps, channels]`.
     pub fn taps(
         &mut self,
         name: &str,
@@ -396,7 +396,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     pub fn rope(&mut self) -> B::Rope {
         let config = self.config();
-        let wide = config.gemma4().map(|own| own.full_head_dim);
+        let wide = config.gemma4().map(|gemma4| gemma4.full_head_dim);
         let dim = wide.unwrap_or(config.rotary_dim);
         self.backend.rope(&config.rope.frequencies(dim))
     }
@@ -438,7 +438,6 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(number)
     }
 
-    /// Loads a norm's weight, times a factor.
     pub fn scaled_norm(
         &mut self,
         name: &str,

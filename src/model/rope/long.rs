@@ -21,21 +21,21 @@ pub struct LongRope {
 
 impl LongRope {
     pub(super) fn read(
-        own: &JsonFile,
+        rope: &JsonFile,
         original: usize,
         max_positions: usize,
     ) -> Result<Arc<Self>, LoadError> {
         if original < 2 {
             let reason = format!("is {original}, expected at least 2 with longrope");
-            return Err(own.error("original_max_position_embeddings", reason));
+            return Err(rope.error("original_max_position_embeddings", reason));
         }
-        let given = own.number("factor", 1e-6..=1e6)?;
+        let given = rope.number("factor", 1e-6..=1e6)?;
         let factor = given.unwrap_or(max_positions as f64 / original as f64);
         Ok(Arc::new(Self {
-            short: divisors(own, "short_factor")?,
-            long: divisors(own, "long_factor")?,
+            short: divisors(rope, "short_factor")?,
+            long: divisors(rope, "long_factor")?,
             original_max_position_embeddings: original,
-            attention_factor: match own.number("attention_factor", 1e-6..=1e6)? {
+            attention_factor: match rope.number("attention_factor", 1e-6..=1e6)? {
                 Some(given) => given,
                 None if factor <= 1.0 => 1.0,
                 None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
@@ -58,10 +58,10 @@ impl LongRope {
     }
 }
 
-fn divisors(own: &JsonFile, key: &str) -> Result<Vec<f32>, LoadError> {
-    let value = own
+fn divisors(rope: &JsonFile, key: &str) -> Result<Vec<f32>, LoadError> {
+    let value = rope
         .value(key)
-        .ok_or_else(|| own.error(key, "is missing: longrope needs one number for each pair"))?;
+        .ok_or_else(|| rope.error(key, "is missing: longrope needs one number for each pair"))?;
     let one = |value: &Value| {
         value
             .as_f64()
@@ -71,5 +71,5 @@ fn divisors(own: &JsonFile, key: &str) -> Result<Vec<f32>, LoadError> {
         let items = items.iter();
         items.map(|item| Some(one(item)? as f32)).collect()
     });
-    numbers.ok_or_else(|| own.expected(key, value, "a list of numbers from 1e-6 to 1e6"))
+    numbers.ok_or_else(|| rope.expected(key, value, "a list of numbers from 1e-6 to 1e6"))
 }

@@ -64,7 +64,7 @@ pub enum RopeScaling {
         part: f64,
         factor: f64,
     },
-    /// YaRN: blends by dimension, and scales attention.
+    /// YaRN: blends divided and unchanged frequencies by dimension, and scales attention.
     Yarn(Yarn),
     /// Each pair's frequency has its own divisor, as GGUF files store Llama 3.1's scaling.
     Divided(Arc<[f32]>),
@@ -77,9 +77,9 @@ pub struct Yarn {
     pub factor: f64,
     /// Trained context before scaling, in tokens.
     pub original_max_position_embeddings: usize,
-    /// Dimensions with more rotations than this over the original context are kept.
+    /// Dimensions with more rotations than this over the original context keep their frequency.
     pub beta_fast: f64,
-    /// Dimensions with fewer rotations than this over the original context are interpolated.
+    /// Dimensions with fewer rotations than this over the original context have their frequency divided by `factor`.
     pub beta_slow: f64,
     /// Factor on cos and sin; `None` derives it from `factor`.
     pub attention_factor: Option<f64>,
@@ -91,8 +91,8 @@ pub struct Yarn {
 }
 
 impl RopeConfig {
-    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone. `contexts` are the model's context, and a
-    /// default original context for families whose key of it is outside of the RoPE parameters.
+    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone. `contexts` are the model's context, and
+    /// the default original context of families that configure it outside of the RoPE parameters.
     pub(crate) fn from_json(
         json: &JsonFile,
         default_theta: f64,
@@ -103,66 +103,65 @@ impl RopeConfig {
                 .object(key)?
                 .filter(|object| !object.entries().is_empty()))
         };
-        let own = match filled("rope_scaling")? {
+        let rope = match filled("rope_scaling")? {
             None => filled("rope_parameters")?,
             some => some,
         };
         let outer_theta = theta(json)?;
-        let Some(own) = own else {
+        let Some(rope) = rope else {
             return Ok(Self {
                 theta: outer_theta.unwrap_or(default_theta),
                 scaling: RopeScaling::Default,
             });
         };
-        if let Some((key, _)) = own
+        if let Some((key, _)) = rope
             .entries()
             .iter()
             .find(|(_, value)| matches!(value, Value::Object(_)))
         {
-            return Err(own.error(
+            return Err(rope.error(
                 key,
                 "sets RoPE for one layer type: all layers must share one RoPE",
             ));
         }
         Ok(Self {
-            theta: theta(&own)?.or(outer_theta).unwrap_or(default_theta),
-            scaling: RopeScaling::from_json(json, &own, contexts)?,
+            theta: theta(&rope)?.or(outer_theta).unwrap_or(default_theta),
+            scaling: RopeScaling::from_json(json, &rope, contexts)?,
         })
     }
 
-    /// Reads the RoPE of one kind of layers from its parameters, `own`.
+    /// Reads the RoPE of one kind of layers from its parameters, `rope`.
     pub(crate) fn of_kind(
         outer: &JsonFile,
-        own: Option<&JsonFile>,
+        rope: Option<&JsonFile>,
         default_theta: f64,
         max_positions: usize,
     ) -> Result<Self, LoadError> {
-        let Some(own) = own else {
+        let Some(rope) = rope else {
             return Ok(Self {
                 theta: default_theta,
                 scaling: RopeScaling::Default,
             });
         };
-        let part = own.number("partial_rotary_factor", 0.0..=1.0)?;
-        let scaling = match (own.text("rope_type")?, part) {
+        let part = rope.number("partial_rotary_factor", 0.0..=1.0)?;
+        let scaling = match (rope.text("rope_type")?, part) {
             (Some("proportional"), part) => RopeScaling::Proportional {
                 part: part.unwrap_or(1.0),
-                factor: own.number("factor", 1e-6..=1e6)?.unwrap_or(1.0),
+                factor: rope.number("factor", 1e-6..=1e6)?.unwrap_or(1.0),
             },
-            (_, None | Some(1.0)) => RopeScaling::from_json(outer, own, (max_positions, None))?,
+            (_, None | Some(1.0)) => RopeScaling::from_json(outer, rope, (max_positions, None))?,
             (_, Some(part)) => {
                 let reason =
                     format!("is {part}, supported: 1, except for rope_type \"proportional\"");
-                return Err(own.error("partial_rotary_factor", reason));
+                return Err(rope.error("partial_rotary_factor", reason));
             }
         };
         Ok(Self {
-            theta: theta(own)?.unwrap_or(default_theta),
+            theta: theta(rope)?.unwrap_or(default_theta),
             scaling,
         })
     }
 
-    /// Checks that each rotated pair has one LongRoPE divisor.
     pub(crate) fn check_pairs(&self, json: &JsonFile, rotary_dim: usize) -> Result<(), LoadError> {
         match &self.scaling {
             RopeScaling::LongRope(both) => both.check_pairs(json, rotary_dim),
@@ -170,7 +169,7 @@ impl RopeConfig {
         }
     }
 
-    /// Sequences longer than this, in tokens, use the long frequencies; `None` without long ones.
+    /// Sequences longer than this, in tokens, use the long frequencies; `None` without LongRoPE.
     ///
     /// Here a sequence's length is its prompt plus its maximum output: the length never changes, so cached keys stay
     /// valid.
@@ -280,10 +279,10 @@ impl RopeConfig {
 impl RopeScaling {
     fn from_json(
         outer: &JsonFile,
-        own: &JsonFile,
+        rope: &JsonFile,
         (max_positions, outer_default): (usize, Option<usize>),
     ) -> Result<Self, LoadError> {
-        let key = if own.value("rope_type").is_some() {
+        let key = if rope.value("rope_type").is_some() {
             "rope_type"
         } else {
             "type"
@@ -293,26 +292,26 @@ impl RopeScaling {
             let limits = 1..=MAX_POSITIONS;
             let given = match (outer.size(key, limits.clone())?, outer_default) {
                 (Some(given), _) | (None, Some(given)) => Some(given),
-                (None, None) => own.size(key, limits)?,
+                (None, None) => rope.size(key, limits)?,
             };
             Ok(given.unwrap_or(max_positions))
         };
         let long_rope = || {
-            let both = LongRope::read(own, original()?, max_positions)?;
+            let both = LongRope::read(rope, original()?, max_positions)?;
             Ok(Self::LongRope(both))
         };
-        match own.text(key)?.unwrap_or("default") {
+        match rope.text(key)?.unwrap_or("default") {
             "default" => Ok(Self::Default),
-            "linear" => Ok(Self::Linear { factor: required(own, "factor")? }),
+            "linear" => Ok(Self::Linear { factor: required(rope, "factor")? }),
             "llama3" => {
-                let low_freq_factor = required(own, "low_freq_factor")?;
-                let high_freq_factor = required(own, "high_freq_factor")?;
+                let low_freq_factor = required(rope, "low_freq_factor")?;
+                let high_freq_factor = required(rope, "high_freq_factor")?;
                 if high_freq_factor <= low_freq_factor {
                     let reason = format!("is {high_freq_factor}, expected more than low_freq_factor, {low_freq_factor}");
-                    return Err(own.error("high_freq_factor", reason));
+                    return Err(rope.error("high_freq_factor", reason));
                 }
                 Ok(Self::Llama3 {
-                    factor: required(own, "factor")?,
+                    factor: required(rope, "factor")?,
                     low_freq_factor,
                     high_freq_factor,
                     original_max_position_embeddings: original()?,
@@ -320,24 +319,24 @@ impl RopeScaling {
             }
             // Phi-3 has older names: `su`, and `yarn` with `long_factor`.
             "longrope" | "su" => long_rope(),
-            "yarn" if own.has("long_factor") => long_rope(),
-            "yarn" => Ok(Self::Yarn(yarn(own, original()?, max_positions)?)),
-            "dynamic" => Err(own.error(
+            "yarn" if rope.has("long_factor") => long_rope(),
+            "yarn" => Ok(Self::Yarn(yarn(rope, original()?, max_positions)?)),
+            "dynamic" => Err(rope.error(
                 key,
                 format!(
                     "is \"dynamic\": it changes the rotation of keys already cached when a sequence \
                      grows, so K/V cannot be reused; supported: {SUPPORTED}"
                 ),
             )),
-            other => Err(own.error(key, format!("is {other:?}, supported: {SUPPORTED}"))),
+            other => Err(rope.error(key, format!("is {other:?}, supported: {SUPPORTED}"))),
         }
     }
 }
 
-fn yarn(own: &JsonFile, original: usize, max_positions: usize) -> Result<Yarn, LoadError> {
-    let positive = |key| own.number(key, 1e-6..=1e6);
+fn yarn(rope: &JsonFile, original: usize, max_positions: usize) -> Result<Yarn, LoadError> {
+    let positive = |key| rope.number(key, 1e-6..=1e6);
     // Zero means unset, as in transformers.
-    let unless_zero = |key| Ok(own.number(key, 0.0..=1e6)?.filter(|number| *number != 0.0));
+    let unless_zero = |key| Ok(rope.number(key, 0.0..=1e6)?.filter(|number| *number != 0.0));
     let yarn = Yarn {
         factor: positive("factor")?.unwrap_or(max_positions as f64 / original as f64),
         original_max_position_embeddings: original,
@@ -346,21 +345,21 @@ fn yarn(own: &JsonFile, original: usize, max_positions: usize) -> Result<Yarn, L
         attention_factor: positive("attention_factor")?,
         mscale: unless_zero("mscale")?,
         mscale_all_dim: unless_zero("mscale_all_dim")?,
-        truncate: own.flag_or_null("truncate", true)?,
+        truncate: rope.flag_or_null("truncate", true)?,
     };
     if yarn.beta_fast < yarn.beta_slow {
         let reason = format!(
             "is {}, expected at least beta_slow, {}",
             yarn.beta_fast, yarn.beta_slow
         );
-        return Err(own.error("beta_fast", reason));
+        return Err(rope.error("beta_fast", reason));
     }
     Ok(yarn)
 }
 
-fn required(own: &JsonFile, key: &str) -> Result<f64, LoadError> {
-    own.number(key, 1e-6..=1e6)?
-        .ok_or_else(|| own.error(key, "is missing"))
+fn required(rope: &JsonFile, key: &str) -> Result<f64, LoadError> {
+    rope.number(key, 1e-6..=1e6)?
+        .ok_or_else(|| rope.error(key, "is missing"))
 }
 
 pub(crate) fn theta(json: &JsonFile) -> Result<Option<f64>, LoadError> {
@@ -372,7 +371,7 @@ pub(crate) fn rotary_part(json: &JsonFile) -> Result<Option<f64>, LoadError> {
     for key in ["rope_scaling", "rope_parameters"] {
         if let Some(part) = json
             .object(key)?
-            .map(|own| part(&own))
+            .map(|rope| part(&rope))
             .transpose()?
             .flatten()
         {
@@ -382,7 +381,6 @@ pub(crate) fn rotary_part(json: &JsonFile) -> Result<Option<f64>, LoadError> {
     part(json)
 }
 
-/// Rejects partial rotary.
 pub(crate) fn refuse_partial(json: &JsonFile) -> Result<(), LoadError> {
     match rotary_part(json)? {
         None | Some(1.0) => Ok(()),

@@ -18,7 +18,7 @@ use souffleur_base::error::LoadError;
 use souffleur_base::kv_layout::PagedKv;
 use souffleur_kernels::sparsity::LabelChannels;
 
-/// 128 layers with 128 heads of 256 channels take half of this limit.
+/// The three rankings of 128 layers with 128 heads of 256 channels take two thirds of this limit.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
 pub(super) struct ChannelFile {
@@ -99,7 +99,7 @@ fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
     let row = row.as_array().ok_or("is not a list of channels")?;
     if !(wanted..=dim).contains(&row.len()) {
         return Err(format!(
-            "has {} channels, expected at least {wanted} (set by ds_heavy_channel_num) and at most {dim} (those of a key)",
+            "has {} channels, expected at least {wanted} (ds_heavy_channel_num) and at most {dim} (those of a key)",
             row.len()
         ));
     }

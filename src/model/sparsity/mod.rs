@@ -1,4 +1,4 @@
-//! Configuration of double sparsity: which layers have labels, and of which channels.
+//! Configuration of double sparsity: which layers have labels (a few channels of each key), and of which channels.
 
 mod channel_type;
 mod file;
@@ -27,12 +27,12 @@ pub struct SparsityWish {
 }
 
 /// Default ratio of a key's channels to a label's.
-const DEFAULT_SHARE: usize = 4;
+const DEFAULT_RATIO: usize = 4;
 /// Smallest default, unless a key has fewer channels: a quarter of a narrow key finds too few important tokens.
 const MIN_DEFAULT: usize = 32;
 
 pub fn default_channels(key_dim: usize) -> usize {
-    (key_dim / DEFAULT_SHARE).max(MIN_DEFAULT).min(key_dim)
+    (key_dim / DEFAULT_RATIO).max(MIN_DEFAULT).min(key_dim)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

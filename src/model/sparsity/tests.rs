@@ -26,7 +26,7 @@ fn pages(values: Values) -> LayerKv {
     })
 }
 
-/// Two layers with full attention, one with a window, one with a state.
+/// With [`WINDOWS`]: two layers with full attention, one with a window, one with a state.
 fn layout() -> KvLayout {
     let full = pages(Values::Own { dim: DIM });
     KvLayout::new(vec![
@@ -73,17 +73,17 @@ fn valid_file() -> Value {
 }
 
 #[test]
-fn channels_follow_the_ranking_in_ascending_order() {
+fn the_most_important_channels_are_read_in_ascending_order() {
     let read = read_as(&valid_file(), wish).expect("valid");
-    let of = |layer: usize| {
+    let channels = |layer: usize| {
         let labels = read.rules.layers[layer].as_ref().expect("it has labels");
         (0..2)
             .map(|head| labels.head(head).to_vec())
             .collect::<Vec<_>>()
     };
-    assert_eq!(of(0), [[1, 2, 7], [3, 5, 6]]);
+    assert_eq!(channels(0), [[1, 2, 7], [3, 5, 6]]);
     // Sums of ranks in the first two rows: 2 for channel 1, 3 for channel 3, 4 for channels 0 and 2.
-    assert_eq!(of(2), [[0, 1, 3], [5, 6, 7]]);
+    assert_eq!(channels(2), [[0, 1, 3], [5, 6, 7]]);
     assert_eq!(read.rules.layers[1], None, "it has a window");
     assert_eq!(read.rules.layers[3], None, "it has a state");
     let labelled = read.label(layout());
@@ -293,7 +293,7 @@ fn written_channels_are_read_back() {
 }
 
 #[test]
-fn default_labels_have_a_quarter_of_a_key_or_32_channels() {
+fn default_labels_have_a_quarter_of_a_key_but_at_least_32_channels_if_it_has_them() {
     let expected = [
         (8, 8),
         (32, 32),

@@ -67,9 +67,7 @@ impl Weights {
         self.scheme
     }
 
-    /// Checks that every expected tensor is present, in the expected shape and a known element type.
-    ///
-    /// Other tensors are ignored.
+    /// Checks that every expected tensor is present, in the expected shape and a known type. Ignores other tensors.
     ///
     /// # Errors
     /// The first error, as [`Self::tensor`] would report it.
@@ -81,7 +79,7 @@ impl Weights {
             }
         }
         let names = expected.iter().map(|spec| spec.name.as_str());
-        let known: BTreeSet<&str> = names.flat_map(|name| self.names_of(name)).collect();
+        let known: BTreeSet<&str> = names.flat_map(|name| self.stored_names(name)).collect();
         for name in self.entries.keys() {
             // Old checkpoints store RoPE's frequencies, which are computed from the configuration.
             if !known.contains(name.as_str()) && !name.ends_with("rotary_emb.inv_freq") {
@@ -131,14 +129,14 @@ impl Weights {
         for (file, range) in self.gpt_oss.get(name).into_iter().flat_map(Strided::ranges) {
             self.files[*file].release(range.clone());
         }
-        for name in self.names_of(name) {
+        for name in self.stored_names(name) {
             let entry = &self.entries[name];
             self.files[entry.file].release(entry.range.clone());
         }
     }
 
-    pub(super) fn names_of(&self, name: &str) -> Vec<&str> {
-        let name = self.whole(name);
+    pub(super) fn stored_names(&self, name: &str) -> Vec<&str> {
+        let name = self.stored_matrix(name);
         let parts = part_names(name).filter(|_| self.scheme.is_some());
         let found = std::iter::once(name.to_owned())
             .chain(parts)
@@ -170,7 +168,7 @@ impl Weights {
         if let Some(matrix) = self.gpt_oss.get(name) {
             return Some(matrix.file_bytes());
         }
-        let names = self.names_of(name);
+        let names = self.stored_names(name);
         let bytes = names.iter().map(|name| self.entries[*name].range.len());
         let bytes: usize = bytes.sum();
         let share = match self.parts.get(name) {

@@ -1,4 +1,4 @@
-//! Maps experts' tensors to the model's names.
+//! Gives the tensors of experts their internal names, and splits stacks.
 //!
 //! Checkpoints name each expert's matrices separately, as Qwen or Mixtral does, or stack those of all experts in one
 //! tensor: `gate_up_proj` `[experts, 2 * width, hidden]`, gates first, and `down_proj` `[experts, hidden, width]`.

@@ -44,10 +44,10 @@ impl Weights {
             let mut prefixes = PREFIXES.iter();
             prefixes.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
         });
-        let own = config.architecture.family().tensor_names;
-        self.renamed_parts.extend(own);
+        let of_family = config.architecture.family().tensor_names;
+        self.renamed_parts.extend(of_family);
         self.rename(|name| {
-            let (from, to) = own.iter().find(|(from, _)| name.contains(from))?;
+            let (from, to) = of_family.iter().find(|(from, _)| name.contains(from))?;
             Some(name.replacen(from, to, 1))
         });
         for layer in 0..config.num_hidden_layers {
@@ -119,10 +119,10 @@ impl Weights {
                 );
                 let qkv = [("q_proj", 0, q), ("k_proj", q, kv), ("v_proj", q + kv, kv)];
                 let gate_up = [("gate_proj", 0, mlp), ("up_proj", mlp, mlp)];
-                let of = |module: &'static str| {
+                let names_in = |module: &'static str| {
                     move |part: &str| name(&format!("{module}.{part}.weight"))
                 };
-                let (attention, mlp) = (of("self_attn"), of("mlp"));
+                let (attention, mlp) = (names_in("self_attn"), names_in("mlp"));
                 let one = (1, Some(hidden));
                 self.split(&attention("qkv_proj"), one, &qkv, attention)?;
                 self.split(&mlp("gate_up_proj"), one, &gate_up, mlp)

@@ -35,7 +35,7 @@ pub struct PlannedDigest {
     cache: Option<(u64, u64)>,
     free_pages: u64,
     free_rows: u64,
-    /// Window pages: free, evictable, protected, and evicted by this plan; `None` where all are zero.
+    /// Window pages: free, evictable, protected, and evicted by this plan; `None` if all are zero.
     windows: Option<[u64; 4]>,
 }
 
@@ -236,8 +236,8 @@ impl From<&Admitted> for AdmittedDigest {
             prefix_len,
             extend_end,
             chunked,
+            // Explains a miss; the other fields appear in the step.
             departure: _,
-            // The other fields appear in the step.
             kv_tokens: _,
             state: _,
             saves: _,

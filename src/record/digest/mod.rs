@@ -1,6 +1,7 @@
 //! Digests of the scheduler's messages, which a replay compares with the recorded ones.
 //!
-//! A digest has every id, length and count, but only a checksum of long token lists, which the inputs determine.
+//! A digest has ids, lengths and counts, but of long lists only a checksum. It omits values that the inputs determine,
+//! or whose differences appear in another digest.
 //!
 //! Values are destructured field by field, so that a new field of a plan fails to compile until it is compared or
 //! explicitly ignored.

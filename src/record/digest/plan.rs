@@ -52,7 +52,7 @@ impl From<&PlanStep> for PlanDigest {
             pins,
             touch,
             admit,
-            else_decode,
+            decode_demand,
             evict_tokens,
             free_pages,
             free_rows,
@@ -76,7 +76,7 @@ impl From<&PlanStep> for PlanDigest {
             touch: touch.iter().map(|key| key.seq.into()).collect(),
             pins: pins.iter().map(pin_of).collect(),
             admit: admit.as_ref().map(AdmitDigest::from),
-            growing: else_decode.as_ref().map(growing),
+            growing: decode_demand.as_ref().map(growing),
             evict_tokens: *evict_tokens as u64,
             free_pages: *free_pages as u64,
             free_rows: *free_rows as u64,
@@ -182,7 +182,7 @@ impl From<&AdmitRequest> for AdmitDigest {
                 | u64::from(*bypasses_cache) << 2;
             sum.add(flags << 8 | u64::from(*waits));
             sum.add(continues_at.map_or(0, |at| at as u64 + 1));
-            // Empty without recurrent layers.
+            // Empty without recurrent and window layers.
             anchors.iter().for_each(|at| sum.add(u64::from(*at)));
             if *kv_tokens > 0 {
                 sum.add(*kv_tokens as u64);

@@ -8,7 +8,7 @@ use souffleur_state::step::{
     BlockLoad, BlockSave, BlockSource, RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta,
 };
 
-/// Digest of a [`StepPlan`]: all but the tokens and sampling parameters, which the submissions determine.
+/// Digest of a [`StepPlan`], with a checksum of the tokens and a seed: the submissions determine the other parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepDigest {
     step: StepId,
@@ -59,7 +59,7 @@ enum EditDigest {
         ticket: Ticket,
         pages: PageRuns,
     },
-    /// A row that starts with blocks from the KV store.
+    /// Blocks of the KV store that are loaded into a row.
     Load {
         ticket: Ticket,
         row: RowId,
@@ -80,7 +80,7 @@ struct RowDigest {
     seq: Seq,
     work: WorkDigest,
     sample: bool,
-    /// The first position with prompt log probabilities, if requested.
+    /// If the row returns log probabilities: the first prompt position that has them, if any.
     logprobs: Option<Option<u32>>,
 }
 
@@ -145,7 +145,7 @@ impl From<&RowStart> for StartDigest {
             tokens,
             prompt_tokens,
             sampling,
-            // These three are not in the log: see `SubmitEntry`.
+            // Copied from the submission: see `SubmitEntry`.
             grammar: _,
             vectors: _,
             pooling: _,

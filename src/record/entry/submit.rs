@@ -41,7 +41,6 @@ pub struct SubmitEntry {
     /// The sampling parameters as JSON, so that a new parameter that the states ignore needs no new format.
     pub sampling_json: String,
     pub logprobs: Option<LogprobWish>,
-    /// As `Submission::priority`.
     pub priority: Option<i64>,
     /// By the scheduler's clock.
     pub submitted_s: f64,

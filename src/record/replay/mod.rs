@@ -20,7 +20,7 @@ use souffleur_state::control::{ControlSetup, ControlStates, Leg};
 use souffleur_state::scheduler::Next;
 use unit::{Submitted, Unit};
 
-/// The largest number of pages per pool in a log's header. The states of this many pages take about 1 GB of memory.
+/// The largest number of pages or states in a log's header. Scheduler, tree and pools for as many pages take 1 GB.
 const MAX_PAGES: usize = 1 << 27;
 /// The largest number of rows in a log's header.
 const MAX_ROWS: usize = 1 << 20;
@@ -98,7 +98,6 @@ impl fmt::Display for Difference {
 pub enum ReplayError {
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The states cannot be built from the log's header.
     #[error("failed to build the scheduler's state from the log's header: {0}")]
     Setup(String),
     /// The states panicked: the recorded run panicked too, or the log is forged.
@@ -122,7 +121,7 @@ pub enum ReplayError {
 /// Replays a log on the states that `make` builds; [`ControlSetup::build`] builds the engine's.
 ///
 /// # Errors
-/// The file is not a log, is damaged, or exceeds a limit.
+/// The file is not a log, or the log is damaged, inconsistent or over a limit, or the replayed scheduler panics.
 pub fn replay(log: impl Read, make: &MakeStates<'_>) -> Result<Replayed, ReplayError> {
     let mut reader = LogReader::open(log)?;
     let header = reader.header().clone();
@@ -139,7 +138,7 @@ pub fn replay(log: impl Read, make: &MakeStates<'_>) -> Result<Replayed, ReplayE
     let difference = ran.map_err(|panic| ReplayError::Panicked {
         record: replay.counts.records,
         after: replay.after,
-        text: text_of(panic.as_ref()),
+        text: panic_text(panic.as_ref()),
     })??;
     let (ending, n_dropped) = reader.ending();
     Ok(Replayed {
@@ -277,7 +276,7 @@ impl Replay<'_> {
             }
             Entry::Cancel { rid, flag } => unit.cancel(&rid, flag),
             Entry::StopFound { rid, kept } => unit.stop_found(&rid, kept),
-            other => unit.command(other)?,
+            other => unit.repeat_call(other)?,
         }
         Ok(None)
     }
@@ -319,7 +318,7 @@ impl Replay<'_> {
         if *recorded != replayed {
             states.ledger.close();
             let step = Some(recorded.step());
-            return Ok(Some(self.differs("StepPlanned", step, recorded, &replayed)));
+            return Ok(Some(self.compare("StepPlanned", step, recorded, &replayed)));
         }
         unit.returned = states.carry(Leg::StepPlanned(planned)).back();
         Ok(None)
@@ -340,7 +339,7 @@ impl Replay<'_> {
         let replayed = ProbedDigest::from(&*probed);
         if *recorded != replayed {
             states.ledger.close();
-            return Ok(Some(self.differs(
+            return Ok(Some(self.compare(
                 "PrefixesProbed",
                 step,
                 recorded,
@@ -363,7 +362,7 @@ impl Replay<'_> {
                 (recorded, replayed) => format!("{recorded} (now {replayed})"),
             };
             let step = recorded.step().or(replayed.step());
-            return Ok(Some(self.differs(&message, step, recorded, &replayed)));
+            return Ok(Some(self.compare(&message, step, recorded, &replayed)));
         }
         match returned {
             Next::RunStep(_) => self.counts.steps += 1,
@@ -381,7 +380,7 @@ impl Replay<'_> {
         let news = unit.states.scheduler.take_news();
         let replayed = NewsDigest::from(news.as_slice());
         if *recorded != replayed {
-            return Ok(Some(self.differs("TokensReady", None, recorded, &replayed)));
+            return Ok(Some(self.compare("TokensReady", None, recorded, &replayed)));
         }
         for intake in recorded.ended() {
             unit.forget(intake);
@@ -389,7 +388,7 @@ impl Replay<'_> {
         Ok(None)
     }
 
-    fn differs<T: serde::Serialize + fmt::Debug>(
+    fn compare<T: serde::Serialize + fmt::Debug>(
         &self,
         message: &str,
         step: Option<StepId>,
@@ -416,7 +415,7 @@ impl Replay<'_> {
     }
 }
 
-fn text_of(panic: &(dyn Any + Send)) -> String {
+fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or(panic.downcast_ref::<&str>().copied());
     text.unwrap_or("no message").to_owned()

@@ -35,7 +35,7 @@ pub(super) struct Submitted {
     anchors: Arc<[u32]>,
     pooling: Option<Pooling>,
     bypasses_cache: bool,
-    long_rotation: bool,
+    has_long_rope: bool,
 }
 
 impl Submitted {
@@ -47,7 +47,7 @@ impl Submitted {
             anchors: Arc::default(),
             pooling: None,
             bypasses_cache: false,
-            long_rotation: false,
+            has_long_rope: false,
         };
         Ok(match entry {
             Entry::Submit(request) => plain(request),
@@ -97,7 +97,7 @@ impl Submitted {
                 anchors,
                 pooling,
                 bypasses_cache,
-                long_rotation: true,
+                has_long_rope: true,
             },
             other => return Err(other),
         })
@@ -142,14 +142,14 @@ impl Unit {
             anchors,
             pooling,
             bypasses_cache,
-            long_rotation,
+            has_long_rope,
         } = submitted;
         let flag = self.register(&request, seen)?;
         let submission = request.submission(opening, anchors, flag)?;
         let submission = Submission {
             pooling,
             bypasses_cache,
-            namespace: submission.namespace.with_long_rotation(long_rotation),
+            namespace: submission.namespace.with_long_rotation(has_long_rope),
             ..submission
         };
         self.states.scheduler.submit(submission);
@@ -192,8 +192,8 @@ impl Unit {
         intake.into_iter().for_each(|intake| self.forget(intake));
     }
 
-    /// Repeats a call that a user or the clock caused. A call that failed in the recording fails again.
-    pub(super) fn command(&mut self, entry: Entry) -> Result<(), String> {
+    /// Repeats a call that a user, the clock or the KV store caused. A call that failed in the recording fails again.
+    pub(super) fn repeat_call(&mut self, entry: Entry) -> Result<(), String> {
         let scheduler = &mut self.states.scheduler;
         match entry {
             Entry::CancelAll => scheduler.cancel_all(),
@@ -220,22 +220,22 @@ impl Unit {
             Entry::StepTook { step, micros } => scheduler.step_took(step, micros),
             Entry::StoreServes { serves } => scheduler.store_serves(serves),
             Entry::Found { seq, blocks, worth } => {
-                scheduler.prefix_found(seq.into(), found((blocks, worth), None));
+                scheduler.prefix_found(seq.into(), lookup_answer((blocks, worth), None));
             }
             Entry::FoundShort {
                 seq,
                 blocks,
                 worth,
                 miss,
-            } => scheduler.prefix_found(seq.into(), found((blocks, worth), Some(miss))),
+            } => scheduler.prefix_found(seq.into(), lookup_answer((blocks, worth), Some(miss))),
             Entry::Fetched { ticket, blocks } => {
-                scheduler.blocks_fetched(ticket, number(blocks), None);
+                scheduler.blocks_fetched(ticket, to_usize(blocks), None);
             }
             Entry::FetchedShort {
                 ticket,
                 blocks,
                 miss,
-            } => scheduler.blocks_fetched(ticket, number(blocks), Some(miss)),
+            } => scheduler.blocks_fetched(ticket, to_usize(blocks), Some(miss)),
             Entry::Written { tickets, kept } => scheduler.blocks_written(&tickets, kept),
             other => return Err(format!("unexpected record type {}", other.message())),
         }
@@ -250,15 +250,15 @@ impl Unit {
 }
 
 /// The store's answer to a lookup, with an empty path, since a replay fetches nothing.
-fn found((blocks, worth): (u64, u64), miss: Option<StoredMiss>) -> PrefixFound {
+fn lookup_answer((blocks, worth): (u64, u64), miss: Option<StoredMiss>) -> PrefixFound {
     PrefixFound {
         path: Arc::default(),
-        blocks: number(blocks),
-        worth: number(worth),
+        blocks: to_usize(blocks),
+        worth: to_usize(worth),
         miss,
     }
 }
 
-fn number(blocks: u64) -> usize {
+fn to_usize(blocks: u64) -> usize {
     usize::try_from(blocks).unwrap_or(usize::MAX)
 }

@@ -96,7 +96,7 @@ fn a_call_without_a_message_keeps_the_pending_plan() {
 }
 
 #[test]
-fn a_log_with_excessive_sizes_is_refused() {
+fn a_log_with_excessive_sizes_or_another_magic_number_is_refused() {
     type Enlarge = fn(&mut SchedulerLimits);
     let enlarge: [(&str, Enlarge); 3] = [
         ("total_pages", |limits| limits.total_pages = usize::MAX),

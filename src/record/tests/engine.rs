@@ -13,10 +13,10 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) fn new(sink: &Arc<LogSink>, generation: u64) -> Self {
-        Self::with(&setup(), Some(sink.recorder(generation)))
+        Self::with_setup(&setup(), Some(sink.recorder(generation)))
     }
 
-    pub(super) fn with(setup: &ControlSetup, recorder: Option<Recorder>) -> Self {
+    pub(super) fn with_setup(setup: &ControlSetup, recorder: Option<Recorder>) -> Self {
         let states = setup.build().expect("the setup is valid");
         let executor = FakeExecutor::new(FakeOptions {
             page_size: 1,
@@ -51,6 +51,7 @@ impl Engine {
         (rid, flag)
     }
 
+    /// Submits a request whose variant (pooling, bypassing the cache and so on) depends on its number.
     pub(super) fn submit_as(
         &mut self,
         rid: RequestId,

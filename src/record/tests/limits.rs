@@ -25,7 +25,7 @@ fn entries_dropped_by_a_slow_disk_are_counted_and_marked() {
         .expect("memory can be written");
     let mut n_dropped = 0;
     {
-        let held = disk.0.lock().expect("no holder panics");
+        let blocked = disk.0.lock().expect("no holder panics");
         let mut recorder = sink.recorder(1);
         let tokens: Arc<[u32]> = (0..1 << 16).collect();
         while sink.dropped() < 5 {
@@ -36,7 +36,7 @@ fn entries_dropped_by_a_slow_disk_are_counted_and_marked() {
             });
             n_dropped = sink.dropped();
         }
-        drop(held);
+        drop(blocked);
     }
     let mut second = Engine::new(&sink, 2);
     second.submit(&[1, 2, 3], 5);

@@ -30,7 +30,7 @@ use souffleur_state::pool::pages::PageSize;
 use souffleur_state::pool::state_pool::StateLimits;
 use souffleur_state::pool::window_pool::WindowLimits;
 use souffleur_state::sampling::SamplingParams;
-use souffleur_state::scheduler::policy::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
+use souffleur_state::scheduler::policy::{LongQueue, ProbeNeed, SchedulePolicy, Waiting};
 use souffleur_state::scheduler::submission::Submission;
 use souffleur_state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
 use souffleur_state::step::StepPlan;
@@ -247,7 +247,7 @@ fn plans_with_states_are_replayed_to_the_same_slots() {
             grid_tokens: 16,
         });
         let log = log_with(&setup, NO_LIMIT, |sink| {
-            let engine = Engine::with(&setup, Some(sink.recorder(1)));
+            let engine = Engine::with_setup(&setup, Some(sink.recorder(1)));
             let engine = submit_rounds_to(engine, 120);
             let stats = engine.states.scheduler.stats();
             assert!(stats.cached_tokens > 0 && stats.integrity_failures == 0);
@@ -279,7 +279,7 @@ fn plans_with_windows_are_replayed_to_the_same_pages() {
             total_pages,
         });
         let log = log_with(&setup, NO_LIMIT, |sink| {
-            let engine = Engine::with(&setup, Some(sink.recorder(1)));
+            let engine = Engine::with_setup(&setup, Some(sink.recorder(1)));
             let engine = submit_rounds_to(engine, 120);
             let stats = engine.states.scheduler.stats();
             assert!(stats.cached_tokens > 0 && stats.integrity_failures == 0);

@@ -48,7 +48,7 @@ impl SchedulePolicy for LongestPrefix {
     fn probe_need(&self) -> Option<ProbeNeed> {
         Some(ProbeNeed {
             kind: ProbeKind::InBatch,
-            crowd: Crowd::FallsBack,
+            long_queue: LongQueue::FallsBack,
         })
     }
 
@@ -86,7 +86,7 @@ fn an_unstable_lpm_is_a_difference_at_the_first_changed_plan() {
     let setup = setup_with("lpm");
     let sink = LogSink::start(disk.clone(), NO_LIMIT, &Header::new(&setup))
         .expect("memory can be written");
-    let mut engine = Engine::with(&setup, Some(sink.recorder(1)));
+    let mut engine = Engine::with_setup(&setup, Some(sink.recorder(1)));
     for round in 0..40 {
         for number in 0..3 {
             let prompt: Vec<u32> = (0..40)
@@ -153,7 +153,6 @@ fn other_settings_are_a_difference_at_the_first_changed_message() {
     );
 }
 
-/// Panics when called.
 struct Fragile;
 
 impl SchedulePolicy for Fragile {

@@ -123,7 +123,7 @@ impl Store {
 }
 
 fn run_with_store(sink: &Arc<LogSink>, setup: &ControlSetup) {
-    let mut engine = Engine::with(setup, Some(sink.recorder(1)));
+    let mut engine = Engine::with_setup(setup, Some(sink.recorder(1)));
     let mut store = Store::default();
     let executor = FakeExecutor::new(FakeOptions {
         page_size: 1,
@@ -213,7 +213,7 @@ fn a_log_with_a_store_replays_without_one() {
         )
     };
     assert!(entries.iter().any(is_short) && entries.iter().any(is_evicted));
-    // Without the store's answers, the replay reports the first step that differs.
+    // If the fetches return no blocks, the replay differs.
     let silent: Vec<Entry> = entries
         .into_iter()
         .map(|entry| match entry {
@@ -229,7 +229,7 @@ fn a_log_with_a_store_replays_without_one() {
 fn a_log_whose_blocks_are_not_whole_pages_is_refused() {
     let mut setup = setup();
     setup.limits.page_size = PageSize::new(16).expect("it is positive");
-    for (block_tokens, is_good) in [(0, false), (8, false), (24, false), (16, true), (64, true)] {
+    for (block_tokens, is_valid) in [(0, false), (8, false), (24, false), (16, true), (64, true)] {
         setup.limits.tier = Some(TierLimits {
             saves: SaveRules {
                 block_tokens,
@@ -243,9 +243,9 @@ fn a_log_whose_blocks_are_not_whole_pages_is_refused() {
             blocks_per_load: 2,
         });
         match replay_of(&forged(&setup, &[])) {
-            Ok(_) => assert!(is_good, "{block_tokens}"),
+            Ok(_) => assert!(is_valid, "{block_tokens}"),
             Err(ReplayError::Setup(reason)) => {
-                assert!(!is_good && reason.contains("block_tokens"), "{reason}");
+                assert!(!is_valid && reason.contains("block_tokens"), "{reason}");
             }
             Err(other) => panic!("blocks of {block_tokens} tokens: {other}"),
         }

@@ -1,4 +1,4 @@
-//! Writes a whole (non-streamed) answer of Anthropic's Messages.
+//! Writes a whole (non-streamed) answer of Anthropic's Messages API.
 
 use serde_json::value::RawValue;
 

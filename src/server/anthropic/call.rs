@@ -28,7 +28,7 @@ use souffleur_state::sampling::{SamplingParams, SetParam};
 /// The tokenizer and the setting that affect the parsing of a call.
 #[derive(Clone, Copy)]
 pub(super) struct ParseOptions<'a> {
-    pub(super) text: Option<&'a TextModel>,
+    pub(super) tokenizer: Option<&'a TextModel>,
     /// Headers in the system prompt that change with every request are left out.
     pub(super) drops_headers: bool,
 }
@@ -51,8 +51,8 @@ impl PromptFields {
         let schema = thinking::read_output(fields, &mut template_kwargs)?;
         let has_tools = tools.prompt.is_some();
         let takes_late_system = options
-            .text
-            .is_none_or(|text| text.takes_late_system(has_tools));
+            .tokenizer
+            .is_none_or(|tokenizer| tokenizer.takes_late_system(has_tools));
         let mut filter = HeaderFilter::new(options.drops_headers);
         let conversation = messages::read(fields, takes_late_system, &mut filter)?;
         filter.count();

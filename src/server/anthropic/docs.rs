@@ -1,4 +1,4 @@
-//! The OpenAPI description of Anthropic's Messages.
+//! The OpenAPI description of Anthropic's Messages API.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;

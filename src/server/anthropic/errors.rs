@@ -77,7 +77,7 @@ fn kind(status: StatusCode) -> &'static str {
     }
 }
 
-/// Middleware that gives a request and its answer their id, and writes errors in Anthropic's form.
+/// Middleware that gives a request and its answer the same id, and writes errors in Anthropic's form.
 pub(crate) async fn adapt<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,

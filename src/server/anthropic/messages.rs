@@ -13,7 +13,7 @@ use crate::openai::json_values::{missing, must_be, object, optional_flag};
 use crate::raw::Raw;
 
 const ROLES: &str = "user, assistant or system";
-const CONTENT: &str = "a string or a list of blocks";
+const CONTENT: &str = "a string or a list of at least one block";
 
 pub(super) struct Conversation {
     messages: Vec<Value>,
@@ -42,7 +42,7 @@ pub(super) fn read(
     {
         conversation.push_text("system", text);
     }
-    let sent = fields.peek(NAME).cloned();
+    let raw = fields.peek(NAME).cloned();
     let items = match fields.take_tree(NAME)? {
         Some(Value::Array(items)) => items,
         Some(other) => return Err(must_be(NAME, &other, "a list of messages")),
@@ -52,10 +52,10 @@ pub(super) fn read(
         let text = "messages is empty: send at least one message";
         return Err(ApiError::field(NAME, text));
     }
-    let sent = digits::texts_of(sent.as_ref(), &items);
+    let raw = digits::texts_of(raw.as_ref(), &items);
     for (index, item) in items.into_iter().enumerate() {
         let path = format!("{NAME}[{index}]");
-        conversation.read_message(&path, item, sent.get(index), filter)?;
+        conversation.read_message(&path, item, raw.get(index), filter)?;
     }
     if conversation.messages.is_empty() {
         let text = "messages holds no text: send at least one message with text";
@@ -79,12 +79,12 @@ impl Conversation {
         last.is_some_and(|last| last.get("tool_calls").is_some())
     }
 
-    /// Reads a message. `sent` is the message's JSON if numbers in it may have other digits than in `item`.
+    /// Reads a message. `raw` is the message's JSON text, if parsing it to `item` may have changed digits of numbers.
     fn read_message(
         &mut self,
         path: &str,
         item: Value,
-        sent: Option<&Raw>,
+        raw: Option<&Raw>,
         filter: &mut HeaderFilter,
     ) -> Result<(), ApiError> {
         let mut message = object(path, item)?;
@@ -95,8 +95,8 @@ impl Conversation {
         match message.get("role").and_then(Value::as_str) {
             Some("user") => self.read_user(&path_of_content, content),
             Some("assistant") => {
-                let sent = sent.and_then(|sent| sent.field("content"));
-                self.read_assistant(&path_of_content, content, sent.as_ref())
+                let raw = raw.and_then(|raw| raw.field("content"));
+                self.read_assistant(&path_of_content, content, raw.as_ref())
             }
             Some("system") => {
                 if let Some(text) = system::read(&path_of_content, content, filter)? {
@@ -170,7 +170,7 @@ impl Conversation {
         &mut self,
         path: &str,
         content: Value,
-        sent: Option<&Raw>,
+        raw: Option<&Raw>,
     ) -> Result<(), ApiError> {
         let blocks = match content {
             Value::String(text) => {
@@ -180,7 +180,7 @@ impl Conversation {
             Value::Array(blocks) => blocks,
             other => return Err(must_be(path, &other, CONTENT)),
         };
-        let sent = digits::texts_of(sent, &blocks);
+        let raw = digits::texts_of(raw, &blocks);
         let (mut text, mut thoughts, mut calls) = (String::new(), Vec::new(), Vec::new());
         for (index, block) in blocks.into_iter().enumerate() {
             let path = format!("{path}[{index}]");
@@ -191,7 +191,7 @@ impl Conversation {
                 // Only Anthropic can decrypt this block.
                 Some("redacted_thinking") => (),
                 Some("tool_use") => {
-                    let input = sent.get(index).and_then(|sent| sent.field("input"));
+                    let input = raw.get(index).and_then(|raw| raw.field("input"));
                     calls.push(self.read_call(&path, block, input)?);
                 }
                 kind => {
@@ -231,13 +231,13 @@ impl Conversation {
         &mut self,
         path: &str,
         mut block: Map<String, Value>,
-        sent: Option<Raw>,
+        raw: Option<Raw>,
     ) -> Result<Value, ApiError> {
         let id = take_text(&mut block, path, "id")?;
         let name = take_text(&mut block, path, "name")?;
         let input = match block.get_mut("input").map(Value::take) {
             None | Some(Value::Null) => json!({}),
-            Some(input @ Value::Object(_)) => digits::arguments(input, sent),
+            Some(input @ Value::Object(_)) => digits::arguments(input, raw),
             Some(other) => return Err(must_be(&format!("{path}.input"), &other, "an object")),
         };
         self.tools.insert(id.clone(), name.clone());

@@ -80,7 +80,7 @@ pub(super) async fn count_tokens(
 
 fn parse_options<'a>(state: &AppState, loaded: &'a Loaded) -> ParseOptions<'a> {
     ParseOptions {
-        text: loaded.engine.text().map(Arc::as_ref),
+        tokenizer: loaded.engine.text().map(Arc::as_ref),
         drops_headers: state.config().drop_changing_headers,
     }
 }

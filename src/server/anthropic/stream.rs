@@ -53,7 +53,7 @@ impl MessageStream {
         }
     }
 
-    /// Writes the first event, once the number of cached prompt tokens is known, which is part of the event.
+    /// Writes the first event once. It has the number of cached tokens, so it is not written before `usage` is known.
     fn begin(&mut self, usage: Usage, out: &mut Chunks) {
         if std::mem::replace(&mut self.has_begun, true) {
             return;

@@ -12,7 +12,7 @@ use souffleur_base::field::{Field, Shallow};
 pub(super) const SCHEMA: &str = "output_config.format.schema";
 
 /// Reads `thinking`, sets it in `template_kwargs` unless it is set there already, and returns whether the text of
-/// thoughts is sent. Without the field, the template decides. A budget is only a hint: no thought is cut off.
+/// thoughts is sent. Without the field, the template decides on thinking. A budget is a hint: no thought is cut off.
 pub(super) fn read(
     fields: &mut Fields,
     template_kwargs: &mut Map<String, Value>,
@@ -87,10 +87,10 @@ fn schema_of(fields: &Fields, path: &str, raw: &Raw) -> Result<Option<Raw>, ApiE
     match format.text("type").as_deref() {
         Some("json_schema") => {
             let schema = format.take_raw("schema");
-            let place = format!("{path}.schema");
+            let schema_path = format!("{path}.schema");
             schema
                 .map(Some)
-                .ok_or_else(|| missing(place, "a JSON schema"))
+                .ok_or_else(|| missing(schema_path, "a JSON schema"))
         }
         _ => {
             let kind = format.take("type")?.unwrap_or(Shallow::Null);

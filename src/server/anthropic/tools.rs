@@ -23,8 +23,8 @@ pub(super) fn read(fields: &mut Fields) -> Result<CallTools, ApiError> {
         for (index, (item, sent)) in read_list(fields, TOOLS, raw)?.into_iter().enumerate() {
             if let Some((path, function)) = function(index, item)? {
                 let name = function.get("name").and_then(Value::as_str);
-                let shown = as_function(name.unwrap_or_default(), &sent, "input_schema");
-                list.add(&path, &function, shown)?;
+                let json = as_function(name.unwrap_or_default(), &sent, "input_schema");
+                list.add(&path, &function, json)?;
             }
         }
     }
@@ -45,11 +45,11 @@ fn function(index: usize, item: Value) -> Result<Option<Placed>, ApiError> {
         Some(Value::String(_)) => return Ok(None),
         Some(other) => return Err(must_be(&format!("{path}.type"), other, "a string")),
     }
-    let place = format!("{path}.input_schema");
+    let schema_path = format!("{path}.input_schema");
     let schema = match entry.get_mut("input_schema").map(Value::take) {
         Some(schema @ Value::Object(_)) => schema,
-        Some(other) => return Err(must_be(&place, &other, "a JSON schema: an object")),
-        None => return Err(missing(place, "a JSON schema")),
+        Some(other) => return Err(must_be(&schema_path, &other, "a JSON schema: an object")),
+        None => return Err(missing(schema_path, "a JSON schema")),
     };
     let mut function = Map::new();
     for name in ["name", "description", "strict"] {
@@ -93,7 +93,7 @@ mod tests {
     use crate::raw::Raw;
 
     #[test]
-    fn tools_reach_the_template_as_they_were_sent() {
+    fn tool_schemas_reach_the_template_as_they_were_sent() {
         let schema = r#"{"type":"object", "required": ["z","a"],"properties":{"z":{"maximum":12345678901234567890123},"a":{"minimum":1.10,"maximum":1E5}}}"#;
         for (sent, expected) in [
             (

@@ -87,8 +87,11 @@ pub(super) fn text_format(fields: &mut Fields, found: &mut Vec<Rule>) -> Result<
             (Kind::JsonSchema, path, schema, json)
         }
         _ => {
-            let kind = object.take_raw("type");
-            return must_be("text.format.type", kind.as_ref().unwrap_or(&format), KINDS);
+            let Some(kind) = object.take_raw("type") else {
+                let text = format!("text.format.type is missing: send {KINDS}");
+                return Err(ApiError::field("text.format.type", text));
+            };
+            return must_be("text.format.type", &kind, KINDS);
         }
     };
     found.push(Rule {

@@ -1,4 +1,4 @@
-//! Errors that are found before a request's body is parsed: in the key, origin, host, headers and body size.
+//! Errors of a request's key, origin, host and headers, and of the arrival and size of its body.
 
 use actix_web::http::StatusCode;
 

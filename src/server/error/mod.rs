@@ -74,14 +74,14 @@ impl ApiError {
 
     pub(super) fn no_such_session(id: &str) -> Self {
         let message = format!(
-            "session {} is not open: it was closed, or unused for too long",
+            "session {} is not open: it was never opened, was closed, or was unused for too long",
             Cut(id)
         );
         Self::new(StatusCode::NOT_FOUND, "session_not_found", message)
     }
 
     pub(super) fn sessions_full(what: &str, limit: usize) -> Self {
-        let message = format!("open sessions hold {limit} {what}, which is the limit: close some");
+        let message = format!("the limit of open sessions is {limit} {what}: close some");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "sessions_full", message)
     }
 
@@ -110,8 +110,8 @@ impl ApiError {
         }
     }
 
-    pub(super) fn no_such_item(param: String, id: &str) -> Self {
-        let message = format!("item {} is not stored here: send the whole item", Cut(id));
+    pub(super) fn no_such_item(param: String, id: &str, remedy: &str) -> Self {
+        let message = format!("item {} is not stored here: {remedy}", Cut(id));
         let param = Some(param);
         Self {
             param,
@@ -175,8 +175,8 @@ impl ApiError {
 
     pub(super) fn answers_full(limit_bytes: usize) -> Self {
         let message = format!(
-            "the server has no memory left for log probabilities and token ids (limit {limit_bytes} bytes, used by \
-             other answers): try again later, or ask for fewer"
+            "the server has no memory left for answers (limit {limit_bytes} bytes, used by other answers): try again \
+             later, or ask for less at once"
         );
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
@@ -205,8 +205,9 @@ impl ApiError {
     }
 
     pub(super) fn too_many_on_websocket(limit: usize) -> Self {
-        let text = format!("this connection may have {limit} requests in flight");
-        let message = format!("{text}: wait for one to end, or open another connection");
+        let text = format!("this connection would have more than {limit} requests in flight");
+        let remedy = "wait for one to end, open another connection, or ask for fewer samples";
+        let message = format!("{text}, which is the limit: {remedy}");
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "too_many_requests",

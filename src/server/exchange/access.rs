@@ -21,8 +21,8 @@ pub(super) fn log(exchange: &Exchange, ended: Ended) {
     }
     let requests = exchange.engine_requests.lock();
     let requests = requests.unwrap_or_else(PoisonError::into_inner);
-    let rids = (requests.count > 0).then(|| Names {
-        names: &requests.names,
+    let rids = (requests.count > 0).then(|| RequestIds {
+        ids: &requests.ids,
         count: requests.count,
     });
     tracing::info!(
@@ -75,18 +75,18 @@ impl fmt::Display for Shown<'_> {
 }
 
 /// Ids of engine requests, separated by commas, and the number of further requests.
-struct Names<'a> {
-    names: &'a [RequestId],
+struct RequestIds<'a> {
+    ids: &'a [RequestId],
     count: usize,
 }
 
-impl fmt::Display for Names<'_> {
+impl fmt::Display for RequestIds<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, name) in self.names.iter().enumerate() {
+        for (index, id) in self.ids.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
-            write!(f, "{comma}{}", Shown(name.as_str()))?;
+            write!(f, "{comma}{}", Shown(id.as_str()))?;
         }
-        match self.count - self.names.len() {
+        match self.count - self.ids.len() {
             0 => Ok(()),
             more => write!(f, ",+{more}"),
         }
@@ -118,10 +118,10 @@ mod tests {
 
     #[test]
     fn only_the_first_of_many_requests_are_listed() {
-        let names = ["a-0", "a 1"].map(RequestId::new);
+        let ids = ["a-0", "a 1"].map(RequestId::new);
         let shown = |count| {
-            let names = &names[..];
-            Names { names, count }.to_string()
+            let ids = &ids[..];
+            RequestIds { ids, count }.to_string()
         };
         assert_eq!(shown(2), r#"a-0,"a 1""#);
         assert_eq!(shown(9), r#"a-0,"a 1",+7"#);

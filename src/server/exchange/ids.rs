@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use actix_web::http::header::{HeaderMap, HeaderName};
 
-/// The id of a request, from the client or generated; every answer has it.
+/// The header of a request's id, which the client sends or the server generates; every answer has it.
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The header of the same id in answers to Anthropic's clients.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");

@@ -26,7 +26,7 @@ use ids::Ids;
 use souffleur_base::ids::RequestId;
 
 /// Maximum number of engine request ids in a line of the access log.
-const MAX_NAMED: usize = 8;
+const MAX_LISTED: usize = 8;
 
 tokio::task_local! {
     static CURRENT: Arc<Exchange>;
@@ -46,7 +46,7 @@ pub(super) struct Exchange {
 
 #[derive(Default)]
 struct EngineRequests {
-    names: Vec<RequestId>,
+    ids: Vec<RequestId>,
     count: usize,
 }
 
@@ -108,12 +108,12 @@ impl Exchange {
         &self.ids.request_id
     }
 
-    fn note(&self, rid: &RequestId) {
+    fn record(&self, rid: &RequestId) {
         let requests = self.engine_requests.lock();
         let mut requests = requests.unwrap_or_else(PoisonError::into_inner);
         requests.count += 1;
-        if requests.names.len() < MAX_NAMED {
-            requests.names.push(rid.clone());
+        if requests.ids.len() < MAX_LISTED {
+            requests.ids.push(rid.clone());
         }
     }
 

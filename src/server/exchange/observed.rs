@@ -29,7 +29,7 @@ impl Observed {
         let model: Arc<str> = model.into();
         let open = |request: &GenerateRequest| {
             let exchange = exchange.clone()?;
-            exchange.note(&request.rid);
+            exchange.record(&request.rid);
             exchange.trace.is_some().then(|| Open {
                 exchange: exchange.clone(),
                 rid: request.rid.clone(),

@@ -54,8 +54,8 @@ impl Bundles {
         folder: PathBuf,
     ) -> Result<Responses<GetTokenizerChunk>, Status> {
         let bundle = self.bundle(folder).await?;
-        let chunks = stream::unfold((bundle, 0), |(bundle, at)| async move {
-            let (chunk, end) = bundle.chunk(at)?;
+        let chunks = stream::unfold((bundle, 0), |(bundle, start)| async move {
+            let (chunk, end) = bundle.chunk(start)?;
             Some((Ok::<_, Status>(chunk), (bundle, end)))
         });
         Ok(Box::pin(chunks))
@@ -97,11 +97,11 @@ impl Bundle {
         })
     }
 
-    /// The chunk that begins at `at`, and its end; `None` after the last chunk.
-    fn chunk(&self, at: usize) -> Option<(GetTokenizerChunk, usize)> {
-        let rest = self.bytes.get(at..).filter(|rest| !rest.is_empty())?;
+    /// The chunk that begins at `start`, and its end; `None` after the last chunk.
+    fn chunk(&self, start: usize) -> Option<(GetTokenizerChunk, usize)> {
+        let rest = self.bytes.get(start..).filter(|rest| !rest.is_empty())?;
         let data = rest[..rest.len().min(CHUNK_BYTES)].to_vec();
-        let end = at + data.len();
+        let end = start + data.len();
         let sha256 = if end == self.bytes.len() {
             self.sha256.clone()
         } else {
@@ -130,7 +130,7 @@ fn hex(bytes: &[u8]) -> String {
 
 #[derive(Debug, thiserror::Error)]
 enum BundleError {
-    /// For example, the model is a GGUF file.
+    /// The tokenizer is not a file in the model's folder, for example because the model is a GGUF file.
     #[error(
         "the model's folder has no {}: configure a tokenizer in the gateway",
         NEEDED

@@ -19,7 +19,7 @@ pub(super) struct MessageLimits<'a> {
 }
 
 impl<'a> MessageLimits<'a> {
-    /// Fails if there is no engine, or if it accepts no new requests.
+    /// Fails if no engine is loaded, or while the server drains.
     pub(super) fn of(state: &'a AppState) -> Result<Self, ApiError> {
         let engine = &state.serving()?.engine;
         Ok(Self {
@@ -73,7 +73,7 @@ pub(super) fn read(state: &AppState, body: Map<String, Value>) -> Result<NativeC
         max_requests: 1,
         websocket: None,
         request: engine.request_limits(),
-        vectors: None,
+        embeds: None,
     };
     NativeCall::parse(fields, limits)
 }

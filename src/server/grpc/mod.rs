@@ -49,7 +49,7 @@ const AUTHORIZATION: &str = "authorization";
 /// Maximum number of connections; others wait. With the limits below, messages take at most 1 GiB while they are read.
 const MAX_CONNECTIONS: usize = 32;
 const MAX_STREAMS: u32 = 256;
-/// Maximum number of requests whose messages are being read.
+/// Maximum number of requests of one connection whose messages are being read.
 const MAX_READ_AT_ONCE: usize = 8;
 /// Time limit for reading a message, and for an answer that is not a stream.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);

@@ -17,7 +17,7 @@ use super::proto::runtime::{
 };
 use super::{Flushed, check_rank, flush, i32_of, status, verify_admin};
 use crate::error::ApiError;
-use crate::native::{Meta, Shape};
+use crate::native::{Meta, ReplyForm};
 use crate::state::AppState;
 use crate::transcript::Transcript;
 use crate::{health, loads};
@@ -131,8 +131,8 @@ impl SglangService for Runtime {
 }
 
 fn response(rid: &RequestId, update: &Transcript) -> GenerateResponse {
-    let shape = Shape::new(None, None);
-    let meta = Meta::new(rid, &shape, update);
+    let form = ReplyForm::new(None, None);
+    let meta = Meta::new(rid, &form, update);
     let ids = update.tokens.iter();
     GenerateResponse {
         output_ids: ids.map(|token| i32_of(*token as usize)).collect(),

@@ -52,12 +52,12 @@ impl SglangScheduler for Scheduler {
         request: Request<GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
-        let mut parts = Parts {
+        let mut writer = ResponseWriter {
             streams: request.stream,
             tokens: Vec::new(),
         };
         let answer = Answer::begin(&self.state, |limits| body(request, limits)).map_err(status)?;
-        let responses = answer.responses(move |rid, update| parts.responses(rid, update));
+        let responses = answer.responses(move |rid, update| writer.responses(rid, update));
         Ok(Response::new(responses))
     }
 
@@ -196,12 +196,12 @@ impl SglangScheduler for Scheduler {
 }
 
 /// Converts a request's answer to responses: chunks if the client streams, and at the end the whole answer.
-struct Parts {
+struct ResponseWriter {
     streams: bool,
     tokens: Vec<u32>,
 }
 
-impl Parts {
+impl ResponseWriter {
     fn responses(&mut self, rid: &RequestId, update: Transcript) -> Vec<GenerateResponse> {
         self.tokens.extend(&update.tokens);
         let complete = self.complete(&update).map(Part::Complete);

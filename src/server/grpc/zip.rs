@@ -25,16 +25,16 @@ pub(super) struct Archive {
 impl Archive {
     pub(super) fn add(&mut self, name: &str, content: &[u8]) {
         let start = self.bytes.len();
-        let facts = facts(name, content);
+        let shared_fields = shared_fields(name, content);
         self.bytes.extend(FILE_SIGNATURE.to_le_bytes());
-        self.bytes.extend(&facts);
+        self.bytes.extend(&shared_fields);
         self.bytes.extend(name.as_bytes());
         self.bytes.extend(content);
 
         self.entries.extend(ENTRY_SIGNATURE.to_le_bytes());
-        // The version of the writer; `facts` begins with the version that a reader needs.
+        // The version of the writer; `shared_fields` begins with the version that a reader needs.
         self.entries.extend(VERSION.to_le_bytes());
-        self.entries.extend(&facts);
+        self.entries.extend(&shared_fields);
         // Comment length, disk number and attributes are zero.
         self.entries.extend([0_u8; 2 + 2 + 2 + 4]);
         self.entries.extend(length(start).to_le_bytes());
@@ -60,20 +60,20 @@ impl Archive {
 }
 
 /// The fields that a file's header and its central directory entry share, from the reader's version to the lengths.
-fn facts(name: &str, content: &[u8]) -> Vec<u8> {
-    let mut facts = Vec::with_capacity(26);
+fn shared_fields(name: &str, content: &[u8]) -> Vec<u8> {
+    let mut shared_fields = Vec::with_capacity(26);
     for number in [VERSION, FLAGS, STORED, TIME, DATE] {
-        facts.extend(number.to_le_bytes());
+        shared_fields.extend(number.to_le_bytes());
     }
-    facts.extend(crc32fast::hash(content).to_le_bytes());
+    shared_fields.extend(crc32fast::hash(content).to_le_bytes());
     // The compressed and the uncompressed size.
-    facts.extend(length(content.len()).to_le_bytes());
-    facts.extend(length(content.len()).to_le_bytes());
+    shared_fields.extend(length(content.len()).to_le_bytes());
+    shared_fields.extend(length(content.len()).to_le_bytes());
     let name_bytes = u16::try_from(name.len()).unwrap_or(u16::MAX);
-    facts.extend(name_bytes.to_le_bytes());
+    shared_fields.extend(name_bytes.to_le_bytes());
     // Extra field length.
-    facts.extend([0_u8; 2]);
-    facts
+    shared_fields.extend([0_u8; 2]);
+    shared_fields
 }
 
 fn length(bytes: usize) -> u32 {

@@ -17,7 +17,7 @@ pub(super) fn of(head: &RequestHead) -> impl Iterator<Item = &[u8]> {
     named.map(|host| host.as_bytes()).chain(target)
 }
 
-/// Returns whether `host` is a name that no other site can make resolve to this server: an IP address, `localhost`, the
+/// Returns whether `host` is a name that other sites cannot point at this server: an IP address, `localhost`, the
 /// configured host or an allowed one.
 pub(super) fn is_own(host: &[u8], config: &ServerConfig) -> bool {
     let allowed = &config.allowed_hosts;
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_known_names_are_own_on_any_port() {
+    fn addresses_and_known_names_are_own_hosts() {
         let config = ServerConfig {
             host: "gpu-box".to_owned(),
             allowed_hosts: vec!["Souffleur.internal".to_owned(), "proxy:8443".to_owned()],

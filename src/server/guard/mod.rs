@@ -1,7 +1,7 @@
 //! Refuses requests from web pages of other sites: a browser sends a page's requests to any address it can reach.
 //!
-//! A page of another site is refused by its `Origin` or `Sec-Fetch-Site`, on every route: other sites do not link to
-//! this server's one page, `/docs`. A site whose name resolves to this server (DNS rebinding) is refused by that name
+//! A page of another site is refused by its `Origin` or `Sec-Fetch-Site` on every route, even on `/docs`, a page to
+//! which other sites need no link. A site whose name resolves to this server (DNS rebinding) is refused by that name
 //! in `Host`. Clients other than browsers pass: they send no `Origin`, and an address or a known name in `Host`.
 
 mod hosts;
@@ -50,9 +50,9 @@ pub(super) fn cors() -> Cors {
         .max_age(PREFLIGHT_MAX_AGE_S)
 }
 
-/// Refuses a body that is not declared as JSON: without a preflight, a page may send `text/plain` and forms to any
-/// address, but not JSON.
-pub(super) async fn takes_json(
+/// Refuses compressed bodies, and bodies of POST that are not declared as JSON: without a preflight, a page may send
+/// `text/plain` and forms to any address, but not JSON.
+pub(super) async fn require_json(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
@@ -72,9 +72,9 @@ pub(super) async fn takes_json(
 }
 
 fn verify(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
-    let is_open = config.api_key.is_none();
+    let has_no_key = config.api_key.is_none();
     let foreign = hosts::of(head).find(|host| !hosts::is_own(host, config));
-    match foreign.filter(|_| is_open) {
+    match foreign.filter(|_| has_no_key) {
         Some(host) => Err(ApiError::foreign_host(host)),
         None => verify_site(head, config),
     }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_key_any_host_passes_but_not_its_origin() {
+    fn with_a_key_any_host_passes_but_no_origin_of_an_unknown_host() {
         let keyed = |config: &mut ServerConfig| {
             config.api_key = Some(super::super::ApiKey::new("sk-1").expect("it is printable"));
         };

@@ -10,7 +10,7 @@ use crate::openapi::shape::{
     Shape, any_of, count, flag, integer, list, named, number, object, text, token_id, tuple, whole,
 };
 use crate::openapi::shared;
-use crate::options::Urgency;
+use crate::options::Scheduling;
 
 /// One value for all prompts, or a list with a value for each prompt.
 fn each(facts: &Facts, shape: Shape) -> Shape {
@@ -27,12 +27,12 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
     let alternatives = facts.limits.max_logprobs;
     let name = || text().up_to(facts.limits.max_extra_key_bytes);
     let ids = || list(token_id()).up_to(alternatives);
-    let vectors = || list(list(number()));
+    let embeds = || list(list(number()));
     let start = whole().at_least(-1).at_most(u32::MAX);
     let fields = object()
         .takes("text", any_of([text(), list(text()).longer_than(0).up_to(most)]).about("the prompt, or a list of prompts"))
         .takes("input_ids", any_of([list(token_id()), list(list(token_id())).longer_than(0).up_to(most)]).about("the same as token ids"))
-        .takes("input_embeds", any_of([vectors(), list(vectors()).up_to(most)]).about("the same as vectors, each as long as the model's embeddings"))
+        .takes("input_embeds", any_of([embeds(), list(embeds()).up_to(most)]).about("the same as vectors, each as long as the model's embeddings"))
         .takes("sampling_params", each(facts, named("SamplingParams")).about("one for all prompts, or one for each"))
         .takes("return_logprob", each(facts, flag()).about("false by default"))
         .takes("logprob_start_len", each(facts, start).about("first position of the prompt whose log probability is wanted; -1, the default, wants none of them"))
@@ -44,7 +44,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
         .takes("extra_key", each(facts, name()).about("prompts share the prefix cache with those of the same key only"))
         .takes("cache_salt", each(facts, name()).about("a secret: prompts share the prefix cache with those of the same salt only"))
         .takes("session_params", session())
-        .and(Urgency::table().shape(facts));
+        .and(Scheduling::table().shape(facts));
     let example = json!({"text": "Hello", "sampling_params": {"max_new_tokens": 8}});
     describe(Group::SgLang, "Continue prompts, in SGLang's form")
         .about("`text`, `input_ids` or `input_embeds` is required.")

@@ -6,4 +6,4 @@ mod reply;
 
 pub(super) use call::NativeCall;
 pub(super) use docs::{components, operation};
-pub(super) use reply::{Meta, Reply, Shape, Written};
+pub(super) use reply::{LogprobsJson, Meta, Reply, ReplyForm};

@@ -12,15 +12,15 @@ use souffleur_request::FinishReason;
 use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
 
 #[derive(Clone)]
-pub(crate) struct Shape {
+pub(crate) struct ReplyForm {
     logprobs: bool,
     top: bool,
     chosen: bool,
     spelling: Option<Spelling>,
 }
 
-impl Shape {
-    /// Log probabilities as requested, with the tokens' texts if `spelling` is given.
+impl ReplyForm {
+    /// The requested lists of log probabilities, with the tokens' texts if `spelling` is given.
     pub(crate) fn new(wish: Option<&LogprobWish>, spelling: Option<&Spelling>) -> Self {
         Self {
             logprobs: wish.is_some(),
@@ -43,22 +43,22 @@ pub(crate) struct Reply<'a> {
 impl<'a> Reply<'a> {
     pub(crate) fn new(
         rid: &'a RequestId,
-        shape: &'a Shape,
+        form: &'a ReplyForm,
         transcript: &'a Transcript,
         index: Option<usize>,
     ) -> Self {
-        let logprobs = shape.logprobs.then(|| Logprobs::new(shape, transcript));
+        let logprobs = form.logprobs.then(|| Logprobs::new(form, transcript));
         Self::with(logprobs, rid, transcript, index)
     }
 
-    /// A partial answer. Its lists of log probabilities are empty: [`Written`] fills in those of the output.
+    /// A partial answer. Its lists of log probabilities are empty: [`LogprobsJson`] fills in those of the output.
     fn so_far(
         rid: &'a RequestId,
-        shape: &'a Shape,
+        form: &'a ReplyForm,
         transcript: &'a Transcript,
         index: Option<usize>,
     ) -> Self {
-        let logprobs = shape.logprobs.then(|| Logprobs::with(shape, &[], &[]));
+        let logprobs = form.logprobs.then(|| Logprobs::with(form, &[], &[]));
         Self::with(logprobs, rid, transcript, index)
     }
 
@@ -95,8 +95,8 @@ pub(crate) struct Meta<'a> {
 }
 
 impl<'a> Meta<'a> {
-    pub(crate) fn new(rid: &'a RequestId, shape: &'a Shape, transcript: &'a Transcript) -> Self {
-        let logprobs = shape.logprobs.then(|| Logprobs::new(shape, transcript));
+    pub(crate) fn new(rid: &'a RequestId, form: &'a ReplyForm, transcript: &'a Transcript) -> Self {
+        let logprobs = form.logprobs.then(|| Logprobs::new(form, transcript));
         Self::with(logprobs, rid, transcript)
     }
 
@@ -171,13 +171,13 @@ struct Logprobs<'a> {
 }
 
 impl<'a> Logprobs<'a> {
-    fn new(shape: &'a Shape, transcript: &'a Transcript) -> Self {
+    fn new(form: &'a ReplyForm, transcript: &'a Transcript) -> Self {
         let (input, output) = (&transcript.input_logprobs, &transcript.output_logprobs);
-        Self::with(shape, input, output)
+        Self::with(form, input, output)
     }
 
-    fn with(shape: &'a Shape, input: &'a [TokenLogprobs], output: &'a [TokenLogprobs]) -> Self {
-        let spelling = shape.spelling.as_ref();
+    fn with(form: &'a ReplyForm, input: &'a [TokenLogprobs], output: &'a [TokenLogprobs]) -> Self {
+        let spelling = form.spelling.as_ref();
         let others = |wanted: bool, tokens: &'a [TokenLogprobs], pick: Pick| {
             wanted.then_some(Others {
                 tokens,
@@ -194,10 +194,10 @@ impl<'a> Logprobs<'a> {
                 tokens: output,
                 spelling,
             },
-            input_top_logprobs: others(shape.top, input, |token| &token.top),
-            output_top_logprobs: others(shape.top, output, |token| &token.top),
-            input_token_ids_logprobs: others(shape.chosen, input, |token| &token.chosen),
-            output_token_ids_logprobs: others(shape.chosen, output, |token| &token.chosen),
+            input_top_logprobs: others(form.top, input, |token| &token.top),
+            output_top_logprobs: others(form.top, output, |token| &token.top),
+            input_token_ids_logprobs: others(form.chosen, input, |token| &token.chosen),
+            output_token_ids_logprobs: others(form.chosen, output, |token| &token.chosen),
         }
     }
 }
@@ -205,32 +205,32 @@ impl<'a> Logprobs<'a> {
 /// The JSON of an output's log probabilities so far. Each event repeats them, so each log probability is serialised
 /// once and then copied. The log probabilities of the prompt and of alternatives come only with the whole answer.
 #[derive(Default)]
-pub(crate) struct Written(Vec<u8>);
+pub(crate) struct LogprobsJson(Vec<u8>);
 
-impl Written {
-    pub(crate) fn push(&mut self, shape: &Shape, places: &[TokenLogprobs]) {
-        for at in places {
+impl LogprobsJson {
+    pub(crate) fn push(&mut self, form: &ReplyForm, positions: &[TokenLogprobs]) {
+        for pos in positions {
             if !self.0.is_empty() {
                 self.0.push(b',');
             }
-            let triple = triple(at.logprob, at.token, shape.spelling.as_ref());
+            let triple = triple(pos.logprob, pos.token, form.spelling.as_ref());
             serde_json::to_writer(&mut self.0, &triple).expect("triples have no keys");
         }
     }
 
     /// Adds an event with the answer so far.
-    pub(crate) fn show(
+    pub(crate) fn write_event(
         &self,
         rid: &RequestId,
-        shape: &Shape,
+        form: &ReplyForm,
         transcript: &Transcript,
         index: Option<usize>,
         out: &mut Chunks,
     ) {
         const LIST: &[u8] = b"\"output_token_logprobs\":[";
-        let reply = Reply::so_far(rid, shape, transcript, index);
+        let reply = Reply::so_far(rid, form, transcript, index);
         let json = serde_json::to_vec(&reply).expect("responses have string keys only");
-        // Quotes inside texts are escaped, so only the key has these bytes. It is near the end.
+        // Quotes inside texts are escaped, so only the key has these bytes. The search begins at the end, near the key.
         let found = json.windows(LIST.len()).rposition(|bytes| bytes == LIST);
         match found {
             None => out.json(&[&json]),
@@ -242,7 +242,7 @@ impl Written {
     }
 }
 
-/// `[logprob, token, text]`, the text null if it was not requested.
+/// `[logprob, token, text]`. The text is null if it was not requested.
 type Triple = (Option<f32>, u32, Option<String>);
 
 fn triple(logprob: Option<f32>, token: u32, spelling: Option<&Spelling>) -> Triple {
@@ -263,7 +263,7 @@ impl Serialize for Tokens<'_> {
         let triples = self
             .tokens
             .iter()
-            .map(|at| triple(at.logprob, at.token, self.spelling));
+            .map(|pos| triple(pos.logprob, pos.token, self.spelling));
         serializer.collect_seq(triples)
     }
 }
@@ -279,15 +279,15 @@ struct Others<'a> {
 
 impl Serialize for Others<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut places = serializer.serialize_seq(Some(self.tokens.len()))?;
-        for at in self.tokens {
-            let triples = (self.pick)(at).iter();
+        let mut list = serializer.serialize_seq(Some(self.tokens.len()))?;
+        for pos in self.tokens {
+            let triples = (self.pick)(pos).iter();
             let triples =
                 triples.map(|(token, logprob)| triple(Some(*logprob), *token, self.spelling));
-            let place: Option<Vec<Triple>> = at.logprob.is_some().then(|| triples.collect());
-            places.serialize_element(&place)?;
+            let triples: Option<Vec<Triple>> = pos.logprob.is_some().then(|| triples.collect());
+            list.serialize_element(&triples)?;
         }
-        places.end()
+        list.end()
     }
 }
 
@@ -300,7 +300,7 @@ mod tests {
     use crate::transcript::Update;
     use souffleur_request::{Delta, Usage};
 
-    fn place(token: u32, logprob: Option<f32>) -> TokenLogprobs {
+    fn pos(token: u32, logprob: Option<f32>) -> TokenLogprobs {
         let others = || {
             if logprob.is_some() {
                 vec![(98, -1.5)]
@@ -329,8 +329,8 @@ mod tests {
             text: "a".to_owned(),
             pieces: Vec::new(),
             tokens: vec![97],
-            output_logprobs: vec![place(97, Some(-0.5))],
-            input_logprobs: vec![place(256, None), place(98, Some(-2.0))],
+            output_logprobs: vec![pos(97, Some(-0.5))],
+            input_logprobs: vec![pos(256, None), pos(98, Some(-2.0))],
             usage,
         };
         let mut transcript = Transcript::default();
@@ -339,9 +339,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(shape: &Shape, transcript: &Transcript, index: Option<usize>, expected: Value) {
+    fn check(form: &ReplyForm, transcript: &Transcript, index: Option<usize>, expected: Value) {
         let rid = RequestId::new("r");
-        let reply = Reply::new(&rid, shape, transcript, index);
+        let reply = Reply::new(&rid, form, transcript, index);
         assert_eq!(serde_json::to_value(reply).expect("plain data"), expected);
     }
 
@@ -352,7 +352,7 @@ mod tests {
             top: 1,
             token_ids: [].into(),
         };
-        let shape = Shape::new(Some(&wish), Some(&bytewise()));
+        let form = ReplyForm::new(Some(&wish), Some(&bytewise()));
         let expected = json!({
             "text": "a",
             "output_ids": [97],
@@ -365,7 +365,7 @@ mod tests {
                 "output_top_logprobs": [[[-1.5, 98, "b"]]],
             },
         });
-        check(&shape, &transcript(), None, expected);
+        check(&form, &transcript(), None, expected);
     }
 
     #[test]
@@ -375,14 +375,14 @@ mod tests {
             top: 1,
             token_ids: [98].into(),
         };
-        let shape = Shape::new(Some(&wish), Some(&bytewise()));
+        let form = ReplyForm::new(Some(&wish), Some(&bytewise()));
         let (rid, mut transcript) = (RequestId::new("r"), transcript());
         transcript.text = r#"","output_token_logprobs":["#.to_owned();
-        let mut written = Written::default();
-        written.push(&shape, &transcript.output_logprobs);
-        written.push(&shape, &[place(98, Some(-2.0))]);
+        let mut written = LogprobsJson::default();
+        written.push(&form, &transcript.output_logprobs);
+        written.push(&form, &[pos(98, Some(-2.0))]);
         let mut out = Chunks::default();
-        written.show(&rid, &shape, &transcript, Some(4), &mut out);
+        written.write_event(&rid, &form, &transcript, Some(4), &mut out);
         let event = String::from_utf8(out.into_bytes()).expect("JSON is text");
         let event = event.strip_prefix("data: ").expect("an event");
         let reply: Value = serde_json::from_str(event).expect("JSON");
@@ -404,13 +404,17 @@ mod tests {
 
     #[test]
     fn an_answer_so_far_without_log_probabilities_has_no_list_of_them() {
-        let (rid, shape, transcript) = (RequestId::new("r"), Shape::new(None, None), transcript());
+        let (rid, form, transcript) = (
+            RequestId::new("r"),
+            ReplyForm::new(None, None),
+            transcript(),
+        );
         let mut out = Chunks::default();
-        Written::default().show(&rid, &shape, &transcript, None, &mut out);
+        LogprobsJson::default().write_event(&rid, &form, &transcript, None, &mut out);
         let event = String::from_utf8(out.into_bytes()).expect("JSON is text");
         let event = event.strip_prefix("data: ").expect("an event");
         let reply: Value = serde_json::from_str(event).expect("JSON");
-        let whole = Reply::new(&rid, &shape, &transcript, None);
+        let whole = Reply::new(&rid, &form, &transcript, None);
         assert_eq!(reply, serde_json::to_value(whole).expect("plain data"));
     }
 
@@ -457,6 +461,6 @@ mod tests {
             },
             "index": 4,
         });
-        check(&Shape::new(None, None), &transcript, Some(4), expected);
+        check(&ReplyForm::new(None, None), &transcript, Some(4), expected);
     }
 }

@@ -48,7 +48,7 @@ pub(crate) struct Received<'a> {
 }
 
 impl<'a> Received<'a> {
-    /// Receives a call and fills in the model's defaults. Fails while the engine is loading or has stopped.
+    /// Receives a call and fills in the model's defaults. Fails if no engine is loaded, or while the server drains.
     pub(crate) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
         let loaded = state.serving()?;
         let mut fields = body.0;
@@ -57,7 +57,7 @@ impl<'a> Received<'a> {
             max_requests: state.config().max_batch_requests,
             websocket: None,
             request: loaded.engine.request_limits(),
-            vectors: None,
+            embeds: None,
         };
         Ok(Self {
             loaded,

@@ -125,7 +125,7 @@ impl Call {
             id,
             sampling,
             namespace,
-            urgency,
+            scheduling,
             stream,
             constraint,
             ..
@@ -152,8 +152,8 @@ impl Call {
                 pooling: None,
                 parsing: None,
                 namespace: namespace.clone(),
-                priority: urgency.priority,
-                timeouts: urgency.timeouts,
+                priority: scheduling.priority,
+                timeouts: scheduling.timeouts,
                 is_streaming: stream,
             }
         });
@@ -209,6 +209,7 @@ struct Writer {
     output_offsets: Vec<TextOffset>,
     usages: Vec<Usage>,
     n: usize,
+    /// Whether log probabilities include alternatives; `None` without log probabilities.
     top: Option<bool>,
     return_token_ids: bool,
     return_cached_tokens_details: bool,

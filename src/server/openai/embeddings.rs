@@ -22,7 +22,7 @@ use crate::openapi::facts::Facts;
 use crate::openapi::operation::{Group, describe};
 use crate::openapi::shape::{any_of, count, list, name_of, named, number, object, text};
 use crate::openapi::shared;
-use crate::options::{Options, Urgency};
+use crate::options::{Options, Scheduling};
 use crate::state::{AppState, Loaded};
 use crate::table::Table;
 use crate::transcript::Transcript;
@@ -64,7 +64,7 @@ struct Call {
     dimensions: usize,
     rid: RequestId,
     namespace: Namespace,
-    urgency: Urgency,
+    scheduling: Scheduling,
 }
 
 #[derive(Serialize)]
@@ -127,7 +127,7 @@ fn hidden_size(loaded: &Loaded) -> Result<usize, ApiError> {
     let width = loaded.engine.model().hidden_size;
     width.ok_or_else(|| {
         ApiError::invalid(
-            "the engine's executor cannot compute embeddings: start the engine with a model's executor",
+            "this engine cannot compute embeddings: its custom executor does not return hidden states",
         )
     })
 }
@@ -200,7 +200,7 @@ impl Call {
             encoding: body.encoding,
             rid: body.rid.unwrap_or_else(RequestId::random),
             namespace: body.options.namespace(limits)?,
-            urgency: body.options.urgency,
+            scheduling: body.options.scheduling,
         };
         foreign::refuse_bare_prompts(&mut fields)?;
         foreign::refuse(&mut fields, &["content"])?;
@@ -215,8 +215,8 @@ impl Call {
                 rid: sample_id(&self.rid, index, n),
                 pooling: Some(self.pooling),
                 namespace: self.namespace.clone(),
-                priority: self.urgency.priority,
-                timeouts: self.urgency.timeouts,
+                priority: self.scheduling.priority,
+                timeouts: self.scheduling.timeouts,
                 is_streaming: false,
                 ..GenerateRequest::new(prompt)
             });

@@ -30,22 +30,21 @@ impl LegacyLogprobs {
 
     pub(super) fn extend(
         &mut self,
-        places: &[TokenLogprobs],
+        positions: &[TokenLogprobs],
         spelling: &Spelling,
         offset: &mut TextOffset,
     ) {
-        for place in places {
-            self.tokens.push(legacy_name(place.token, spelling));
-            self.token_logprobs.push(place.logprob.map(finite));
+        for pos in positions {
+            self.tokens.push(legacy_name(pos.token, spelling));
+            self.token_logprobs.push(pos.logprob.map(finite));
             if let Some(tops) = &mut self.top_logprobs {
                 tops.push(
-                    place
-                        .logprob
-                        .map(|logprob| alternatives(place, logprob, spelling)),
+                    pos.logprob
+                        .map(|logprob| alternatives(pos, logprob, spelling)),
                 );
             }
             self.text_offset
-                .push(offset.advance(&spelling.text_bytes(place.token)));
+                .push(offset.advance(&spelling.text_bytes(pos.token)));
         }
     }
 }
@@ -62,9 +61,9 @@ impl Serialize for Alternatives {
 }
 
 /// The alternatives and the token itself, which takes precedence over other tokens with the same text.
-fn alternatives(place: &TokenLogprobs, logprob: f32, spelling: &Spelling) -> Alternatives {
-    let mut found: Vec<(String, f32)> = Vec::with_capacity(place.top.len() + 1);
-    for (token, logprob) in place.top.iter().copied().chain([(place.token, logprob)]) {
+fn alternatives(pos: &TokenLogprobs, logprob: f32, spelling: &Spelling) -> Alternatives {
+    let mut found: Vec<(String, f32)> = Vec::with_capacity(pos.top.len() + 1);
+    for (token, logprob) in pos.top.iter().copied().chain([(pos.token, logprob)]) {
         let name = legacy_name(token, spelling);
         match found.iter_mut().find(|(known, _)| *known == name) {
             Some(known) => known.1 = finite(logprob),
@@ -102,7 +101,7 @@ struct Spelled {
 }
 
 impl ChatLogprobs {
-    pub(super) fn new(places: &[TokenLogprobs], spelling: &Spelling) -> Self {
+    pub(super) fn new(positions: &[TokenLogprobs], spelling: &Spelling) -> Self {
         let spelled = |(token, logprob): (u32, f32)| {
             let bytes = spelling.bytes(token);
             Spelled {
@@ -111,9 +110,9 @@ impl ChatLogprobs {
                 bytes,
             }
         };
-        let content = places.iter().map(|place| ChatToken {
-            token: spelled((place.token, place.logprob.unwrap_or(LOWEST_LOGPROB))),
-            top_logprobs: place.top.iter().copied().map(spelled).collect(),
+        let content = positions.iter().map(|pos| ChatToken {
+            token: spelled((pos.token, pos.logprob.unwrap_or(LOWEST_LOGPROB))),
+            top_logprobs: pos.top.iter().copied().map(spelled).collect(),
         });
         Self {
             content: content.collect(),
@@ -178,7 +177,7 @@ mod tests {
     use super::*;
     use crate::spelling::tests::bytewise;
 
-    fn place(token: u32, logprob: Option<f32>, top: &[(u32, f32)]) -> TokenLogprobs {
+    fn pos(token: u32, logprob: Option<f32>, top: &[(u32, f32)]) -> TokenLogprobs {
         TokenLogprobs {
             token,
             logprob,
@@ -190,9 +189,9 @@ mod tests {
     #[test]
     fn offsets_count_characters_and_ignore_special_tokens() {
         let tokens = [256, 104, 0xc3, 0xa9, 33, 257];
-        let places = tokens.map(|token| place(token, Some(-1.0), &[]));
+        let positions = tokens.map(|token| pos(token, Some(-1.0), &[]));
         let mut lists = LegacyLogprobs::new(false);
-        lists.extend(&places, &bytewise(), &mut TextOffset::default());
+        lists.extend(&positions, &bytewise(), &mut TextOffset::default());
         assert_eq!(lists.text_offset, [0, 0, 1, 1, 2, 3]);
         assert_eq!(
             lists.tokens,
@@ -201,20 +200,20 @@ mod tests {
     }
 
     #[test]
-    fn invalid_bytes_count_as_one_character_each() {
+    fn each_invalid_sequence_counts_as_one_character() {
         let mut offset = TextOffset::default();
         let starts = [&[0xff][..], b"a", &[0xe2, 0x82], b"b", b"c"].map(|b| offset.advance(b));
         assert_eq!(starts, [0, 1, 2, 2, 4]);
     }
 
     #[test]
-    fn legacy_alternatives_include_the_token_and_skip_the_prompts_first() {
-        let places = [
-            place(97, None, &[]),
-            place(98, Some(-2.0), &[(99, -0.5), (0xff, -1.5)]),
+    fn legacy_alternatives_include_the_token_and_skip_the_first_prompt_token() {
+        let positions = [
+            pos(97, None, &[]),
+            pos(98, Some(-2.0), &[(99, -0.5), (0xff, -1.5)]),
         ];
         let mut lists = LegacyLogprobs::new(true);
-        lists.extend(&places, &bytewise(), &mut TextOffset::default());
+        lists.extend(&positions, &bytewise(), &mut TextOffset::default());
         let expected = json!({
             "tokens": ["a", "b"],
             "token_logprobs": [null, -2.0],
@@ -226,21 +225,21 @@ mod tests {
 
     #[test]
     fn a_log_probability_prints_the_same_in_every_list() {
-        let places = [place(97, Some(-0.1), &[(97, -0.1), (98, -2.7)])];
+        let positions = [pos(97, Some(-0.1), &[(97, -0.1), (98, -2.7)])];
         let mut lists = LegacyLogprobs::new(true);
-        lists.extend(&places, &bytewise(), &mut TextOffset::default());
+        lists.extend(&positions, &bytewise(), &mut TextOffset::default());
         let text = serde_json::to_string(&lists).expect("plain data");
         let expected = r#""token_logprobs":[-0.1],"top_logprobs":[{"a":-0.1,"b":-2.7}]"#;
         assert!(text.contains(expected), "{text}");
-        let chat = ChatLogprobs::new(&places, &bytewise());
+        let chat = ChatLogprobs::new(&positions, &bytewise());
         let text = serde_json::to_string(&chat).expect("plain data");
         assert_eq!(text.matches(r#""token":"a","logprob":-0.1,"#).count(), 2);
     }
 
     #[test]
     fn chat_tokens_carry_their_bytes() {
-        let places = [place(0xc3, Some(f32::NEG_INFINITY), &[(104, -0.25)])];
-        let found = ChatLogprobs::new(&places, &bytewise());
+        let positions = [pos(0xc3, Some(f32::NEG_INFINITY), &[(104, -0.25)])];
+        let found = ChatLogprobs::new(&positions, &bytewise());
         let expected = json!({"content": [{
             "token": "\\xc3", "logprob": -9999.0, "bytes": [0xc3],
             "top_logprobs": [{"token": "h", "logprob": -0.25, "bytes": [104]}],

@@ -22,7 +22,7 @@ use serde_json::Value;
 use super::call::{CallLimits, check_samples, read_rid};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::options::{Options, Urgency};
+use super::options::{Options, Scheduling};
 pub(super) use docs::components;
 use souffleur_base::field::{Field, Shallow};
 use souffleur_base::ids::RequestId;
@@ -45,7 +45,7 @@ pub(super) struct Common {
     pub(super) sampling: SamplingParams,
     pub(super) constraint: Option<Arc<Constraint>>,
     namespace: Namespace,
-    urgency: Urgency,
+    scheduling: Scheduling,
     pub(super) stream: bool,
     include_usage: bool,
     /// Each chunk carries the counts of its choice so far.
@@ -80,7 +80,7 @@ impl Common {
             sampling: read_sampling(fields, limits.request)?,
             constraint,
             namespace: shared.namespace(limits)?,
-            urgency: shared.urgency,
+            scheduling: shared.scheduling,
             stream,
             include_usage: include_usage && stream,
             continuous_usage: continuous_usage && stream,
@@ -109,8 +109,8 @@ impl Common {
             pooling: None,
             parsing,
             namespace: self.namespace,
-            priority: self.urgency.priority,
-            timeouts: self.urgency.timeouts,
+            priority: self.scheduling.priority,
+            timeouts: self.scheduling.timeouts,
             is_streaming: self.stream,
         }
     }

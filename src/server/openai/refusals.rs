@@ -25,9 +25,9 @@ pub(super) fn inside_extra_body(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "extra_body";
     match fields.take_raw(NAME).filter(Raw::is_object) {
         Some(raw) => {
-            let mut inside = fields.nested(NAME, &raw)?;
-            foreign::refuse(&mut inside, &[])?;
-            inside.refuse(&sampling::CONSTRAINTS)
+            let mut nested = fields.nested(NAME, &raw)?;
+            foreign::refuse(&mut nested, &[])?;
+            nested.refuse(&sampling::CONSTRAINTS)
         }
         None => Ok(()),
     }

@@ -22,7 +22,7 @@ pub(super) fn limits() -> CallLimits<'static> {
         max_requests: 8,
         websocket: None,
         request: &LIMITS,
-        vectors: None,
+        embeds: None,
     }
 }
 
@@ -41,7 +41,7 @@ pub(super) fn spelling() -> crate::spelling::Spelling {
 
 pub(super) fn update(text: &str, end: Option<FinishReason>) -> Update {
     let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
-    let place = |token: &u32| TokenLogprobs {
+    let pos = |token: &u32| TokenLogprobs {
         token: *token,
         logprob: Some(-0.5),
         top: vec![(120, -0.25)],
@@ -55,7 +55,7 @@ pub(super) fn update(text: &str, end: Option<FinishReason>) -> Update {
         loaded_tokens: 0,
         num_retractions: 0,
     };
-    let output_logprobs = tokens.iter().map(place).collect();
+    let output_logprobs = tokens.iter().map(pos).collect();
     let text = text.to_owned();
     let delta = Delta {
         text,

@@ -48,7 +48,7 @@ fn sampling_of(model: &GenerationConfig) -> SamplingParams {
 }
 
 pub(crate) fn by_name(sampling: &SamplingParams) -> Map<String, Value> {
-    // Converted via text, in which a float has no more digits than it needs.
+    // Converted via text, which has the shortest digits of an `f32`. A direct conversion would show those of an `f64`.
     let text = serde_json::to_string(sampling).expect("parameters have string keys only");
     serde_json::from_str(&text).expect("parameters are an object")
 }

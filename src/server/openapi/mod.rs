@@ -44,7 +44,7 @@ pub(super) fn answer(
 ) -> Result<HttpResponse, ApiError> {
     check_is_on(request, state)?;
     let mut document = document(endpoints, &Facts::of(state));
-    // If the host mounts the app in a scope, all paths begin with the scope's path.
+    // If the routes are mounted in a scope, all paths begin with the scope's path.
     let scope = request.path().strip_suffix("/openapi.json");
     if let Some(scope) = scope.filter(|scope| !scope.is_empty()) {
         document.servers = Some(vec![ServerBuilder::new().url(scope).build()]);

@@ -69,7 +69,7 @@ pub(crate) async fn file(
     let file = FILES.iter().find(|file| file.name == *name);
     let file = file.ok_or_else(|| super::nothing_here(&request))?;
     let tag = EntityTag::new_weak(format!("{VERSION}-{}", env!("CARGO_PKG_VERSION")));
-    let mut response = if is_known(&request, &tag) {
+    let mut response = if client_has(&request, &tag) {
         HttpResponse::NotModified()
     } else {
         HttpResponse::Ok()
@@ -78,7 +78,7 @@ pub(crate) async fn file(
     response.insert_header(header::ETag(tag.clone()));
     response.insert_header(CacheControl(vec![CacheDirective::MaxAge(MAX_AGE_S)]));
     response.insert_header((header::VARY, "accept-encoding"));
-    if is_known(&request, &tag) {
+    if client_has(&request, &tag) {
         return Ok(response.finish());
     }
     response.content_type(file.content_type);
@@ -101,7 +101,7 @@ impl File {
     }
 }
 
-fn is_known(request: &HttpRequest, tag: &EntityTag) -> bool {
+fn client_has(request: &HttpRequest, tag: &EntityTag) -> bool {
     match IfNoneMatch::parse(request) {
         Ok(IfNoneMatch::Any) => request.headers().contains_key(header::IF_NONE_MATCH),
         Ok(IfNoneMatch::Items(known)) => known.iter().any(|known| known.weak_eq(tag)),

@@ -44,7 +44,6 @@ pub(crate) fn number() -> Shape {
     plain(Type::Number)
 }
 
-/// A whole number without bounds.
 pub(crate) fn whole() -> Shape {
     plain(Type::Integer)
 }
@@ -54,7 +53,6 @@ pub(crate) fn count() -> Shape {
     whole().at_least(0)
 }
 
-/// A whole number within the range of its type.
 pub(crate) fn integer<T: Integer>() -> Shape {
     let bounds = T::BOUNDS;
     whole().at_least(*bounds.start()).at_most(*bounds.end())
@@ -155,8 +153,8 @@ impl Shape {
         )
     }
 
-    /// A string of at most `length` characters, or a list of at most `length` items. Strings whose bytes are limited
-    /// have no more characters.
+    /// A string of at most `length` characters, or a list of at most `length` items. Also describes limits in bytes: a
+    /// string has at most as many characters as bytes.
     pub(crate) fn up_to(self, length: usize) -> Self {
         let most = Some(length);
         self.edit_lengths(

@@ -119,14 +119,14 @@ fn schemas_are_defined_exactly_if_they_are_referenced() {
     let schemas = document["components"]["schemas"]
         .as_object()
         .expect("there are some");
-    let there = schemas
+    let defined = schemas
         .keys()
         .map(|name| format!("#/components/schemas/{name}"));
-    let there: BTreeSet<String> = there.collect();
+    let defined: BTreeSet<String> = defined.collect();
     let in_events = ["ChatCompletionChunk", "ResponseEvent", "MessageEvent"];
     let in_events = in_events.map(|name| format!("#/components/schemas/{name}"));
     let used: BTreeSet<String> = used.into_iter().chain(in_events).collect();
-    assert_eq!(used, there);
+    assert_eq!(used, defined);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn is_taken(name: &str, value: &Value) -> bool {
         limits: &limits,
         read_elsewhere: &[],
     };
-    let mut object = json!({ "max_new_tokens": u32::MAX });
+    let mut object = json!({ "max_new_tokens": u32::MAX }); // Allows every `min_new_tokens`.
     object[name] = value.clone();
     let params = read.deserialize(object).expect("it is an object");
     params.is_ok_and(|params| params.validate(1 << 20, &limits).is_ok())

@@ -81,8 +81,8 @@ fn resource() -> Resource {
 
 impl Traces for Otlp {
     fn begin(&self, call: &CallStart<'_>) -> Box<dyn Trace> {
-        let parent =
-            TraceContextPropagator::new().extract_with_context(&Context::new(), &Sent(call));
+        let parent = TraceContextPropagator::new()
+            .extract_with_context(&Context::new(), &TraceHeaders(call));
         let name = match call.route {
             Some(route) => format!("{} {route}", call.method),
             None => call.method.to_owned(),
@@ -104,9 +104,9 @@ impl Traces for Otlp {
 }
 
 /// The headers of W3C's trace context.
-struct Sent<'a>(&'a CallStart<'a>);
+struct TraceHeaders<'a>(&'a CallStart<'a>);
 
-impl Extractor for Sent<'_> {
+impl Extractor for TraceHeaders<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         match key {
             "traceparent" => self.0.traceparent,

@@ -1,6 +1,6 @@
 //! Makes the spans of a call: the HTTP request, its engine requests, and the queue, prefill and decode phase of each.
 //!
-//! Attributes have the names of OpenTelemetry's conventions for generative AI where there are any, otherwise vLLM's.
+//! Attributes have names of OpenTelemetry's conventions for generative AI if there are any, else vLLM's or Souffleur's.
 
 use std::time::{Instant, SystemTime};
 

@@ -107,10 +107,10 @@ pub(super) async fn open_all(
             return Err(ApiError::field("session_params", text));
         }
     };
-    let text = state.serving()?.engine.text().cloned();
+    let tokenizer = state.serving()?.engine.text().cloned();
     let new = NewTokens {
         tokens: new,
-        bos: text.and_then(|text| text.bos_id()),
+        bos: tokenizer.and_then(|tokenizer| tokenizer.bos_id()),
     };
     let rid = request.rid.clone();
     let sessions = state.sessions();

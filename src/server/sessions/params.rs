@@ -25,18 +25,18 @@ impl SessionParams {
         let Some(raw) = fields.take_raw(NAME).filter(|raw| !raw.has_no_effect()) else {
             return Ok(None);
         };
-        let mut inside = fields.nested(NAME, &raw)?;
-        let Some(id) = inside.string("id")? else {
+        let mut object = fields.nested(NAME, &raw)?;
+        let Some(id) = object.string("id")? else {
             let text = "session_params.id is missing: send the id that /open_session returned";
             return Err(ApiError::field(NAME, text));
         };
         check_bytes("session_params.id", &id, MAX_RID_BYTES)?;
         Ok(Some(Self {
             id,
-            rid: inside.take("rid")?.map(read_rid).transpose()?,
-            offset: inside.integer("offset")?,
-            replace: inside.flag("replace")?,
-            drop_previous_output: inside.flag("drop_previous_output")?,
+            rid: object.take("rid")?.map(read_rid).transpose()?,
+            offset: object.integer("offset")?,
+            replace: object.flag("replace")?,
+            drop_previous_output: object.flag("drop_previous_output")?,
         }))
     }
 

@@ -63,7 +63,7 @@ impl NewTokens {
 struct Session {
     capacity: usize,
     idle: Duration,
-    used: Instant,
+    last_used: Instant,
     turns: FxHashMap<RequestId, Turn>,
 }
 
@@ -118,7 +118,7 @@ impl SessionStore {
             idle: opening
                 .idle
                 .map_or(self.0.idle, |idle| idle.min(self.0.idle)),
-            used: Instant::now(),
+            last_used: Instant::now(),
             turns: FxHashMap::default(),
         };
         open.bytes += SESSION_BYTES;
@@ -167,14 +167,14 @@ impl SessionStore {
             Vec::new()
         };
         open.insert(&params.id, rid.clone(), turn);
-        let place = SessionTurn {
+        let session_turn = SessionTurn {
             store: self.clone(),
             session: params.id.clone(),
             rid: rid.clone(),
             number,
             replaced,
         };
-        Ok((started, place))
+        Ok((started, session_turn))
     }
 
     /// Locks the sessions and closes those that were idle for too long.
@@ -183,7 +183,7 @@ impl SessionStore {
         let mut open = open.unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let is_over = |session: &Session| {
-            now.duration_since(session.used) >= session.idle && !session.is_busy()
+            now.duration_since(session.last_used) >= session.idle && !session.is_busy()
         };
         let over = open.sessions.iter().filter(|(_, session)| is_over(session));
         let over: Vec<String> = over.map(|(id, _)| id.clone()).collect();
@@ -279,7 +279,7 @@ impl OpenSessions {
             );
             return Err(ApiError::field(PARAMS, text));
         };
-        session.used = Instant::now();
+        session.last_used = Instant::now();
         let namesake = session.turns.get(rid);
         if namesake.is_some_and(|turn| !(params.replace && turn.parent == params.rid)) {
             let text = format!(
@@ -343,14 +343,14 @@ impl OpenSessions {
     }
 
     /// The entry of a request, unless the request was replaced or its session closed.
-    fn turn_at(&mut self, place: &SessionTurn) -> Option<&mut Turn> {
-        let session = self.sessions.get_mut(&place.session)?;
-        let turn = session.turns.get_mut(&place.rid)?;
-        (turn.number == place.number).then_some(turn)
+    fn turn_at(&mut self, session_turn: &SessionTurn) -> Option<&mut Turn> {
+        let session = self.sessions.get_mut(&session_turn.session)?;
+        let turn = session.turns.get_mut(&session_turn.rid)?;
+        (turn.number == session_turn.number).then_some(turn)
     }
 }
 
-/// The place of a running request in its session. Dropping it before the request has ended removes the request.
+/// A running request of a session. A drop before its end removes the request and restores those that it replaces.
 pub(crate) struct SessionTurn {
     store: SessionStore,
     session: String,
@@ -374,7 +374,7 @@ impl SessionTurn {
         turn.canceller = None;
         open.bytes += size_of_val(output);
         if let Some(session) = open.sessions.get_mut(&self.session) {
-            session.used = Instant::now();
+            session.last_used = Instant::now();
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::budget::BodyCharge;
 use crate::call::MAX_RID_BYTES;
 use crate::error::{ApiError, ErrorBody};
 use crate::fields::Fields;
-use crate::native::{Meta, Shape};
+use crate::native::{Meta, ReplyForm};
 use crate::transcript::{Transcript, Update};
 use crate::words::Dialect;
 use souffleur_base::field::Field;
@@ -20,14 +20,14 @@ pub(super) enum Op {
     Ping,
 }
 
-/// A frame that could not be parsed, with the id of its request.
+/// A frame that could not be parsed, with the id of its request if that is readable.
 pub(super) struct BadFrame {
     pub(super) rid: Option<Box<str>>,
     pub(super) error: ApiError,
 }
 
 impl Op {
-    /// Parses a frame. Its bytes are charged to the body budget.
+    /// Parses a frame. Its text and a copy of it are charged to the body budget.
     pub(super) fn parse(
         text: &str,
         mut charge: BodyCharge,
@@ -96,7 +96,7 @@ struct PongFrame {
 }
 
 /// The frames for an update: the new output, then the end if the request has ended.
-pub(super) fn update(rid: &RequestId, shape: &Shape, update: Update) -> Vec<String> {
+pub(super) fn update(rid: &RequestId, form: &ReplyForm, update: Update) -> Vec<String> {
     let Update { delta, end } = update;
     let usage = delta.usage;
     let part = Update { delta, end: None };
@@ -104,7 +104,7 @@ pub(super) fn update(rid: &RequestId, shape: &Shape, update: Update) -> Vec<Stri
     if !part.is_empty() {
         let mut transcript = Transcript::default();
         transcript.push(part);
-        let meta = Meta::new(rid, shape, &transcript);
+        let meta = Meta::new(rid, form, &transcript);
         let (delta, output_ids) = (&transcript.text, &transcript.tokens);
         frames.push(text(&DeltaFrame {
             rid,
@@ -119,7 +119,7 @@ pub(super) fn update(rid: &RequestId, shape: &Shape, update: Update) -> Vec<Stri
             end,
             ..Transcript::default()
         };
-        let no_logprobs = Shape::new(None, None);
+        let no_logprobs = ReplyForm::new(None, None);
         let meta = Meta::new(rid, &no_logprobs, &transcript);
         frames.push(text(&DoneFrame {
             rid,
@@ -184,10 +184,10 @@ mod tests {
             embedding: None,
         };
         let rid = RequestId::new("a");
-        let shape = Shape::new(None, None);
+        let form = ReplyForm::new(None, None);
         let frames = update(
             &rid,
-            &shape,
+            &form,
             Update {
                 delta,
                 end: Some(end),

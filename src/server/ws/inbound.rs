@@ -75,11 +75,11 @@ impl Inbound {
             return (Vec::new(), Some(Refusal::Late));
         }
         let mut bytes = Vec::with_capacity(chunk.len() + MAX_HEADER_BYTES);
-        let refused = self.follow(&mut chunk, &mut bytes).err();
+        let refused = self.pass_on(&mut chunk, &mut bytes).err();
         (bytes, refused)
     }
 
-    fn follow(&mut self, chunk: &mut &[u8], bytes: &mut Vec<u8>) -> Result<(), Refusal> {
+    fn pass_on(&mut self, chunk: &mut &[u8], bytes: &mut Vec<u8>) -> Result<(), Refusal> {
         loop {
             let (arrived, later) = chunk.split_at(self.fragment_left.min(chunk.len()));
             if self.is_data {
@@ -189,7 +189,7 @@ mod tests {
     const LAST: u8 = 0x80;
 
     fn header(first: u8, length: u64) -> Vec<u8> {
-        let mut cursor = Cursor::new([first, 0x80, 1, 2, 3, 4]);
+        let mut cursor = Cursor::new([first, 0x80, 1, 2, 3, 4]); // Masked with the key 1, 2, 3, 4.
         let parsed = FrameHeader::parse(&mut cursor).expect("the opcode is known");
         let (header, _) = parsed.expect("it is whole");
         let mut bytes = Vec::new();

@@ -6,11 +6,11 @@ use std::rc::Rc;
 use super::connection::{CloseReason, Connection, MessageHandler, count_aborts};
 use super::frames::{self, BadFrame, Op};
 use crate::answers::AnswerCharge;
-use crate::call::{CallLimits, VectorLimits, WebSocketSlots};
+use crate::call::{CallLimits, EmbedLimits, WebSocketSlots};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::lanes::Lane;
-use crate::native::{NativeCall, Shape};
+use crate::native::{NativeCall, ReplyForm};
 use crate::open_requests::matches_id;
 use crate::sessions::{self, SessionParams, SessionTurn};
 use crate::transcript::Update;
@@ -20,7 +20,7 @@ use souffleur_request::Event;
 
 pub(super) struct ActiveRequest {
     canceller: Canceller,
-    shape: Shape,
+    form: ReplyForm,
     /// The charge for the answers, held until they have been sent.
     _charge: Option<AnswerCharge>,
     /// The request's turn in its session, and its output so far.
@@ -28,7 +28,7 @@ pub(super) struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    fn note(&self, update: &Update) {
+    fn record(&self, update: &Update) {
         let mut in_session = self.in_session.borrow_mut();
         if let Some((_, output)) = &mut *in_session {
             output.extend_from_slice(&update.delta.tokens);
@@ -103,12 +103,12 @@ impl MessageHandler for Native {
         match Update::of(event) {
             Ok(update) => {
                 // Recorded before the last frame is sent, since a client may continue the request after that frame.
-                active.note(&update);
+                active.record(&update);
                 let mut pieces = Vec::new();
                 update.in_pieces(|piece| pieces.push(piece));
                 let last = pieces.len() - 1;
                 for (index, piece) in pieces.into_iter().enumerate() {
-                    for frame in frames::update(active.rid(), &active.shape, piece) {
+                    for frame in frames::update(active.rid(), &active.form, piece) {
                         connection.send(frame).await?;
                     }
                     if index < last {
@@ -142,19 +142,19 @@ impl Native {
                 limit,
             }),
             request: loaded.engine.request_limits(),
-            vectors: VectorLimits::of(&loaded.engine),
+            embeds: EmbedLimits::of(&loaded.engine),
         };
         let session = SessionParams::take(&mut fields)?;
         let call = NativeCall::parse(fields, limits)?;
-        let shapes = call.shapes(&loaded.spelling);
+        let forms = call.forms(&loaded.spelling);
         let (requests, charges) = call.into_streamed();
         let (lanes, mut turn) = sessions::open_all(&state, session.as_ref(), requests).await?;
         let lanes = Lane::with_charges(lanes, charges);
         let charge = Lane::answer_charge(&lanes);
-        for (lane, shape) in lanes.into_iter().zip(shapes) {
+        for (lane, form) in lanes.into_iter().zip(forms) {
             let active = Rc::new(ActiveRequest {
                 canceller: lane.canceller(),
-                shape,
+                form,
                 _charge: charge.clone(),
                 in_session: RefCell::new(turn.take().map(|turn| (turn, Vec::new()))),
             });

@@ -51,15 +51,16 @@ pub fn weights_bytes(model: &ModelConfig, storage: Storage) -> u64 {
     bytes.sum()
 }
 
+/// The number of weights of all experts, and their bytes.
 pub(super) fn expert_totals(model: &ModelConfig, storage: Storage) -> (f64, f64) {
     let Some(experts) = &model.experts else {
         return (0.0, 0.0);
     };
     let tensors = model.tensors();
-    let own = tensors
+    let expert_tensors = tensors
         .iter()
         .filter(|tensor| experts.has_tensor(&tensor.name));
-    own.fold((0.0, 0.0), |(weights, bytes), tensor| {
+    expert_tensors.fold((0.0, 0.0), |(weights, bytes), tensor| {
         let size = match tensor.shape[..] {
             [outputs, inputs] => matrix_bytes(storage, MatrixRole::Inner, [outputs, inputs]),
             _ => 0,

@@ -45,7 +45,7 @@ fn tokens(letters: &[u8]) -> Arc<[u32]> {
     letters.iter().flat_map(block).collect()
 }
 
-struct Bench<'a> {
+struct Driver<'a> {
     store: VirtualStore<'a>,
     n_tickets: u64,
     /// The store's answers, each with its time.
@@ -53,7 +53,7 @@ struct Bench<'a> {
     written: Vec<(f64, Ticket)>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Driver<'a> {
     fn new(model: &'a StoreModel) -> Self {
         Self {
             store: VirtualStore::new(model),
@@ -131,21 +131,21 @@ fn check_times(found: &[f64], expected: &[f64]) {
 #[test]
 fn a_fetch_waits_for_the_current_write_and_precedes_other_writes() {
     let model = model(100, 16);
-    let mut bench = Bench::new(&model);
+    let mut driver = Driver::new(&model);
     let path = tokens(b"abc");
     for block in 0..3 {
-        bench.write(&path, block, 0.0);
+        driver.write(&path, block, 0.0);
     }
-    bench.run_until(0.015);
-    assert_eq!(bench.find(&path).blocks, 1);
-    let ticket = bench.fetch(&path, 0..1, 0.015);
-    bench.run_until(1.0);
-    let written: Vec<f64> = bench.written.iter().map(|(at, _)| *at).collect();
+    driver.run_until(0.015);
+    assert_eq!(driver.find(&path).blocks, 1);
+    let ticket = driver.fetch(&path, 0..1, 0.015);
+    driver.run_until(1.0);
+    let written: Vec<f64> = driver.written.iter().map(|(at, _)| *at).collect();
     // The second block is written at 20 ms. Then the fetch takes 0.5 + 1 ms, and the third block follows.
     check_times(&written, &[0.010, 0.020, 0.0315]);
-    check_times(&[bench.fetched[0].0], &[0.0215]);
-    assert_eq!((bench.fetched[0].1, bench.fetched[0].2), (ticket, 1));
-    let outcome = bench.store.outcome();
+    check_times(&[driver.fetched[0].0], &[0.0215]);
+    assert_eq!((driver.fetched[0].1, driver.fetched[0].2), (ticket, 1));
+    let outcome = driver.store.outcome();
     assert_eq!(
         (outcome.written, outcome.read, outcome.held_blocks),
         (3, 1, 3)
@@ -157,21 +157,21 @@ fn a_fetch_waits_for_the_current_write_and_precedes_other_writes() {
 fn fetches_wait_for_buffers_and_end_at_their_deadlines() {
     // Three of the four buffers are for fetches.
     let model = model(100, 4);
-    let mut bench = Bench::new(&model);
+    let mut driver = Driver::new(&model);
     let path = tokens(b"abcd");
     for block in 0..4 {
-        bench.write(&path, block, 0.0);
+        driver.write(&path, block, 0.0);
     }
-    bench.run_until(1.0);
-    let first = bench.fetch(&path, 0..4, 1.0);
-    let second = bench.fetch(&path, 0..1, 1.0);
-    bench.run_until(1.5);
-    assert_eq!(bench.fetched.len(), 1, "no buffer is left");
-    assert_eq!((bench.fetched[0].1, bench.fetched[0].2), (first, 3));
-    bench.run_until(10.0);
+    driver.run_until(1.0);
+    let first = driver.fetch(&path, 0..4, 1.0);
+    let second = driver.fetch(&path, 0..1, 1.0);
+    driver.run_until(1.5);
+    assert_eq!(driver.fetched.len(), 1, "no buffer is left");
+    assert_eq!((driver.fetched[0].1, driver.fetched[0].2), (first, 3));
+    driver.run_until(10.0);
     // The timeout is one second plus a quarter of a second per 1,024 tokens.
-    check_times(&[bench.fetched[1].0], &[1.0 + 1.0 + 0.25 / 16.0]);
-    assert_eq!((bench.fetched[1].1, bench.fetched[1].2), (second, 0));
+    check_times(&[driver.fetched[1].0], &[1.0 + 1.0 + 0.25 / 16.0]);
+    assert_eq!((driver.fetched[1].1, driver.fetched[1].2), (second, 0));
     let load = BlockLoad {
         ticket: first,
         row: souffleur_base::ids::RowId::new(1),
@@ -183,35 +183,35 @@ fn fetches_wait_for_buffers_and_end_at_their_deadlines() {
         saves: Vec::<BlockSave>::new(),
         loads: vec![load],
     };
-    bench.store.record_copies(&copies);
-    bench.fetch(&path, 0..1, 10.0);
-    bench.run_until(20.0);
-    check_times(&[bench.fetched[2].0], &[10.0015]);
-    assert_eq!(bench.fetched[2].2, 1);
+    driver.store.record_copies(&copies);
+    driver.fetch(&path, 0..1, 10.0);
+    driver.run_until(20.0);
+    check_times(&[driver.fetched[2].0], &[10.0015]);
+    assert_eq!(driver.fetched[2].2, 1);
 }
 
 #[test]
 fn a_cancelled_fetch_ends_with_the_block_being_read() {
     let model = model(100, 16);
-    let mut bench = Bench::new(&model);
+    let mut driver = Driver::new(&model);
     let path = tokens(b"abcd");
     for block in 0..4 {
-        bench.write(&path, block, 0.0);
+        driver.write(&path, block, 0.0);
     }
-    bench.run_until(1.0);
-    let ticket = bench.fetch(&path, 0..4, 1.0);
-    let waiting = bench.fetch(&path, 0..1, 1.0);
-    bench.order(StoreOrder::Discard { ticket: waiting }, 1.0001);
-    bench.order(StoreOrder::Discard { ticket }, 1.002);
-    bench.run_until(2.0);
-    let fetched: Vec<_> = bench
+    driver.run_until(1.0);
+    let ticket = driver.fetch(&path, 0..4, 1.0);
+    let waiting = driver.fetch(&path, 0..1, 1.0);
+    driver.order(StoreOrder::Discard { ticket: waiting }, 1.0001);
+    driver.order(StoreOrder::Discard { ticket }, 1.002);
+    driver.run_until(2.0);
+    let fetched: Vec<_> = driver
         .fetched
         .iter()
         .map(|(_, ticket, n)| (*ticket, *n))
         .collect();
     assert_eq!(fetched, [(waiting, 0), (ticket, 0)]);
     // The latency of 0.5 ms, and 1 ms for each of two blocks.
-    check_times(&[bench.fetched[1].0], &[1.0025]);
+    check_times(&[driver.fetched[1].0], &[1.0025]);
 }
 
 /// A naive store: blocks, keyed by the letters of their paths, with their last use.
@@ -219,7 +219,7 @@ fn a_cancelled_fetch_ends_with_the_block_being_read() {
 struct Naive {
     blocks: BTreeMap<Vec<u8>, u64>,
     clock: u64,
-    most: usize,
+    max_blocks: usize,
 }
 
 impl Naive {
@@ -246,7 +246,7 @@ impl Naive {
             return;
         }
         self.touch(parent);
-        while self.blocks.len() >= self.most {
+        while self.blocks.len() >= self.max_blocks {
             let has_child = |block: &Vec<u8>| {
                 let mut others = self.blocks.keys();
                 others.any(|other| other.len() > block.len() && other.starts_with(block))
@@ -266,14 +266,14 @@ impl Naive {
 
 #[test]
 fn random_writes_and_fetches_match_a_naive_store() {
-    for most in [1, 2, 5, 9, 40, 400] {
-        let model = model(most as u64, 16);
-        let mut bench = Bench::new(&model);
+    for max_blocks in [1, 2, 5, 9, 40, 400] {
+        let model = model(max_blocks as u64, 16);
+        let mut driver = Driver::new(&model);
         let mut naive = Naive {
-            most,
+            max_blocks,
             ..Naive::default()
         };
-        let mut random: u64 = most as u64;
+        let mut random: u64 = max_blocks as u64;
         let mut below = |n: u64| {
             random = random
                 .wrapping_mul(6_364_136_223_846_793_005)
@@ -286,51 +286,51 @@ fn random_writes_and_fetches_match_a_naive_store() {
             let letters: Vec<u8> = (0..n_letters).map(|_| below(3) as u8).collect();
             let path = tokens(&letters);
             assert_eq!(
-                bench.find(&path).blocks,
+                driver.find(&path).blocks,
                 naive.prefix(&letters),
                 "{letters:?}"
             );
             now_s += 10.0;
             if below(3) == 0 {
                 let found = naive.prefix(&letters);
-                bench.fetch(&path, 0..found, now_s);
-                bench.run_until(now_s + 5.0);
-                let (_, ticket, blocks) = *bench.fetched.last().expect("it is answered");
+                driver.fetch(&path, 0..found, now_s);
+                driver.run_until(now_s + 5.0);
+                let (_, ticket, blocks) = *driver.fetched.last().expect("it is answered");
                 assert_eq!(blocks, found);
                 naive.touch(&letters[..found]);
-                bench.order(StoreOrder::Discard { ticket }, now_s + 5.0);
+                driver.order(StoreOrder::Discard { ticket }, now_s + 5.0);
             } else {
                 for block in 0..letters.len() {
-                    bench.write(&path, block as u32, now_s);
+                    driver.write(&path, block as u32, now_s);
                     naive.write(&letters[..=block]);
                 }
-                bench.run_until(now_s + 5.0);
+                driver.run_until(now_s + 5.0);
             }
-            assert_eq!(bench.store.index.fault(), None);
-            let outcome = bench.store.outcome();
+            assert_eq!(driver.store.index.fault(), None);
+            let outcome = driver.store.outcome();
             assert_eq!(outcome.held_blocks, naive.blocks.len());
             assert!(outcome.held_bytes <= outcome.disk_bytes);
         }
-        let outcome = bench.store.outcome();
+        let outcome = driver.store.outcome();
         assert!(outcome.known > 0 && outcome.read > 0);
-        assert_eq!(outcome.evicted > 0, most < 400, "{outcome:?}");
+        assert_eq!(outcome.evicted > 0, max_blocks < 400, "{outcome:?}");
     }
 }
 
 #[test]
 fn a_disk_slower_than_computing_is_not_used() {
     let model = model(100, 16);
-    let mut bench = Bench::new(&model);
+    let mut driver = Driver::new(&model);
     let path = tokens(b"abcd");
     for block in 0..4 {
-        bench.write(&path, block, 0.0);
+        driver.write(&path, block, 0.0);
     }
-    bench.run_until(1.0);
+    driver.run_until(1.0);
     let namespace = Namespace::default();
     // Before the first read, the cost model assumes 1 GB/s: 30 ms for 256 tokens.
-    let slow = bench.store.find(&namespace, &path, Some(1000.0));
+    let slow = driver.store.find(&namespace, &path, Some(1000.0));
     assert_eq!((slow.blocks, slow.worth), (4, 4));
-    let fast = bench.store.find(&namespace, &path, Some(100_000.0));
+    let fast = driver.store.find(&namespace, &path, Some(100_000.0));
     assert_eq!((fast.blocks, fast.worth), (4, 0));
-    assert_eq!(bench.store.outcome().too_slow, 1);
+    assert_eq!(driver.store.outcome().too_slow, 1);
 }

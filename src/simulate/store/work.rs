@@ -9,15 +9,15 @@ use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
 
 /// `1 / SAVES_SHARE` of the buffers, and at least one, are reserved for saves.
 const SAVES_SHARE: usize = 4;
-/// A fetch waits until it can take `1 / ROUND_SHARE` of the buffers for fetches, unless it needs fewer.
-const ROUND_SHARE: usize = 4;
+/// A fetch waits until it can take `1 / MIN_FETCH_SHARE` of the buffers for fetches, unless it needs fewer.
+const MIN_FETCH_SHARE: usize = 4;
 const MAX_RECORDS: usize = 1 << 20;
 
 pub(super) struct Fetch {
     pub ticket: Ticket,
     pub path: Arc<[BlockPlace]>,
     pub blocks: Range<usize>,
-    pub asked_s: f64,
+    pub queued_s: f64,
     pub deadline_s: f64,
 }
 
@@ -67,7 +67,7 @@ impl VirtualStore<'_> {
             ticket,
             path,
             blocks,
-            asked_s: now_s,
+            queued_s: now_s,
             deadline_s: now_s + timeout.as_secs_f64(),
         });
     }
@@ -144,7 +144,7 @@ impl VirtualStore<'_> {
         let total = self.model.shape.limits.buffers;
         let fetch_buffers = total - (total / SAVES_SHARE).max(1).min(total);
         let free_buffers = fetch_buffers.saturating_sub(self.ready.values().sum());
-        let min_buffers = (fetch_buffers / ROUND_SHARE).max(1);
+        let min_buffers = (fetch_buffers / MIN_FETCH_SHARE).max(1);
         let min_buffers = min_buffers.min(n_stored.saturating_sub(start));
         let end = end_within(free_buffers);
         if end > start && free_buffers >= min_buffers {
@@ -158,7 +158,7 @@ impl VirtualStore<'_> {
     }
 
     fn read(&mut self, fetch: Fetch, end: usize, now_s: f64) -> Job {
-        self.cost.note_wait(now_s - fetch.asked_s);
+        self.cost.note_wait(now_s - fetch.queued_s);
         let read_s = self.read_s(BlockKind::Kv);
         let in_time_s = fetch.deadline_s - now_s - self.model.latency_s;
         // The last block starts before the deadline.
@@ -213,7 +213,7 @@ impl VirtualStore<'_> {
         BlockKind::ALL.into_iter().map(of).sum()
     }
 
-    /// Evicts records until the new record fits. Returns false if only the record that the new one needs is left.
+    /// Evicts records until the new record fits. Returns false if the only one left is needed by the new record.
     fn evict_until_fits(&mut self, place: &BlockPlace, kind: BlockKind) -> bool {
         let needed: BlockKey = match kind {
             BlockKind::Kv => place.parent,

@@ -33,7 +33,7 @@ pub struct LoadGrant {
     pub ticket: Ticket,
     /// The first token of the run, before or at the end of the tree's prefix.
     pub begins: usize,
-    /// Where the loaded K/V ends and the extent begins: whole pages.
+    /// Where the loaded K/V ends, and the tokens to load later or to compute begin: whole pages.
     pub to: usize,
     /// A further round fetches and loads the blocks after this run. The row computes nothing until the last round.
     pub continues: bool,
@@ -59,12 +59,12 @@ pub struct Candidate {
     /// Number of plans that held the candidate back because another request's prefill was computing its prefix.
     pub waits: u8,
     pub rank: Rank,
-    /// Requests log probabilities: no decode runs in the same step.
+    /// The request asks for log probabilities, so no decode runs in the same step.
     pub wants_logprobs: bool,
     /// For the chunked request: tokens with K/V that is cached, written or in flight.
     pub continues_at: Option<usize>,
-    /// Positions at which other prompts are likely to diverge from this one, ascending: ends of turns, and a position
-    /// beyond the prompt's end if more outputs of the same prompt are requested.
+    /// Positions at which other prompts are likely to diverge from this one, ascending: ends of turns. If more outputs
+    /// of the same prompt are requested, a last position beyond its end says so.
     pub anchors: Arc<[u32]>,
     /// The request's K/V neither comes from the cache nor enters it: its tokens are placeholders.
     pub bypasses_cache: bool,
@@ -75,12 +75,12 @@ pub struct Candidate {
 
 impl Candidate {
     /// True if more outputs of the same prompt are requested: they resume from a state before the prompt's last token.
-    pub(super) fn has_siblings(&self) -> bool {
+    pub(super) fn wants_more_outputs(&self) -> bool {
         let last = self.anchors.last();
         last.is_some_and(|anchor| *anchor as usize > self.tokens.len())
     }
 
-    pub(super) fn n_turns(&self) -> usize {
-        self.anchors.len() - usize::from(self.has_siblings())
+    pub(super) fn n_anchors(&self) -> usize {
+        self.anchors.len() - usize::from(self.wants_more_outputs())
     }
 }

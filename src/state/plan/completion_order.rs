@@ -1,31 +1,31 @@
-//! Forecast of free memory at the ends of requests that ignore EOS, for an engine without a cache.
+//! Forecast of the free memory whenever a request ends, for requests that ignore EOS on an engine without a cache.
 //!
-//! Such requests end exactly at their limits, so the free memory at each end can be foreseen instead of reserving
-//! everything at once (SGLang's `add_one_req_ignore_eos`).
+//! Such requests end exactly at their limits, so their outputs need not be reserved all at once. Memory must suffice at
+//! each end, for the tokens so far less those that earlier ends freed (SGLang's `add_one_req_ignore_eos`).
 
 /// Tokens kept free for each request that is still running when another one ends.
 const RESERVE_TOKENS: f64 = 1.0;
 
 #[derive(Clone, Debug, Default)]
 pub struct CompletionOrder {
-    /// Sorted by `tokens_left`, but not before [`fits`](Self::fits): most steps have no request that ignores EOS.
-    ends: Vec<End>,
+    /// Sorted by `tokens_left` from the first call of [`fits`](Self::fits) on: most steps make no call.
+    ends: Vec<Completion>,
     is_sorted: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct End {
+struct Completion {
     tokens_left: f64,
     held_tokens: usize,
 }
 
 impl CompletionOrder {
-    /// Adds a request; one that has nothing left to generate does not count.
+    /// Adds a request, unless it has nothing left to generate.
     pub fn insert(&mut self, tokens_left: f64, held_tokens: usize) {
         if tokens_left <= 0.0 {
             return;
         }
-        let end = End {
+        let end = Completion {
             tokens_left,
             held_tokens,
         };

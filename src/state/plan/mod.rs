@@ -64,8 +64,8 @@ pub struct PlanStep {
     /// Prefixes to mark as used, in order of use.
     pub touch: Vec<ProbeKey>,
     pub admit: Option<AdmitRequest>,
-    /// The decode to run when nothing is admitted, or together with the admitted prefills ([`AdmitRequest::mixes`]).
-    pub else_decode: Option<DecodeDemand>,
+    /// The decode to run if nothing is admitted, or together with the admitted prefills ([`AdmitRequest::mixes`]).
+    pub decode_demand: Option<DecodeDemand>,
     /// Tokens that must be free in any case (after a retraction, to avoid the next one).
     pub evict_tokens: usize,
     /// Pages in the free list; exact, since only the plan chain changes it.
@@ -88,11 +88,12 @@ pub struct SaveBudget {
     /// Blocks that every step may save; a prefill adds the number of blocks that its tokens fill.
     pub base: usize,
     /// Further blocks of an otherwise idle step.
-    pub when_idle: usize,
-    pub most: usize,
-    pub most_states: usize,
+    pub extra_when_idle: usize,
+    pub max_blocks: usize,
+    pub max_states: usize,
     pub block_tokens: usize,
-    pub account: SaveAccount,
+    /// How the tree changes its record of stored blocks before it takes blocks to save.
+    pub store_record: SaveAccount,
 }
 
 impl PlanStep {
@@ -111,7 +112,7 @@ impl PlanStep {
             max_pinned_states: 0,
             touch: Vec::new(),
             admit: None,
-            else_decode: None,
+            decode_demand: None,
             evict_tokens: 0,
             free_pages,
             free_rows,
@@ -139,7 +140,7 @@ pub struct AdmitRequest {
     pub preemption: Option<Preemption>,
     /// Rules for copies of the rows' recurrent states; `None` for models without recurrent layers.
     pub states: Option<StateRules>,
-    /// The budget of window pages, one for every page; `None` for models without window layers.
+    /// The budget of window pages, of which each page needs one; `None` for models without window layers.
     pub windows: Option<WindowBudget>,
     /// Tokens per block of the KV store; 0 without a store. A candidate waits for a fetch only if the store has this
     /// many tokens more than the tree.
@@ -164,7 +165,7 @@ pub struct Demand {
 #[derive(Debug)]
 pub struct ReservePages {
     pub step: StepId,
-    /// Pages to free: duplicates, and private pages of ended sequences.
+    /// Pages to free: duplicates, flushed pages, and private pages of ended sequences.
     pub returned: Pages,
     pub evicted: EvictedPages,
     pub returned_rows: Vec<RowId>,

@@ -56,9 +56,9 @@ impl RunningReserve {
 #[derive(Clone, Debug)]
 pub struct PrefillAdder {
     page_size: usize,
-    /// `rem_total = available - total_offset`. Not a whole number, since the token ratio scales reservations.
+    /// Tokens reserved for input and for outputs to come. Not a whole number, since the token ratio scales outputs.
     total_offset: f64,
-    /// `cur_rem = available - current_offset`
+    /// The part of `total_offset` without outputs to come.
     current_offset: usize,
     rem_input: isize,
     /// `None` with chunked prefill off.
@@ -76,32 +76,32 @@ struct StepTime {
     pace: PrefillPace,
     left_s: f64,
     /// The bound applies: a sequence decodes, or will in the next step.
-    is_bound: bool,
+    is_limited: bool,
     /// A candidate has been admitted.
     has_begun: bool,
     other_rows: usize,
-    /// Tokens that a step always has time for.
-    least: usize,
+    /// The fewest tokens of a chunk. A step that has admitted nothing yet prefills them even if they take longer.
+    min_tokens: usize,
 }
 
 impl StepTime {
-    /// Tokens from position `first` on that fit into the time. Fewer than `least` tokens are not worth a chunk: the
-    /// result is then 0, or `least` if nothing has been admitted.
+    /// Tokens from position `first` on that fit into the time. Fewer than `min_tokens` are not worth a chunk: the
+    /// result is then 0, or `min_tokens` if nothing has been admitted.
     fn fitting_tokens(&self, first: usize) -> usize {
-        if !self.is_bound {
+        if !self.is_limited {
             return usize::MAX;
         }
         let tokens = self.pace.tokens_within(self.left_s, first, self.other_rows);
-        match (tokens >= self.least, self.has_begun) {
+        match (tokens >= self.min_tokens, self.has_begun) {
             (true, _) => tokens,
             (false, true) => 0,
-            (false, false) => self.least,
+            (false, false) => self.min_tokens,
         }
     }
 
     fn spend(&mut self, positions: Range<usize>, then_decodes: bool) {
         self.left_s -= self.pace.seconds(positions);
-        self.is_bound |= then_decodes;
+        self.is_limited |= then_decodes;
         self.has_begun = true;
     }
 }
@@ -119,9 +119,9 @@ pub struct PrefillLimits {
 #[derive(Clone, Debug)]
 pub struct StepPace {
     pub pace: PrefillPace,
-    /// A row could decode now, so the bound applies. Otherwise the bound applies once the step completes the prefill of
-    /// a request.
-    pub is_bound: bool,
+    /// The bound applies, since a row could decode now. If false, the bound applies once the step completes the prefill
+    /// of a request.
+    pub is_limited: bool,
 }
 
 impl PrefillAdder {
@@ -160,15 +160,15 @@ impl PrefillAdder {
         }
     }
 
-    /// Bounds the time of the step by its pace; with chunked prefill off, the time has no bound.
-    pub fn at_pace(mut self, StepPace { pace, is_bound }: StepPace) -> Self {
+    /// Bounds the time of the step; without chunked prefill, the time has no bound.
+    pub fn with_pace(mut self, StepPace { pace, is_limited }: StepPace) -> Self {
         self.time = self.rem_chunk.map(|_| StepTime {
             left_s: pace.step_s(),
             pace,
-            is_bound,
+            is_limited,
             has_begun: false,
             other_rows: self.current_offset,
-            least: MIN_TOKENS.max(self.page_size),
+            min_tokens: MIN_TOKENS.max(self.page_size),
         });
         self
     }
@@ -190,7 +190,7 @@ impl PrefillAdder {
 
     fn is_time_up(&self) -> bool {
         let time = self.time.as_ref();
-        time.is_some_and(|time| time.is_bound && time.has_begun && time.left_s <= 0.0)
+        time.is_some_and(|time| time.is_limited && time.has_begun && time.left_s <= 0.0)
     }
 
     /// Tokens from position `first` on that fit into the time; unlimited without a bound.
@@ -223,7 +223,7 @@ impl PrefillAdder {
         if self.rem_chunk.is_none() && !is_first && paged >= self.rem_input {
             return Decision::Refuse(Budget::Other);
         }
-        self.take(len, prefix, max_new_tokens)
+        self.admit_fitting(len, prefix, max_new_tokens)
     }
 
     /// As [`PrefillAdder::add`], but tokens `prefix..loaded` come from the store: they take pages, not step input.
@@ -263,7 +263,7 @@ impl PrefillAdder {
         if wanted as f64 >= self.rem_total(available) {
             return Decision::Refuse(Budget::NoToken);
         }
-        self.keep(loaded - prefix);
+        self.reserve_without_input(loaded - prefix);
         self.has_chunked = true;
         Decision::Admit {
             end: loaded,
@@ -275,20 +275,20 @@ impl PrefillAdder {
     pub fn load_chunked(&mut self, tokens: usize, available: usize) -> usize {
         let unreserved = self.rem_total(available).max(0.0) as usize;
         let loaded = tokens.min(self.floor_page(unreserved));
-        self.keep(loaded);
+        self.reserve_without_input(loaded);
         loaded
     }
 
     /// Reserves memory for the missing tokens of the chunked request, which computes nothing in this step: it waits for
     /// stored blocks, or loads them. No other request may be chunked in this step.
-    pub fn pass_chunked(&mut self, missing: usize, max_new_tokens: usize) {
-        self.keep(missing);
+    pub fn reserve_chunked(&mut self, missing: usize, max_new_tokens: usize) {
+        self.reserve_without_input(missing);
         self.total_offset += max_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64;
         self.has_chunked = true;
     }
 
     /// Reserves memory for tokens that are not input of the step.
-    fn keep(&mut self, tokens: usize) {
+    fn reserve_without_input(&mut self, tokens: usize) {
         let pages = self.ceil_page(tokens);
         self.total_offset += pages as f64;
         self.current_offset += pages;
@@ -312,16 +312,16 @@ impl PrefillAdder {
         if !self.completions.fits(current - paged) {
             return Decision::Refuse(Budget::NoToken);
         }
-        self.take(len, prefix, max_new_tokens)
+        self.admit_fitting(len, prefix, max_new_tokens)
     }
 
     /// Admits a candidate for which memory suffices: the whole prefill, or a chunk of it.
-    fn take(&mut self, len: usize, prefix: usize, max_new_tokens: usize) -> Decision {
+    fn admit_fitting(&mut self, len: usize, prefix: usize, max_new_tokens: usize) -> Decision {
         let extend = len - prefix;
-        let timely = self.tokens_in_time(prefix);
+        let in_time = self.tokens_in_time(prefix);
         match self.rem_chunk {
-            Some(chunk) if self.ceil_page(extend) as isize > chunk || extend > timely => {
-                let chunk = (chunk.max(0) as usize).min(timely);
+            Some(chunk) if self.ceil_page(extend) as isize > chunk || extend > in_time => {
+                let chunk = (chunk.max(0) as usize).min(in_time);
                 let end = self.floor_page(prefix + self.floor_page(chunk));
                 if end <= prefix || self.has_chunked {
                     return Decision::Refuse(Budget::Other);
@@ -359,10 +359,10 @@ impl PrefillAdder {
             chunk
         };
         let mut taken = remaining.min(limit.max(1) as usize);
-        let timely = self.tokens_in_time(prefix);
-        if timely < taken {
-            // `timely` is at least a page, so the extent can end at a page boundary.
-            taken = self.floor_page(prefix + timely) - prefix;
+        let in_time = self.tokens_in_time(prefix);
+        if in_time < taken {
+            // `in_time` is at least a page, so the chunk can end at a page boundary.
+            taken = self.floor_page(prefix + in_time) - prefix;
         }
         let chunked = taken < remaining;
         self.has_chunked |= chunked;

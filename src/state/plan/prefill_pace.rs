@@ -1,7 +1,7 @@
 //! Estimates prefill time on this machine from past steps, and how many prefill tokens fit into a given time.
 //!
 //! The cost of a token grows with its depth, the number of tokens before it, but at most in proportion. So a
-//! measurement at one depth gives an upper bound at every other depth, and no depth is underestimated. The estimator
+//! measurement at one depth gives an upper bound at every other depth, and no cost is underestimated. The estimator
 //! reads no clock: durations are inputs, and equal inputs give equal answers on every machine (it computes only sums,
 //! products and quotients of doubles).
 
@@ -14,9 +14,9 @@ const FIRST_TOKENS: usize = 64;
 /// The fewest tokens of a chunk: a step of fewer takes hardly less time.
 pub(crate) const MIN_TOKENS: usize = 16;
 /// Chunks are chosen so that the rows of a step are a multiple of this: kernels multiply rows in groups.
-const GRAIN: usize = 16;
-/// The fewest rows that are rounded down to a multiple of [`GRAIN`]: of fewer rows, rounding would lose too many.
-const MIN_GROUPED: usize = 4 * GRAIN;
+const ROW_GROUP: usize = 16;
+/// The fewest rows that are rounded down to a multiple of [`ROW_GROUP`]: of fewer rows, rounding would lose too many.
+const MIN_ROUNDED_ROWS: usize = 4 * ROW_GROUP;
 /// Context length from which on a token's attention may cost more than the rest of the model.
 const SHALLOW: usize = 1 << SHALLOW_BITS;
 const SHALLOW_BITS: u32 = 10;
@@ -25,12 +25,11 @@ const N_CLASSES: usize = 32;
 /// Weight of a new measurement in the moving average.
 const WEIGHT: f64 = 0.5;
 
-/// The prefill tokens of a step, and the tokens before them.
+/// The number of prefill tokens of a step, and the sum of their depths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefillWork {
     tokens: u64,
-    /// The sum of the depths of these tokens.
-    before: u64,
+    depth_sum: u64,
 }
 
 impl PrefillWork {
@@ -47,7 +46,7 @@ impl PrefillWork {
     pub fn add(&mut self, positions: Range<usize>) {
         let (first, tokens) = (positions.start as u64, positions.len() as u64);
         self.tokens += tokens;
-        self.before += tokens * first + tokens * tokens.saturating_sub(1) / 2;
+        self.depth_sum += tokens * first + tokens * tokens.saturating_sub(1) / 2;
     }
 
     pub fn tokens(self) -> usize {
@@ -56,19 +55,19 @@ impl PrefillWork {
 
     /// The mean depth.
     fn depth(self) -> usize {
-        self.before.checked_div(self.tokens).unwrap_or(0) as usize
+        self.depth_sum.checked_div(self.tokens).unwrap_or(0) as usize
     }
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrefillPace {
     step_s: f64,
-    readings: [Option<Reading>; N_CLASSES],
+    measurements: [Option<Measurement>; N_CLASSES],
 }
 
 /// A measured cost per token in one class of depths.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Reading {
+struct Measurement {
     token_s: f64,
     depth: usize,
     /// Prefill tokens of the last step measured. A small step costs more per token than a large one.
@@ -80,7 +79,7 @@ impl PrefillPace {
     pub fn new(step_ms: u32) -> Self {
         Self {
             step_s: f64::from(step_ms) / 1e3,
-            readings: [None; N_CLASSES],
+            measurements: [None; N_CLASSES],
         }
     }
 
@@ -89,24 +88,24 @@ impl PrefillPace {
         self.step_s
     }
 
-    /// Records the time of a step that did this prefill, with or without decodes.
+    /// Records the duration of a step with this prefill, with or without decodes.
     pub fn note(&mut self, work: PrefillWork, micros: u64) {
         let (tokens, depth) = (work.tokens(), work.depth());
         if tokens == 0 {
             return;
         }
         let token_s = micros.max(1) as f64 / 1e6 / tokens as f64;
-        let new = Reading {
+        let new = Measurement {
             token_s,
             depth,
             tokens,
         };
-        // The cost per token of a short step is too high, and would replace a lower bound from another depth.
+        // The cost per token of a short step is too high, and would replace a smaller bound from another depth.
         let known = self.token_s(depth);
-        let is_known = self.readings.iter().any(Option::is_some);
+        let is_known = self.measurements.iter().any(Option::is_some);
         let is_short = tokens.saturating_mul(2) < quotient(self.step_s, known);
-        let reading = &mut self.readings[class_of(depth)];
-        *reading = Some(match *reading {
+        let measurement = &mut self.measurements[class_of(depth)];
+        *measurement = Some(match *measurement {
             Some(old) => old.updated(new, self.step_s),
             None if is_known && is_short && token_s >= known => return,
             None => new,
@@ -119,9 +118,9 @@ impl PrefillPace {
         let guess = quotient(seconds, self.token_s(first));
         let tokens = quotient(seconds, self.token_s(first.saturating_add(guess / 2)));
         let rows = tokens.saturating_add(other_rows);
-        let whole = rows - rows % GRAIN;
-        match whole.checked_sub(other_rows) {
-            Some(fewer) if fewer >= MIN_TOKENS && whole >= MIN_GROUPED => fewer,
+        let rounded = rows - rows % ROW_GROUP;
+        match rounded.checked_sub(other_rows) {
+            Some(fewer) if fewer >= MIN_TOKENS && rounded >= MIN_ROUNDED_ROWS => fewer,
             _ => tokens,
         }
     }
@@ -132,13 +131,13 @@ impl PrefillPace {
         positions.len() as f64 * self.token_s(middle)
     }
 
-    /// The lowest upper bound that the readings give for the cost of a token at this depth.
+    /// The smallest upper bound that the measurements give for the cost of a token at this depth.
     fn token_s(&self, depth: usize) -> f64 {
         let class = class_of(depth);
-        let mut shallower = self.readings[..=class].iter().rev().flatten();
-        let mut deeper = self.readings[class..].iter().flatten();
-        let below = shallower.next().map(|reading| reading.at(depth));
-        let above = deeper.next().map(|reading| reading.at(depth));
+        let mut shallower = self.measurements[..=class].iter().rev().flatten();
+        let mut deeper = self.measurements[class..].iter().flatten();
+        let below = shallower.next().map(|known| known.bound_at(depth));
+        let above = deeper.next().map(|known| known.bound_at(depth));
         match (below, above) {
             (Some(below), Some(above)) => below.min(above),
             (Some(bound), None) | (None, Some(bound)) => bound,
@@ -147,24 +146,24 @@ impl PrefillPace {
     }
 }
 
-impl Reading {
-    /// The reading after another step. The cost of a small step may lower the reading, but not raise it.
+impl Measurement {
+    /// The measurement after another step: a small step may lower the cost, but not raise it.
     fn updated(self, new: Self, step_s: f64) -> Self {
         let usual = self.tokens.min(quotient(step_s, self.token_s));
-        let here = self.at(new.depth);
-        if new.tokens.saturating_mul(2) < usual && new.token_s >= here {
+        let old_cost = self.bound_at(new.depth);
+        if new.tokens.saturating_mul(2) < usual && new.token_s >= old_cost {
             return self;
         }
         Self {
-            token_s: here + WEIGHT * (new.token_s - here),
+            token_s: old_cost + WEIGHT * (new.token_s - old_cost),
             ..new
         }
     }
 
     /// Upper bound on the cost of a token at another depth.
-    fn at(&self, depth: usize) -> f64 {
-        let beyond = depth.saturating_sub(self.depth) as f64;
-        self.token_s * (1.0 + beyond / self.depth.saturating_add(SHALLOW) as f64)
+    fn bound_at(&self, depth: usize) -> f64 {
+        let deeper_by = depth.saturating_sub(self.depth) as f64;
+        self.token_s * (1.0 + deeper_by / self.depth.saturating_add(SHALLOW) as f64)
     }
 }
 
@@ -185,7 +184,7 @@ fn quotient(seconds: f64, token_s: f64) -> usize {
 mod tests {
     use super::*;
 
-    /// Time of a step on a machine where a token costs 5 ms, twice that after 8,192 tokens, plus 50 ms a step.
+    /// Duration of a step on a machine where a step costs 50 ms, and each token 5 ms, or 10 ms after 8,192 tokens.
     fn micros(positions: Range<usize>) -> u64 {
         let tokens = positions.len() as u64;
         let middle = (positions.start + positions.end) as u64 / 2;
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_chunk_is_small_and_the_next_ones_fill_the_time() {
+    fn first_chunk_is_small_and_the_next_ones_fill_the_time() {
         let mut pace = PrefillPace::new(500);
         assert_eq!(chunk(&pace, 0), FIRST_TOKENS);
         let mut first = 0;
@@ -220,13 +219,13 @@ mod tests {
             first = end;
         }
         assert!(took.iter().all(|micros| *micros <= 520_000), "{took:?}");
-        // All chunks but the first ones and the last one fill the time.
+        // At most three chunks, the first ones and the last one, take less than three quarters of the time.
         let filled = took.iter().filter(|micros| **micros >= 370_000);
         assert!(filled.count() + 3 >= took.len(), "{took:?}");
     }
 
     #[test]
-    fn a_depth_that_was_never_measured_is_not_underestimated() {
+    fn cost_at_a_depth_that_was_never_measured_is_not_underestimated() {
         let mut pace = PrefillPace::new(500);
         measure(&mut pace, 0..2048);
         for first in [2048, 10_000, 100_000, 1_000_000] {
@@ -263,12 +262,12 @@ mod tests {
     }
 
     #[test]
-    fn the_rows_of_a_step_are_a_multiple_of_the_grain() {
+    fn rows_of_a_step_are_a_multiple_of_the_group_size() {
         let mut pace = PrefillPace::new(500);
         measure(&mut pace, 0..4096);
         for rows in [0, 1, 7, 16, 33] {
             let tokens = pace.tokens_within(0.5, 2048, rows);
-            assert_eq!((tokens + rows) % GRAIN, 0, "{tokens} and {rows}");
+            assert_eq!((tokens + rows) % ROW_GROUP, 0, "{tokens} and {rows}");
         }
     }
 
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn extreme_readings_cause_no_overflow() {
+    fn extreme_measurements_cause_no_overflow() {
         for micros in [0, 1, u64::MAX] {
             let mut pace = PrefillPace::new(1);
             pace.note(work(0..1), micros);

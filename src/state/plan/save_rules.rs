@@ -2,7 +2,7 @@
 
 use crate::pool::state_pool::{SaveReason, StateLimits};
 
-/// A position in an extent at which the row's state is copied.
+/// A position in a row's chunk (its prefill tokens in one step) at which the row's state is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveAt {
     /// Number of tokens that the state covers: whole pages.

@@ -18,15 +18,15 @@ use crate::cache::prefix_cache::Thinning;
 use crate::cache::radix_tree::RadixTree;
 use crate::pool::state_pool::SaveReason;
 
-/// A state at the end of cached K/V is worth its memory if at least this many tokens follow the resumed state.
+/// A state at the end of cached K/V is worth its memory if it is at least this many tokens after the resumed state.
 const MIN_BRANCH_TOKENS: usize = 64;
 /// Fewest anchors of a chat that ends with a tool result: the ends of its instructions, of the last message of the
 /// user, and of all turns.
 const ANCHORS_OF_TOOL_TURNS: usize = 3;
 
 impl StateRules {
-    /// The positions of an extent at which to copy the state, the most useful first. Other candidates wait for the
-    /// positions in `shared`.
+    /// The positions in a step's prefill at which to copy the state, the most useful first. Other candidates wait for
+    /// the positions in `shared`.
     pub(super) fn useful_copies(
         &self,
         candidate: &Candidate,
@@ -49,7 +49,7 @@ impl StateRules {
         let at = |position: usize| Place::At(floor(position));
         let tail = (self.page_size > 1 && candidate.continues_at.is_none()).then_some(Place::Tail);
         // After a tool result the next prompt resumes from the reply, and rarely from before it.
-        let (first, second) = if candidate.n_turns() >= ANCHORS_OF_TOOL_TURNS {
+        let (first, second) = if candidate.n_anchors() >= ANCHORS_OF_TOOL_TURNS {
             (tail, None)
         } else {
             (None, tail)
@@ -72,7 +72,10 @@ impl StateRules {
         places
     }
 
-    pub(super) fn grid(&self, admitted: &Admitted) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn grid_positions(
+        &self,
+        admitted: &Admitted,
+    ) -> impl Iterator<Item = usize> + use<> {
         let grid = self.limits.grid_tokens.max(1);
         let first = (admitted.extend_start() / grid + 1).saturating_mul(grid);
         (first..=admitted.extend_end).step_by(grid)
@@ -91,19 +94,19 @@ impl StateRules {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Spare {
+pub(super) struct StateBudget {
     /// States that are free, before anything is granted.
     pub(super) free: usize,
     /// States that new rows need.
-    pub(super) live: usize,
+    pub(super) new_rows: usize,
     /// Unused rows: each may need a state before another row returns its own.
-    pub(super) rows_to_come: usize,
+    pub(super) unused_rows: usize,
     /// Prefills whose copies other candidates will start from: each needs a copy in addition to its own state.
-    pub(super) awaited: usize,
+    pub(super) awaited_prefills: usize,
 }
 
-impl Spare {
-    /// Allocates states for copies: the useful ones in turn, then the grid. Drops cached states that are worth less.
+impl StateBudget {
+    /// Allocates states for useful copies, then for those at multiples of `grid_tokens`. Drops less useful cached ones.
     pub(super) fn grant(
         self,
         cache: &mut RadixTree,
@@ -112,22 +115,22 @@ impl Spare {
         admitted: &mut [Admitted],
     ) {
         let all = self.free + cache.droppable_states(Thinning::Later);
-        cache.thin_states(self.live.saturating_sub(self.free), Thinning::Any);
+        cache.thin_states(self.new_rows.saturating_sub(self.free), Thinning::Any);
         if !cache.keeps_states() {
             return;
         }
-        let mut free = self.free.saturating_sub(self.live);
-        let mut left = Left {
+        let mut free = self.free.saturating_sub(self.new_rows);
+        let mut left = CopyBudget {
             copies: free + cache.droppable_states(Thinning::Unnamed),
-            tails: all.saturating_sub(self.live + self.rows_to_come + self.awaited),
+            tails: all.saturating_sub(self.new_rows + self.unused_rows + self.awaited_prefills),
         };
         let taken = left.grant(wanted, admitted);
         cache.thin_states(taken.saturating_sub(free), Thinning::Unnamed);
         free = free.saturating_sub(taken);
-        let most = left
+        let max_copies = left
             .copies
             .min(free + cache.droppable_states(Thinning::Grid));
-        let granted = grant_grid(rules, wanted, admitted, most);
+        let granted = grant_grid(rules, wanted, admitted, max_copies);
         cache.thin_states(granted.saturating_sub(free), Thinning::Grid);
         for admitted in admitted {
             admitted.saves.sort_unstable_by_key(|save| save.position);
@@ -135,21 +138,20 @@ impl Spare {
     }
 }
 
-struct Left {
-    /// Copies of any kind.
+struct CopyBudget {
     copies: usize,
     /// The part of `copies` that may stay with their rows.
     tails: usize,
 }
 
-impl Left {
+impl CopyBudget {
     /// Grants the first useful copy of each row, then the second of each, and so on. Returns the number granted.
     fn grant(&mut self, wanted: &[Option<UsefulCopies>], admitted: &mut [Admitted]) -> usize {
         let before = self.copies;
-        let turns = wanted.iter().flatten().map(|wanted| wanted.len()).max();
-        for turn in 0..turns.unwrap_or(0) {
+        let n_ranks = wanted.iter().flatten().map(|wanted| wanted.len()).max();
+        for rank in 0..n_ranks.unwrap_or(0) {
             for (wanted, admitted) in wanted.iter().zip(admitted.iter_mut()) {
-                match wanted.as_ref().and_then(|wanted| wanted.get(turn)) {
+                match wanted.as_ref().and_then(|wanted| wanted.get(rank)) {
                     Some(Place::At(position)) if self.copies > 0 => {
                         admitted.saves.push(SaveAt {
                             position: *position,
@@ -174,7 +176,7 @@ fn grant_grid(
     rules: &StateRules,
     wanted: &[Option<UsefulCopies>],
     admitted: &mut [Admitted],
-    most: usize,
+    max_copies: usize,
 ) -> usize {
     let mut granted = 0;
     let on_grid = wanted
@@ -182,9 +184,9 @@ fn grant_grid(
         .zip(admitted)
         .filter(|(wanted, _)| wanted.is_some());
     for (_, admitted) in on_grid {
-        for position in rules.grid(admitted) {
+        for position in rules.grid_positions(admitted) {
             let is_known = admitted.saves.iter().any(|save| save.position == position);
-            if is_known || granted == most {
+            if is_known || granted == max_copies {
                 continue;
             }
             let reason = SaveReason::Grid;

@@ -11,7 +11,7 @@ use souffleur_base::ids::{RowId, SeqId, StepId};
 
 #[derive(Debug)]
 pub enum Settle {
-    /// Publishes the tokens whose K/V a prefill extent wrote or is about to write; the sequence continues. The tokens
+    /// Publishes the tokens whose K/V a step's prefill wrote or is about to write; the sequence continues. The tokens
     /// stay in the cache if the request is cancelled later: the step writes their K/V in any case.
     Checkpoint(Box<SettleCheckpoint>),
     /// Releases the memory of a finished, aborted or retracted sequence.

@@ -1,14 +1,14 @@
 //! `new_token_ratio`: of the tokens that running requests may still generate, the fraction reserved for them.
 //!
-//! The ratio starts high, decays with every successful decode, and jumps up after a retraction (SGLang's constants).
+//! The ratio starts high, falls with every successful decode, and is computed anew after a retraction, as in SGLang.
 
 /// Initial ratio, times the conservativeness.
 const INITIAL_RATIO: f64 = 0.7;
-/// Least ratio, as a part of the initial one.
+/// Minimum ratio, as a fraction of the initial one.
 const MIN_RATIO_FACTOR: f64 = 0.14;
-/// Decode steps from the initial to the least ratio.
+/// Number of decode steps in which the ratio falls from the initial to the minimum one.
 const DECAY_STEPS: f64 = 600.0;
-/// Decode steps of each remaining request that a retraction frees memory for.
+/// A retraction frees memory for this many decode steps of each request that still runs.
 pub const RETRACT_DECODE_STEPS: usize = 20;
 
 #[derive(Clone, Copy, Debug)]
@@ -44,11 +44,11 @@ impl NewTokenRatio {
         self.current = self.initial;
     }
 
-    /// Sets the ratio after a retraction. `survivors`: output tokens and `max_new_tokens` of each request that still
+    /// Sets the ratio after a retraction. `running`: output tokens and `max_new_tokens` of each request that still
     /// runs.
-    pub fn after_retraction(&mut self, survivors: impl Iterator<Item = (usize, usize)>) {
+    pub fn after_retraction(&mut self, running: impl Iterator<Item = (usize, usize)>) {
         let (mut outputs, mut limits, mut n) = (0, 0, 0);
-        for (output_tokens, max_new_tokens) in survivors {
+        for (output_tokens, max_new_tokens) in running {
             outputs += output_tokens;
             limits += max_new_tokens;
             n += 1;

@@ -18,9 +18,9 @@ pub struct Verdict {
     pub pinned: Vec<Pinned>,
     /// Candidates admitted, in order. Empty: the decode runs, if one was requested.
     pub admitted: Vec<Admitted>,
-    /// The decode runs in the same step.
+    /// The decode runs in the same step as the admitted prefills.
     pub mixed: bool,
-    /// Nothing is admitted and nothing runs: the same step is to be planned again without the victims.
+    /// Requests to preempt: nothing is admitted and nothing runs, and the same step is planned again without them.
     pub preempt: Option<Preempt>,
     /// Candidates that wait for another request's prefill of their prefix.
     pub held: Vec<SeqId>,
@@ -76,7 +76,7 @@ pub struct CheckpointedSeq {
     pub windows: Option<Box<CheckpointedWindows>>,
 }
 
-/// A candidate with its prefix locked and its extent decided.
+/// A candidate whose prefix is locked. Its chunk, the tokens that this step computes, ends at `extend_end`.
 #[derive(Debug)]
 pub struct Admitted {
     pub seq: SeqId,
@@ -86,27 +86,26 @@ pub struct Admitted {
     pub prefix: PageRun,
     /// The cached window pages that the sequence attends to.
     pub windows: WindowRun,
-    /// Tokens whose K/V exists before the extent.
+    /// Tokens whose K/V is in the pool: the cached prefix, or the earlier chunks.
     pub prefix_len: usize,
     pub extend_end: usize,
-    /// The prefill continues after this extent. The extent is empty if the step only loads blocks.
+    /// The prefill continues after this chunk, which is empty if the step only loads blocks.
     pub chunked: bool,
     /// Where the prompt diverges from the tree, if misses are diagnosed.
     pub departure: Option<Box<Departure>>,
-    /// Tokens with cached K/V at the admission: more than `prefix_len` if no state to resume from was cached at their
-    /// end.
+    /// Tokens with cached K/V at the admission: more than `prefix_len` if no recurrent state was cached at their end.
     pub kv_tokens: usize,
     pub state: Option<StateSlot>,
-    /// The positions at which the extent leaves copies of the recurrent state.
+    /// The positions in the chunk at which the recurrent state is copied.
     pub saves: SmallVec<[SaveAt; 2]>,
     /// A state slot is granted for a copy at the end of the last whole page, which moves as the decode fills pages.
     pub keeps_tail: bool,
-    /// Blocks that are loaded after the cached prefix, before the extent.
+    /// Blocks that are loaded after the cached prefix, before the chunk.
     pub load: Option<LoadGrant>,
 }
 
 impl Admitted {
-    /// The start of the extent: after the prefix and the loaded blocks.
+    /// The start of the chunk: after the prefix and the loaded blocks.
     pub fn extend_start(&self) -> usize {
         self.load.map_or(self.prefix_len, |load| load.to)
     }

@@ -66,8 +66,8 @@ impl WindowBudget {
     }
 
     fn for_decode(&self, max_new_tokens: usize) -> usize {
-        let most = max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
-        most.min(self.window.tail_tokens())
+        let clipped = max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
+        clipped.min(self.window.tail_tokens())
     }
 }
 
@@ -93,6 +93,7 @@ mod tests {
         assert_eq!(budget.deficit(95, 5000, 100 + 120 + 100 + 120 + 9), 1.0);
         let running = [(50.0, 100), (300.0, 30), (300.0, 500)];
         let budget = WindowBudget::new(window, running.into_iter());
+        // The prefill takes 10 tokens and a page; the running requests may still need 20, 90 and 0 tokens.
         assert_eq!(budget.deficit(10, 0, 20 + 90 + 20), 0.0);
         assert_eq!(budget.deficit(10, 0, 20 + 90), 20.0);
     }

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_the_domain_are_exact() {
+    fn the_result_is_1_at_zero_and_0_below_minus_708_and_at_nan() {
         assert_eq!(exp_of_negative(0.0), 1.0);
         assert_eq!(exp_of_negative(-0.0), 1.0);
         for x in [-708.1, -1e300, f64::NEG_INFINITY, f64::NAN] {

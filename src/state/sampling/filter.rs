@@ -25,7 +25,7 @@ impl DrawScratch {
 /// The kept tokens and their weights, in the order of the draw.
 ///
 /// The order is by token id if top_k and top_p drop nothing, else by descending probability, ties by id. Weights are
-/// f64, and their order of summation depends only on the vocabulary size, so the draw is reproducible.
+/// f64 and are summed in a fixed order, so the draw is reproducible.
 pub(super) struct Kept<'a> {
     tokens: Order<'a>,
     mass: f64,
@@ -51,7 +51,7 @@ impl<'a> Kept<'a> {
         params: &SamplingParams,
         scratch: &'a mut DrawScratch,
     ) -> Self {
-        weigh(logits, max, params.temperature, &mut scratch.weights);
+        fill_weights(logits, max, params.temperature, &mut scratch.weights);
         let by_rank = ByRank::of(params, logits.len());
         // top_p refers to the whole vocabulary, regardless of min_p.
         let total = if params.has_nucleus() {
@@ -140,7 +140,7 @@ fn block_sum(block: &[f64]) -> f64 {
 
 /// Fills `weights` with `exp((logit - max) / temperature)`.
 #[inline(always)]
-fn weigh(logits: &[f32], max: f32, temperature: f32, weights: &mut Vec<f64>) {
+fn fill_weights(logits: &[f32], max: f32, temperature: f32, weights: &mut Vec<f64>) {
     let (max, temperature) = (f64::from(max), f64::from(temperature));
     weights.clear();
     weights.resize(logits.len(), 0.0);
@@ -168,10 +168,10 @@ impl ByRank {
     #[inline(always)]
     fn keep(self, mass: f64, scratch: &mut DrawScratch) -> Kept<'_> {
         let DrawScratch { weights, ranked } = scratch;
-        let least = least_of(self.last_class(weights, mass));
+        let min_weight = min_weight_of(self.last_class(weights, mass));
         ranked.clear();
         let tokens = (0u32..).zip(weights.iter().copied());
-        ranked.extend(tokens.filter(|token| token.1 >= least));
+        ranked.extend(tokens.filter(|token| token.1 >= min_weight));
         ranked.sort_unstable_by(by_rank);
         ranked.truncate(self.top_k);
         if self.has_nucleus {
@@ -193,11 +193,11 @@ impl ByRank {
             *mass += weight;
         }
         // Sums in rank order differ from sums by class, but by far less than this margin.
-        let enough = mass * (1.0 + 1e-9);
+        let mass_limit = mass * (1.0 + 1e-9);
         let mut sum = (0, 0.0);
         let is_last = |class: &(usize, f64)| {
             sum = (sum.0 + class.0, sum.1 + class.1);
-            sum.0 >= self.top_k || sum.1 > enough
+            sum.0 >= self.top_k || sum.1 > mass_limit
         };
         classes.iter().position(is_last).unwrap_or(CLASSES - 1)
     }
@@ -212,7 +212,7 @@ fn class(weight: f64) -> usize {
 
 /// The smallest positive weight of a class.
 #[inline(always)]
-fn least_of(class: usize) -> f64 {
+fn min_weight_of(class: usize) -> f64 {
     if class < CLASSES - 1 {
         f64::from_bits(((1.0f64.to_bits() >> 49) - class as u64) << 49)
     } else {

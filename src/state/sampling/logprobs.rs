@@ -83,16 +83,16 @@ fn most_likely(logits: &[f32], top: usize) -> Vec<u32> {
         return ids;
     }
     let mut ids: Vec<u32> = Vec::with_capacity(top + 1);
-    let mut least = f32::NEG_INFINITY;
+    let mut lowest = f32::NEG_INFINITY;
     for (id, &logit) in (0u32..).zip(logits) {
         // Ties rank after the lower ids already in the list.
-        if ids.len() == top && logit <= least {
+        if ids.len() == top && logit <= lowest {
             continue;
         }
         let place = ids.partition_point(|other| logits[*other as usize] >= logit);
         ids.insert(place, id);
         ids.truncate(top);
-        least = logits[ids[ids.len() - 1] as usize];
+        lowest = logits[ids[ids.len() - 1] as usize];
     }
     ids
 }

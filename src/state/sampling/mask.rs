@@ -76,11 +76,11 @@ impl TokenMask {
 
     /// Returns whether a token other than these is allowed; `tokens` has no duplicates.
     pub fn allows_other_than(&self, tokens: &[u32]) -> bool {
-        let among = tokens.iter().filter(|&&token| self.allows(token));
-        self.allowed_tokens() > among.count()
+        let allowed = tokens.iter().filter(|&&token| self.allows(token));
+        self.allowed_tokens() > allowed.count()
     }
 
-    /// Sets the logits of all other tokens to minus infinity.
+    /// Sets the logits of all tokens that are not allowed to minus infinity.
     pub(super) fn apply(&self, logits: &mut [f32]) {
         for (part, &word) in logits.chunks_mut(WORD_TOKENS).zip(&self.words) {
             match word {

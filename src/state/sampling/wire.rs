@@ -111,13 +111,13 @@ impl<'de> DeserializeSeed<'de> for SetParam<'_> {
             name,
             limits,
         } = self;
-        let kept = match name {
+        let max_items = match name {
             "stop" => limits.max_stop_strings,
             "stop_token_ids" => limits.max_stop_token_ids,
             "logit_bias" => limits.max_logit_bias,
             _ => 0,
         };
-        let value = Keep(kept).deserialize(deserializer)?;
+        let value = Keep(max_items).deserialize(deserializer)?;
         if NOT_YET.contains(&name) && is_set(name, &value) {
             return Ok(Err(FieldError::not_yet(name)));
         }

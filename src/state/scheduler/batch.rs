@@ -7,22 +7,22 @@ use souffleur_base::ids::SeqId;
 pub(super) struct Batch {
     running: Vec<SeqId>,
     chunked: Option<SeqId>,
-    /// Prefilled by the last steps and not yet published.
+    /// Sequences with newly planned chunks, which are not published yet.
     extended: Vec<SeqId>,
     /// Ended; the next plan releases their memory.
     ended: Vec<SeqId>,
     /// No memory or rows for another request until a sequence ends.
     is_full: bool,
     /// Decode steps due before the next prefill.
-    owed_decodes: usize,
+    due_decodes: usize,
     ratio: NewTokenRatio,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Extent {
-    /// A chunk; more follow.
+pub(super) enum PrefillPart {
+    /// A chunk that does not complete the prefill.
     Chunk,
-    /// The end of the prefill: the sequence decodes after it.
+    /// The last chunk, or the whole prefill: the sequence decodes after it.
     Last,
 }
 
@@ -34,7 +34,7 @@ impl Batch {
             extended: Vec::new(),
             ended: Vec::new(),
             is_full: false,
-            owed_decodes: 0,
+            due_decodes: 0,
             ratio,
         }
     }
@@ -65,18 +65,18 @@ impl Batch {
         self.running.is_empty() && self.chunked.is_none()
     }
 
-    /// Adds a sequence whose next extent is planned.
+    /// Adds a sequence whose next chunk is planned.
     #[inline]
-    pub(super) fn extend(&mut self, seq: SeqId, extent: Extent) {
-        match extent {
-            Extent::Chunk => {
+    pub(super) fn extend(&mut self, seq: SeqId, part: PrefillPart) {
+        match part {
+            PrefillPart::Chunk => {
                 debug_assert!(
                     self.chunked.is_none_or(|chunked| chunked == seq),
                     "only one prompt may be chunked at a time"
                 );
                 self.chunked = Some(seq);
             }
-            Extent::Last => {
+            PrefillPart::Last => {
                 if self.chunked == Some(seq) {
                     self.chunked = None;
                 }
@@ -109,7 +109,7 @@ impl Batch {
 
     /// Removes a sequence that will be computed again.
     #[inline]
-    pub(super) fn evacuate(&mut self, seq: SeqId) {
+    pub(super) fn remove(&mut self, seq: SeqId) {
         self.running.retain(|other| *other != seq);
         if self.chunked == Some(seq) {
             self.chunked = None;
@@ -119,7 +119,7 @@ impl Batch {
 
     /// Removes all running sequences, which will be computed again.
     #[inline]
-    pub(super) fn evacuate_all(&mut self) {
+    pub(super) fn clear_running(&mut self) {
         self.running.clear();
         self.chunked = None;
         self.is_full = false;
@@ -152,20 +152,20 @@ impl Batch {
     }
 
     #[inline]
-    pub(super) fn owed_decodes(&self) -> usize {
-        self.owed_decodes
+    pub(super) fn due_decodes(&self) -> usize {
+        self.due_decodes
     }
 
     /// Sets the decode steps due after a prefill step that left out decodable sequences.
     #[inline]
-    pub(super) fn owe_decodes(&mut self, steps: usize) {
-        self.owed_decodes = steps;
+    pub(super) fn set_due_decodes(&mut self, steps: usize) {
+        self.due_decodes = steps;
     }
 
     /// Counts a decode step against the steps due.
     #[inline]
-    pub(super) fn pay_decode(&mut self) {
-        self.owed_decodes = self.owed_decodes.saturating_sub(1);
+    pub(super) fn count_decode(&mut self) {
+        self.due_decodes = self.due_decodes.saturating_sub(1);
     }
 
     #[inline]

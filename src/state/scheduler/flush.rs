@@ -67,7 +67,7 @@ impl Scheduler {
         // The next plan considers requests that arrived since the flush was requested.
         self.pipeline.note_change();
         let number = self.hosts.flushes_mut().plan();
-        self.hosts.pins_mut().yield_all();
+        self.hosts.pins_mut().release_all_soft();
         // K/V that a sequence would publish after its steps is dropped as well.
         for &seq in self.batch.ended() {
             if self.awaits_state(seq) {

@@ -71,11 +71,11 @@ impl Scheduler {
     pub fn submit(&mut self, request: Submission) {
         self.requests.forget_cancels_seen();
         let rid = request.rid.clone();
-        if self.requests.holder(&rid).is_some() {
+        if self.requests.find_by_rid(&rid).is_some() {
             let error = RequestError::DuplicateRequest(rid.as_str().to_owned());
             return self.reject(request, error);
         }
-        // A probe bypasses the queue limit.
+        // A health probe bypasses the queue limit.
         if !request.intake.is_probe()
             && let Err(error) = self.reject_worst(request.priority)
         {
@@ -107,7 +107,7 @@ impl Scheduler {
     pub fn cancel(&mut self, rid: &RequestId, flag: Option<&CancelFlag>) {
         let is_addressed =
             |seq: &SeqId| flag.is_none_or(|flag| self.requests[*seq].request.cancel.is_same(flag));
-        match self.requests.holder(rid).filter(is_addressed) {
+        match self.requests.find_by_rid(rid).filter(is_addressed) {
             Some(seq) => self.abort(seq),
             None => self.outbox.count(Counter::StaleMessages, 1),
         }
@@ -122,7 +122,7 @@ impl Scheduler {
 
     /// Ends a request at a stop string after `kept` output tokens. The tokenizer has already informed the client.
     pub fn stop_found(&mut self, rid: &RequestId, kept: usize) {
-        let Some(seq) = self.requests.holder(rid) else {
+        let Some(seq) = self.requests.find_by_rid(rid) else {
             return self.outbox.count(Counter::StaleMessages, 1);
         };
         let sequence = &self.requests[seq];
@@ -143,7 +143,7 @@ impl Scheduler {
     pub(super) fn sweep_cancelled(&mut self) {
         let cancelled = {
             let head = self.queue.all().take(MAX_CANDIDATES);
-            let cancelled = self.requests.cancelled_of(head.clone());
+            let cancelled = self.requests.cancelled_among(head.clone());
             if self.queue.waiting().len() > MAX_CANDIDATES {
                 self.requests.note_swept(head);
             }
@@ -165,7 +165,7 @@ impl Scheduler {
 
     /// The intake number and flag of the request in flight with this id.
     pub fn in_flight(&self, rid: &RequestId) -> Option<(IntakeId, &CancelFlag)> {
-        let request = &self.requests[self.requests.holder(rid)?].request;
+        let request = &self.requests[self.requests.find_by_rid(rid)?].request;
         Some((request.intake, &request.cancel))
     }
 }
@@ -178,15 +178,15 @@ mod tests {
     fn the_smallest_pool_serves_one_token_and_one_page_less_serves_none() {
         for page_size in 1..=256 {
             let page_size = PageSize::new(page_size).expect("it is positive");
-            let least = IntakeLimits::min_capacity_tokens(page_size);
+            let smallest = IntakeLimits::min_capacity_tokens(page_size);
             let limits = |capacity_tokens| IntakeLimits {
                 context_length: 4096,
                 capacity_tokens,
                 page_size,
             };
-            let less = limits(least - page_size.get());
+            let less = limits(smallest - page_size.get());
             assert_eq!(less.max_prompt_tokens(), 0, "{less:?}");
-            let clipped = limits(least).clip_max_new_tokens(1, 1);
+            let clipped = limits(smallest).clip_max_new_tokens(1, 1);
             assert_eq!(clipped.expect("it fits"), 1, "page size {page_size}");
         }
     }

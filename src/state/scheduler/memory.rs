@@ -69,7 +69,7 @@ impl Memory {
     }
 
     #[inline]
-    pub(super) fn take_free(
+    pub(super) fn set_free(
         &mut self,
         (pages, windows): (usize, usize),
         rows: usize,
@@ -92,14 +92,14 @@ impl Memory {
     }
 
     #[inline]
-    pub(super) fn take_cache(&mut self, cache: CacheCounts) {
+    pub(super) fn set_cache(&mut self, cache: CacheCounts) {
         self.cache = cache;
     }
 
     /// Updates the memory that sequences hold. Returns true if all pages are accounted for (`free + evictable +
     /// protected + private == total`), and likewise all window pages and all states (`free + cached + held == total`).
     #[inline]
-    pub(super) fn take_census(&mut self, census: Census) -> bool {
+    pub(super) fn set_census(&mut self, census: Census) -> bool {
         self.census = census;
         let accounted = self.page_size.tokens_in(self.free_pages)
             + self.cache.evictable_tokens

@@ -26,7 +26,7 @@ impl Scheduler {
         if sequence.cached_tokens.is_some() {
             return;
         }
-        let cached_tokens = sequence.of_prompt(cached_tokens);
+        let cached_tokens = sequence.prompt_tokens_in(cached_tokens);
         sequence.cached_tokens = Some(cached_tokens as u32);
         let outbox = &mut self.outbox;
         outbox.note_first_admission(&sequence.request);
@@ -48,7 +48,7 @@ impl Scheduler {
             return;
         };
         let request = &sequence.request;
-        let left = AdmittedPrompt {
+        let admitted = AdmittedPrompt {
             rid: request.rid.clone(),
             namespace: request.namespace.clone(),
             prompt: request.prompt.clone(),
@@ -57,7 +57,7 @@ impl Scheduler {
             stored,
         };
         self.outbox
-            .note_prefix_event(PrefixEvent::Left(Box::new(left)));
+            .note_prefix_event(PrefixEvent::Left(Box::new(admitted)));
     }
 
     /// Reports a plan's evictions; call it after the plan's admissions.

@@ -5,7 +5,7 @@
 //!
 //! Each part is a file and owns some state: requests (live requests), queue and order (the waiting queue), batch
 //! (running requests), memory (counts from pools and tree), pipeline (the open plan, steps in flight), hosts (pins,
-//! flushes and pauses, ordered by the embedding program, the host), outbox (messages and counters). Rules between them:
+//! flushes and pauses, ordered by the embedding program, the host), outbox (messages, counters). Files with rules:
 //!
 //! - intake: `submit`, `cancel`, `stop_found`
 //! - planning: `next` (settlements, candidates, decode)
@@ -260,27 +260,27 @@ impl Scheduler {
 
     /// Pages private to sequences, for page-by-page checks in tests.
     pub fn private_pages(&self) -> impl Iterator<Item = PageId> + '_ {
-        let holds = self
+        let owned = self
             .requests
             .iter()
             .filter_map(|(_, sequence)| sequence.kv.as_ref());
-        holds.flat_map(|kv| kv.private.ids().iter().copied())
+        owned.flat_map(|kv| kv.private.ids().iter().copied())
     }
 
     /// Window pages private to sequences or waiting to be returned, for page-by-page checks in tests.
     pub fn private_windows(&self) -> impl Iterator<Item = PageId> + '_ {
         let sequences = self.requests.iter();
-        let holds = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.windows.as_ref());
+        let owned = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.windows.as_ref());
         let left = self.left_windows.ids().iter().copied();
-        holds
+        owned
             .flat_map(|windows| windows.pages.ids().iter().copied())
             .chain(left)
     }
 
     pub fn held_states(&self) -> impl Iterator<Item = StateSlot> + '_ {
         let sequences = self.requests.iter();
-        let holds = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.states.as_ref());
-        holds.flat_map(|states| states.slots())
+        let owned = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.states.as_ref());
+        owned.flat_map(|states| states.slots())
     }
 
     /// Only running, chunked and just ended sequences hold memory: the queue, which may be long, is skipped.
@@ -313,7 +313,7 @@ impl Scheduler {
     /// The counts are exact: between a plan's start and its answer, nothing else changes the pools or the tree.
     fn check_integrity(&mut self) {
         let census = self.census();
-        let is_whole = self.memory.take_census(census);
+        let is_whole = self.memory.set_census(census);
         self.outbox
             .count(Counter::IntegrityFailures, usize::from(!is_whole));
     }
@@ -335,9 +335,9 @@ impl Scheduler {
         self.outbox
             .report(sequence, SmallVec::new(), None, Some(Box::new(end)));
         if phase == Phase::Waiting {
-            self.queue.leave(seq);
+            self.queue.remove(seq);
         }
-        self.forget_store(seq);
+        self.discard_fetch(seq);
         self.batch.end(seq, phase);
         self.requests.release_rid(seq);
         self.pipeline.note_change();

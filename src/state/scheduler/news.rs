@@ -50,7 +50,6 @@ impl RequestEnd {
 pub enum FinishReason {
     /// EOS or a stop token was sampled.
     StopToken(u32),
-    /// A stop string was completed.
     StopString(String),
     /// The grammar is complete, and no token may follow.
     Grammar,

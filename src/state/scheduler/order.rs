@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::planning::MAX_CANDIDATES;
 use super::policy::{
-    Crowd, MAX_PROBED, PriorityOrder, ProbeNeed, SchedulePolicy, Waiting, effective_policy,
+    LongQueue, MAX_PROBED, PriorityOrder, ProbeNeed, SchedulePolicy, Waiting, effective_policy,
     schedule_policy,
 };
 use super::sequence::Phase;
@@ -13,7 +13,7 @@ use crate::cache::eviction::EvictionPolicy;
 use crate::plan::probe::{PrefixesProbed, ProbeKey, ProbePrefixes};
 use souffleur_base::ids::SeqId;
 
-use super::pipeline::{Found, Returned};
+use super::pipeline::{ProbeResult, Returned};
 
 /// Admission passes between two touches of the waiting requests' prefixes, which protect them from LRU eviction.
 const TOUCH_INTERVAL: u64 = 32;
@@ -44,7 +44,7 @@ pub(super) struct QueueOrder {
     next_policy: Option<Box<dyn SchedulePolicy>>,
     /// A change not yet sent to the tree.
     new_eviction_policy: Option<EvictionPolicy>,
-    /// Prompt tokens prefilled by all planned steps: the clock of policies that age by work.
+    /// Tokens prefilled by all planned steps: the clock of policies that measure waiting time in tokens.
     prefilled_tokens: u64,
     /// Plans that considered the queue.
     admission_passes: u64,
@@ -92,7 +92,7 @@ impl QueueOrder {
     /// pass touches these prefixes. Returns true for a touching pass.
     fn is_touching(&mut self) -> bool {
         let is_lru = |policy: EvictionPolicy| policy.name() == EvictionPolicy::default().name();
-        if !self.policy.keeps_arrival() || !self.rules.eviction_policy.is_some_and(is_lru) {
+        if !self.policy.keeps_arrival_order() || !self.rules.eviction_policy.is_some_and(is_lru) {
             return false;
         }
         self.admission_passes += 1;
@@ -145,14 +145,14 @@ impl Scheduler {
     pub(super) fn probe_due(&self) -> Option<ProbeNeed> {
         let need = self.queue.order().policy.probe_need()?;
         let n_waiting = self.queue.waiting().len();
-        let falls_back = n_waiting > MAX_PROBED && need.crowd == Crowd::FallsBack;
+        let falls_back = n_waiting > MAX_PROBED && need.long_queue == LongQueue::FallsBack;
         (n_waiting > 1 && !falls_back && self.considers_queue(&self.decode_rows().seqs))
             .then_some(need)
     }
 
     /// Probes the tree. The settlements come first, so that the policy sees the last step's effect on the cache.
     pub(super) fn probe(&mut self, need: ProbeNeed) -> Next {
-        self.queue.restore_arrival();
+        self.queue.sort_by_arrival();
         let priority = self.queue.order().rules.priority;
         if priority != PriorityOrder::Ignored {
             let requests = &self.requests;
@@ -170,7 +170,7 @@ impl Scheduler {
     }
 
     pub fn prefixes_probed(&mut self, reply: PrefixesProbed) -> Next {
-        self.pipeline.end_probe(Found {
+        self.pipeline.end_probe(ProbeResult {
             matches: reply.matches.into_iter().collect(),
             returned: Returned {
                 pages: reply.returned,
@@ -181,7 +181,7 @@ impl Scheduler {
         });
         self.requests.begin_sweep();
         for checkpointed in reply.checkpointed {
-            self.take_checkpointed(checkpointed);
+            self.apply_checkpoint(checkpointed);
         }
         self.pipeline.begin_plan(self.hosts.asks_for_flush());
         if self.pipeline.is_recovering() {
@@ -193,11 +193,11 @@ impl Scheduler {
 
     pub(super) fn order_queue(&mut self) {
         let mut matches = self.pipeline.take_matches();
-        self.queue.restore_arrival();
+        self.queue.sort_by_arrival();
         let order = self.queue.order();
         let by_arrival = match order.policy.probe_need() {
             Some(_) => matches.is_empty(),
-            None => order.policy.keeps_arrival(),
+            None => order.policy.keeps_arrival_order(),
         };
         let priority = order.rules.priority;
         if by_arrival && priority == PriorityOrder::Ignored {
@@ -251,7 +251,7 @@ impl Scheduler {
         let mut tokens = self.fill_of(seq);
         let sequence = &self.requests[seq];
         if sequence.request.bypasses_cache {
-            // Placeholder tokens are equal for different vectors.
+            // Different prompt embeddings have the same placeholder tokens.
             tokens = Arc::default();
         }
         ProbeKey {

@@ -1,4 +1,4 @@
-//! The scheduler's outgoing messages: for clients, for the diagnosis of misses, for metrics.
+//! The scheduler's outgoing messages: for clients, for the executor, for the diagnosis of misses, for metrics.
 
 use smallvec::SmallVec;
 

@@ -14,7 +14,7 @@ use super::soft_pins::SoftPins;
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     /// Ordered, so that locks are released in a deterministic order.
-    held: BTreeMap<u64, Pin>,
+    pins: BTreeMap<u64, Pin>,
     soft: SoftPins,
     demands: Vec<PinDemand>,
     released: Vec<Settle>,
@@ -32,7 +32,7 @@ struct Pin {
 impl Pins {
     /// Number of pins, without soft ones.
     pub(super) fn len(&self) -> usize {
-        self.held.len()
+        self.pins.len()
     }
 
     pub(super) fn soft(&self) -> &SoftPins {
@@ -60,19 +60,19 @@ impl Pins {
                 Ok(()) => continue,
                 Err(lock) => lock,
             };
-            let is_held = self.held.contains_key(&pin);
+            let is_held = self.pins.contains_key(&pin);
             self.granted.push((pin, if is_held { tokens } else { 0 }));
-            match self.held.get_mut(&pin) {
+            match self.pins.get_mut(&pin) {
                 Some(held) => held.lock = Some(lock),
                 None => self.released.push(Settle::Unpin(lock)),
             }
         }
-        self.yield_until(|soft| soft.tokens() <= max_soft_tokens);
+        self.release_soft_until(|soft| soft.tokens() <= max_soft_tokens);
         self.released.len() > before
     }
 
     /// Releases the oldest soft pins until `holds` is true or none is left.
-    pub(super) fn yield_until(&mut self, holds: impl Fn(&SoftPins) -> bool) {
+    pub(super) fn release_soft_until(&mut self, holds: impl Fn(&SoftPins) -> bool) {
         while !holds(&self.soft)
             && let Some(lock) = self.soft.take_oldest()
         {
@@ -81,7 +81,7 @@ impl Pins {
     }
 
     /// Releases the oldest soft pin that holds memory; false if there is none.
-    pub(super) fn yield_oldest(&mut self) -> bool {
+    pub(super) fn release_oldest_soft(&mut self) -> bool {
         let before = self.released.len();
         while self.released.len() == before
             && let Some(lock) = self.soft.take_oldest()
@@ -92,15 +92,15 @@ impl Pins {
     }
 
     /// Releases all soft pins; false if there was none.
-    pub(super) fn yield_all(&mut self) -> bool {
+    pub(super) fn release_all_soft(&mut self) -> bool {
         let had_some = self.soft.len() > 0;
-        self.yield_until(|_| false);
+        self.release_soft_until(|_| false);
         had_some
     }
 
     /// Releases all soft pins, or if there are none, [all others](Self::revoke_all).
     pub(super) fn release_soft_or_all(&mut self) -> bool {
-        self.yield_all() || self.revoke_all()
+        self.release_all_soft() || self.revoke_all()
     }
 
     pub(super) fn unpin_softly(&mut self, name: u64) -> bool {
@@ -130,9 +130,9 @@ impl Pins {
     /// Releases every lock, including those of soft pins. Returns true if the next plan has a lock to release, from
     /// this call or an earlier one; false means that pins hold no memory.
     pub(super) fn revoke_all(&mut self) -> bool {
-        self.yield_all();
-        let held = std::mem::take(&mut self.held);
-        let locks = held.into_values().filter_map(|pin| pin.lock);
+        self.release_all_soft();
+        let pins = std::mem::take(&mut self.pins);
+        let locks = pins.into_values().filter_map(|pin| pin.lock);
         self.released.extend(locks.map(Settle::Unpin));
         !self.released.is_empty()
     }
@@ -140,7 +140,7 @@ impl Pins {
     fn request(&mut self, namespace: Namespace, tokens: Arc<[u32]>, expires_s: u64) -> u64 {
         let pin = self.demand(namespace, tokens);
         let lock = None;
-        self.held.insert(pin, Pin { lock, expires_s });
+        self.pins.insert(pin, Pin { lock, expires_s });
         pin
     }
 
@@ -156,13 +156,13 @@ impl Pins {
     }
 
     fn expired(&self, now_s: u64) -> impl Iterator<Item = u64> + '_ {
-        let held = self.held.iter();
-        held.filter(move |(_, pin)| pin.expires_s <= now_s)
+        let pins = self.pins.iter();
+        pins.filter(move |(_, pin)| pin.expires_s <= now_s)
             .map(|(pin, _)| *pin)
     }
 
     fn remove(&mut self, pin: u64) -> bool {
-        let Some(removed) = self.held.remove(&pin) else {
+        let Some(removed) = self.pins.remove(&pin) else {
             return false;
         };
         self.released.extend(removed.lock.map(Settle::Unpin));

@@ -26,7 +26,7 @@ pub(super) struct Pipeline {
     /// A step was lost: no plan until no step is in flight, then everything is retracted and the tree flushed.
     is_recovering: bool,
     /// The cleared rows of the last result, for reuse.
-    spent: Option<Vec<RowResult>>,
+    cleared_rows: Option<Vec<RowResult>>,
 }
 
 #[derive(Debug, Default)]
@@ -35,12 +35,12 @@ enum PlanPhase {
     Closed,
     Probing,
     /// The tree has answered the probe; the plan can be opened.
-    Probed(Found),
+    Probed(ProbeResult),
     Open(OpenPlan),
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct ProbeResult {
     pub(super) matches: FxHashMap<SeqId, Matched>,
     pub(super) returned: Returned,
 }
@@ -81,7 +81,7 @@ impl Pipeline {
             deltas: Vec::new(),
             is_dirty: false,
             is_recovering: false,
-            spent: None,
+            cleared_rows: None,
         }
     }
 
@@ -120,16 +120,16 @@ impl Pipeline {
     }
 
     #[inline]
-    pub(super) fn end_probe(&mut self, found: Found) {
+    pub(super) fn end_probe(&mut self, result: ProbeResult) {
         debug_assert!(self.is_probing(), "no probe of the tree is in flight");
-        self.phase = PlanPhase::Probed(found);
+        self.phase = PlanPhase::Probed(result);
     }
 
     /// Takes the probe's matches; the memory that the probe released stays.
     #[inline]
     pub(super) fn take_matches(&mut self) -> FxHashMap<SeqId, Matched> {
         match &mut self.phase {
-            PlanPhase::Probed(found) => std::mem::take(&mut found.matches),
+            PlanPhase::Probed(result) => std::mem::take(&mut result.matches),
             _ => FxHashMap::default(),
         }
     }
@@ -138,7 +138,7 @@ impl Pipeline {
     #[inline]
     pub(super) fn has_returned(&self) -> bool {
         match &self.phase {
-            PlanPhase::Probed(Found { returned, .. }) => {
+            PlanPhase::Probed(ProbeResult { returned, .. }) => {
                 let Returned {
                     pages,
                     rows,
@@ -155,7 +155,7 @@ impl Pipeline {
     #[inline]
     pub(super) fn take_returned(&mut self) -> Returned {
         match &mut self.phase {
-            PlanPhase::Probed(found) => std::mem::take(&mut found.returned),
+            PlanPhase::Probed(result) => std::mem::take(&mut result.returned),
             _ => Returned::default(),
         }
     }
@@ -193,7 +193,7 @@ impl Pipeline {
 
     /// Numbers a step and records it as in flight; returns its page-table edits.
     #[inline]
-    pub(super) fn send(
+    pub(super) fn start_step(
         &mut self,
         rows: Vec<SeqId>,
         prefill: PrefillWork,
@@ -226,8 +226,8 @@ impl Pipeline {
     #[inline]
     pub(super) fn begin_recovery(&mut self) {
         self.is_recovering = true;
-        for later in &mut self.steps {
-            later.is_void = true;
+        for record in &mut self.steps {
+            record.is_void = true;
         }
     }
 
@@ -254,7 +254,7 @@ impl Pipeline {
     }
 
     #[inline]
-    pub(super) fn expect_edits(&mut self, n_edits: usize) {
+    pub(super) fn reserve_edits(&mut self, n_edits: usize) {
         self.deltas.reserve(n_edits);
     }
 
@@ -295,7 +295,7 @@ impl Pipeline {
     }
 
     /// Maps the tree's window pages into a row, in the next step.
-    pub(super) fn use_windows(&mut self, row: RowId, windows: WindowRun) {
+    pub(super) fn map_windows(&mut self, row: RowId, windows: WindowRun) {
         if !windows.pages.is_empty() {
             self.deltas.push(TableDelta::Windows {
                 row,
@@ -307,19 +307,19 @@ impl Pipeline {
 
     /// Drops the page-table edits of a released row: they must not reach its next sequence.
     #[inline]
-    pub(super) fn forget_edits(&mut self, row: Option<RowId>) {
+    pub(super) fn drop_edits(&mut self, row: Option<RowId>) {
         if let Some(row) = row {
             self.deltas.retain(|delta| delta.row() != row);
         }
     }
 
     #[inline]
-    pub(super) fn keep_spent(&mut self, rows: Vec<RowResult>) {
-        self.spent = Some(rows);
+    pub(super) fn keep_cleared_rows(&mut self, rows: Vec<RowResult>) {
+        self.cleared_rows = Some(rows);
     }
 
     #[inline]
     pub(super) fn take_spent(&mut self) -> Option<Vec<RowResult>> {
-        self.spent.take()
+        self.cleared_rows.take()
     }
 }

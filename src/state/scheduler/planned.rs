@@ -17,13 +17,13 @@ use crate::scheduler::sequence::{Phase, Sequence, SequenceKv};
 use crate::step::{RowStart, RowWork, StateStart, StepPlan, StepRow};
 use souffleur_base::ids::{SeqId, StepId};
 
-use super::batch::Extent;
+use super::batch::PrefillPart;
 use super::outbox::Counter;
 use super::pipeline::OpenPlan;
 use super::{Next, Scheduler};
 
 impl Scheduler {
-    /// Takes the answer to the open plan: returns a step, another plan after a retraction, or nothing.
+    /// Takes the answer to the open plan. Returns a step, another plan after a retraction or preemption, or nothing.
     pub fn step_planned(&mut self, planned: StepPlanned) -> Next {
         let StepPlanned {
             step,
@@ -37,8 +37,8 @@ impl Scheduler {
         let open = self.pipeline.close_answered();
         debug_assert_eq!(open.step, step);
         let free = (free_pages, free_windows);
-        self.memory.take_free(free, free_rows, free_states);
-        self.take_verdict(&mut verdict);
+        self.memory.set_free(free, free_rows, free_states);
+        self.apply_verdict(&mut verdict);
         self.take_flushed_pages(&open, verdict.flushed_pages);
         let admitted = std::mem::take(&mut verdict.admitted);
         let next = match (reservation, verdict.preempt.take()) {
@@ -70,18 +70,18 @@ impl Scheduler {
         }
         if verdict.budget == Some(Budget::NoToken)
             && let Some(refused) = verdict.refused
-            && !self.yield_to_candidate()
+            && !self.release_soft_for_candidate()
             && matches!(next, Next::Nothing)
         {
-            self.relieve_idle_engine(refused);
+            self.unblock_idle_engine(refused);
         }
         self.reset_ratio_when_idle();
         next
     }
 
-    fn take_verdict(&mut self, verdict: &mut Verdict) {
+    fn apply_verdict(&mut self, verdict: &mut Verdict) {
         if let Some(cache) = verdict.cache {
-            self.memory.take_cache(cache);
+            self.memory.set_cache(cache);
             self.take_save_counts(cache.saves);
         }
         self.save(std::mem::take(&mut verdict.saves));
@@ -91,7 +91,7 @@ impl Scheduler {
         self.outbox
             .count(Counter::EvictedWindows, verdict.evicted_windows);
         for checkpointed in std::mem::take(&mut verdict.checkpointed) {
-            self.take_checkpointed(checkpointed);
+            self.apply_checkpoint(checkpointed);
         }
         let pinned = std::mem::take(&mut verdict.pinned);
         let max_soft_tokens = self.soft_pin_tokens();
@@ -111,7 +111,7 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn take_checkpointed(&mut self, checkpointed: CheckpointedSeq) {
+    pub(super) fn apply_checkpoint(&mut self, checkpointed: CheckpointedSeq) {
         let CheckpointedSeq {
             seq,
             lock,
@@ -131,7 +131,7 @@ impl Scheduler {
         if let Some(windows) = windows {
             let CheckpointedWindows { own, remap, .. } = *windows;
             kv.windows = Some(Box::new(own));
-            self.pipeline.use_windows(kv.row, remap);
+            self.pipeline.map_windows(kv.row, remap);
         }
     }
 
@@ -141,19 +141,19 @@ impl Scheduler {
             pages,
             windows,
         } = growth;
-        self.pipeline.expect_edits(seqs.len());
+        self.pipeline.reserve_edits(seqs.len());
         if !windows.is_empty() {
             self.attach_windows(&seqs, windows);
         }
         let mut pages = pages.one_by_one();
         for seq in seqs {
             let sequence = &mut self.requests[seq];
-            let is_alive = !sequence.has_ended;
+            let is_live = !sequence.has_ended;
             let kv = sequence.held_kv_mut();
             let page = pages
                 .next_to(&mut kv.private)
                 .expect("each growing sequence was granted a page");
-            if is_alive {
+            if is_live {
                 self.pipeline.append_page(kv.row, page);
             }
         }
@@ -161,9 +161,9 @@ impl Scheduler {
 
     fn append_pages(&mut self, seq: SeqId, pages: Pages, windows: WindowPages) {
         let sequence = &mut self.requests[seq];
-        let is_alive = !sequence.has_ended;
+        let is_live = !sequence.has_ended;
         let kv = sequence.held_kv_mut();
-        if is_alive {
+        if is_live {
             self.pipeline.append_pages(kv.row, pages.ids());
             self.pipeline.append_windows(kv.row, windows.ids());
         }
@@ -178,20 +178,20 @@ impl Scheduler {
     fn attach_admitted(&mut self, admitted: Vec<Admitted>, grants: Vec<Grant>) -> PrefillRows {
         let mut rows = PrefillRows::default();
         let starting = admitted.iter().map(|admitted| admitted.seq);
-        self.queue.leave_together(&starting.collect());
+        self.queue.remove_all(&starting.collect());
         for (admitted, grant) in admitted.into_iter().zip(grants) {
             debug_assert_eq!(admitted.seq, grant.seq);
             let seq = admitted.seq;
-            let is_start = admitted.lock.is_some();
+            let is_new = admitted.lock.is_some();
             let positions = admitted.extend_start()..admitted.extend_end;
-            let extent = if admitted.chunked {
-                Extent::Chunk
+            let part = if admitted.chunked {
+                PrefillPart::Chunk
             } else {
-                Extent::Last
+                PrefillPart::Last
             };
             let saves = admitted.saves.clone();
             let (prefix_len, load) = (admitted.prefix_len, admitted.load);
-            if is_start {
+            if is_new {
                 let row_start = self.start_row(admitted, grant);
                 if !self.requests[seq].has_ended {
                     rows.starts.push(row_start);
@@ -214,8 +214,8 @@ impl Scheduler {
                 self.record_load(seq, positions.end);
                 rows.loading.push(seq);
             } else {
-                let mut work = self.extend_row(seq, positions, extent, &saves);
-                self.keep_loaded_states(&mut work);
+                let mut work = self.extend_row(seq, positions, part, &saves);
+                self.move_copies_to_load(&mut work);
                 rows.rows.push(work);
             }
         }
@@ -224,7 +224,7 @@ impl Scheduler {
 
     /// Records a sequence that only loads blocks in this step. It computes nothing, and publishes the loaded part.
     fn record_load(&mut self, seq: SeqId, loaded_tokens: usize) {
-        self.batch.extend(seq, Extent::Chunk);
+        self.batch.extend(seq, PrefillPart::Chunk);
         let sequence = &mut self.requests[seq];
         sequence.phase = Phase::Chunked;
         commit_row(sequence, self.pipeline.next_step(), loaded_tokens);
@@ -294,7 +294,7 @@ impl Scheduler {
             state: state_start,
         };
         if !self.requests[seq].has_ended {
-            self.pipeline.use_windows(row, windows);
+            self.pipeline.map_windows(row, windows);
         }
         self.append_pages(seq, grant.pages, grant.windows);
         start
@@ -304,16 +304,16 @@ impl Scheduler {
         &mut self,
         seq: SeqId,
         positions: Range<usize>,
-        extent: Extent,
+        part: PrefillPart,
         saves: &[SaveAt],
     ) -> StepRow {
-        self.batch.extend(seq, extent);
+        self.batch.extend(seq, part);
         let sequence = &mut self.requests[seq];
-        let is_last = extent == Extent::Last;
+        let is_last = part == PrefillPart::Last;
         let (page, tokens) = (self.limits.page_size, sequence.fill.len());
         let states = sequence.held_kv_mut().states.as_mut();
         let saves = states.map_or_else(SmallVec::new, |states| {
-            states.save_extent(saves, &positions, tokens, page)
+            states.save_chunk(saves, &positions, tokens, page)
         });
         sequence.phase = if is_last {
             Phase::Running
@@ -343,7 +343,7 @@ impl Scheduler {
             mut rows,
             loading,
         } = prefill;
-        let decode = self.alive(open.decode);
+        let decode = self.still_running(open.decode);
         let decodes = mixed && !decode.is_empty();
         if self.pipeline.is_recovering() {
             return Next::Nothing;
@@ -361,12 +361,12 @@ impl Scheduler {
     }
 
     /// Drops sequences that ended while the plan was open. Retraction and preemption open a new plan with a new list.
-    fn alive(&self, mut decode: Vec<SeqId>) -> Vec<SeqId> {
-        let is_alive = |seq: &SeqId| self.requests.get(*seq).is_some_and(Sequence::can_decode);
+    fn still_running(&self, mut decode: Vec<SeqId>) -> Vec<SeqId> {
+        let is_live = |seq: &SeqId| self.requests.get(*seq).is_some_and(Sequence::can_decode);
         if !self.batch.ended().is_empty() {
-            decode.retain(is_alive);
+            decode.retain(is_live);
         }
-        debug_assert!(decode.iter().all(is_alive));
+        debug_assert!(decode.iter().all(is_live));
         decode
     }
 
@@ -374,7 +374,7 @@ impl Scheduler {
         if self.pipeline.is_recovering() {
             return Next::Nothing;
         }
-        let decode = self.alive(open.decode);
+        let decode = self.still_running(open.decode);
         if decode.is_empty() {
             return self.run_copies();
         }
@@ -384,7 +384,7 @@ impl Scheduler {
 
     /// Emits a decode of these sequences, whose next tokens have pages.
     pub(super) fn run_step(&mut self, decode: &[SeqId]) -> Next {
-        self.batch.pay_decode();
+        self.batch.count_decode();
         let rows = self.decode_step_rows(decode);
         self.emit(Vec::new(), rows)
     }
@@ -439,16 +439,16 @@ impl Scheduler {
         let with_rows = rows.iter().map(|row| row.seq);
         let seqs = with_rows.chain(loading.iter().copied()).collect();
         let next = self.pipeline.next_step();
-        let copies = self.tier.as_mut().and_then(|tier| tier.send(next));
-        let loads = copies
+        let copies = self.tier.as_mut().and_then(|tier| tier.take_copies(next));
+        let has_loads = copies
             .as_ref()
             .is_some_and(|copies| !copies.loads.is_empty());
-        let measured = if loads {
+        let measured = if has_loads {
             PrefillWork::default()
         } else {
             prefill
         };
-        let (step, table) = self.pipeline.send(seqs, measured);
+        let (step, table) = self.pipeline.start_step(seqs, measured);
         Next::RunStep(Box::new(StepPlan {
             step,
             starts,

@@ -76,13 +76,13 @@ impl Scheduler {
         if !needs_tree {
             return self.plan_decode_alone(decode);
         }
-        let (decode, else_decode) = decode.into_demand();
+        let (decode, decode_demand) = decode.into_demand();
         let request = PlanStep {
             settle,
             pins,
             touch,
             admit,
-            else_decode,
+            decode_demand,
             ..self.empty_request()
         };
         self.pipeline.open(decode, None);
@@ -134,7 +134,7 @@ impl Scheduler {
         self.pipeline.open(seqs, None);
         if growing.len() > self.memory.free_pages() || !self.has_windows_for(growing.len()) {
             let request = PlanStep {
-                else_decode: Some(DecodeDemand { growing }),
+                decode_demand: Some(DecodeDemand { growing }),
                 ..self.empty_request()
             };
             return Next::PlanStep(Box::new(request));
@@ -152,12 +152,12 @@ impl Scheduler {
         }))
     }
 
-    /// Publishes finished extents and releases the memory of ended sequences.
+    /// Publishes prefilled tokens and releases the memory of ended sequences.
     pub(super) fn take_settlements(&mut self) -> Vec<Settle> {
         let mut settle = Vec::new();
         for seq in self.batch.take_extended() {
             let boundaries = self.boundaries_of(seq);
-            if self.is_kept_from_cache(seq) {
+            if self.publishes_nothing(seq) {
                 self.release_old_windows(seq);
             }
             if let Some(sequence) = self.requests.get_mut(seq)
@@ -176,7 +176,7 @@ impl Scheduler {
             if let Some(sequence) = self.requests.remove(seq) {
                 let page = self.limits.page_size;
                 self.pipeline
-                    .forget_edits(sequence.kv.as_ref().map(|kv| kv.row));
+                    .drop_edits(sequence.kv.as_ref().map(|kv| kv.row));
                 settle.extend(release_of(seq, sequence, page, boundaries));
             }
         }
@@ -185,7 +185,7 @@ impl Scheduler {
     }
 
     /// True for an ended sequence whose recurrent state is to be cached while steps in flight include the sequence.
-    /// They may skip it, and a state cannot be rolled back, so the state's position is known only after these steps.
+    /// The steps may skip it, and a state cannot be rolled back, so its position is known only after these steps.
     pub(super) fn awaits_state(&self, seq: SeqId) -> bool {
         let Some(sequence) = self.requests.get(seq) else {
             return false;
@@ -269,7 +269,7 @@ impl Scheduler {
         let adder = PrefillAdder::new(limits, self.batch.ratio().get(), running);
         Some(AdmitRequest {
             adder: match self.step_pace(decode) {
-                Some(pace) => adder.at_pace(pace),
+                Some(pace) => adder.with_pace(pace),
                 None => adder,
             },
             candidates,

@@ -77,22 +77,22 @@ impl Scheduler {
         }
         // A preempted request may fit into the plan after this one, even if this one runs nothing.
         self.pipeline.note_change();
-        let is_alive = |seq: &SeqId| {
+        let is_live = |seq: &SeqId| {
             let sequence = self.requests.get(*seq);
             sequence.is_some_and(|sequence| !sequence.has_ended)
         };
         let mut victims = preempt.victims;
-        victims.retain(|seq| is_alive(seq) && is_alive(&preempt.seq));
-        if self.hosts.pins_mut().yield_all() {
+        victims.retain(|seq| is_live(seq) && is_live(&preempt.seq));
+        if self.hosts.pins_mut().release_all_soft() {
             victims.clear();
         }
         let released: Vec<Settle> = victims
             .into_iter()
             .filter_map(|seq| {
                 self.outbox.count(Counter::Preemptions, 1);
-                let settle = self.evacuate(seq);
+                let settle = self.release_for_restart(seq);
                 self.requests[seq].retractions += 1;
-                self.store_again(seq);
+                self.allow_fetch_again(seq);
                 self.queue.push_preempted(seq);
                 settle
             })
@@ -102,11 +102,11 @@ impl Scheduler {
         settle.extend(released);
         let decode = self.plan_decode();
         let admit = self.admit_request(&decode.seqs);
-        let (decode, else_decode) = decode.into_demand();
+        let (decode, decode_demand) = decode.into_demand();
         let request = PlanStep {
             settle,
             admit,
-            else_decode,
+            decode_demand,
             ..self.empty_request()
         };
         self.pipeline.open(decode, open.flush);

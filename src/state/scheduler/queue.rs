@@ -1,4 +1,4 @@
-//! The waiting queue: requests before their first admission, and retracted ones.
+//! The waiting queue: requests before their first admission, and retracted or preempted ones.
 
 use std::collections::VecDeque;
 
@@ -48,7 +48,7 @@ impl Queue {
         self.retracted.len()
     }
 
-    /// Requests before their first admission, in the order of the last plan.
+    /// Requests before their first admission, and preempted ones, in the order of the last plan.
     #[inline]
     pub(super) fn waiting(&self) -> &VecDeque<SeqId> {
         &self.waiting
@@ -94,7 +94,7 @@ impl Queue {
     }
 
     #[inline]
-    pub(super) fn leave(&mut self, seq: SeqId) {
+    pub(super) fn remove(&mut self, seq: SeqId) {
         for queue in [&mut self.waiting, &mut self.retracted] {
             if let Some(place) = queue.iter().position(|other| *other == seq) {
                 queue.remove(place);
@@ -104,14 +104,14 @@ impl Queue {
 
     /// Removes the admitted requests in one pass: thousands may wait.
     #[inline]
-    pub(super) fn leave_together(&mut self, admitted: &FxHashSet<SeqId>) {
+    pub(super) fn remove_all(&mut self, admitted: &FxHashSet<SeqId>) {
         self.waiting.retain(|seq| !admitted.contains(seq));
         self.retracted.retain(|seq| !admitted.contains(seq));
     }
 
     /// Restores the order of arrival, which is the order of ids. Costs one comparison per request if all are in order.
     #[inline]
-    pub(super) fn restore_arrival(&mut self) {
+    pub(super) fn sort_by_arrival(&mut self) {
         self.waiting.make_contiguous().sort_unstable();
     }
 

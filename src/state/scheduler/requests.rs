@@ -56,7 +56,7 @@ impl Requests {
     }
 
     #[inline]
-    pub(super) fn holder(&self, rid: &RequestId) -> Option<SeqId> {
+    pub(super) fn find_by_rid(&self, rid: &RequestId) -> Option<SeqId> {
         self.by_rid.get(rid).copied()
     }
 
@@ -121,7 +121,7 @@ impl Requests {
 
     /// Requests in `head` whose cancel flag is raised, except requests checked since the sweep began.
     #[inline]
-    pub(super) fn cancelled_of(&self, head: impl Iterator<Item = SeqId>) -> Vec<SeqId> {
+    pub(super) fn cancelled_among(&self, head: impl Iterator<Item = SeqId>) -> Vec<SeqId> {
         let is_cancelled =
             |seq: &SeqId| !self.swept.contains(seq) && self.table[*seq].request.cancel.is_raised();
         head.filter(is_cancelled).collect()

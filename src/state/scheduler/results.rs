@@ -41,9 +41,9 @@ impl Scheduler {
                     self.take_row(row);
                 }
                 output.rows.clear();
-                self.pipeline.keep_spent(output.rows);
+                self.pipeline.keep_cleared_rows(output.rows);
             }
-            Err(error) => self.lose(&record, &error),
+            Err(error) => self.take_lost_step(&record, &error),
         }
     }
 
@@ -91,7 +91,7 @@ impl Scheduler {
             end = Some(FinishReason::Grammar);
         }
         sequence.planned_output = sequence.planned_output.max(sequence.output.len());
-        if sequence.is_prefill_alone_done() {
+        if sequence.is_prefill_only_done() {
             end = Some(FinishReason::Length { max_new_tokens: 0 });
         }
         let kept = sequence.output.len();
@@ -120,24 +120,23 @@ impl Scheduler {
         }
         if let Some(kv) = &mut sequence.kv {
             if let Some(states) = &mut kv.states {
-                states.unsave_tail(kv.committed);
+                states.revert_tail(kv.committed);
             }
             kv.committed -= 1;
         }
     }
 
     /// Takes a failed step: the K/V that this step and later ones wrote may be wrong. The step's requests fail if the
-    /// step was rejected, and are recomputed if the step was lost. Then the tree is flushed.
-    fn lose(&mut self, record: &StepRecord, error: &StepError) {
+    /// step was rejected or was their third lost one; otherwise they are recomputed. Then the tree is flushed.
+    fn take_lost_step(&mut self, record: &StepRecord, error: &StepError) {
         self.pipeline.begin_recovery();
         for &seq in &record.rows {
             let Some(sequence) = self.requests.get_mut(seq).filter(|seq| !seq.has_ended) else {
                 continue;
             };
             sequence.losses += 1;
-            let is_given_up =
-                matches!(error, StepError::Rejected(_)) || sequence.losses > MAX_LOSSES;
-            if is_given_up {
+            let must_fail = matches!(error, StepError::Rejected(_)) || sequence.losses > MAX_LOSSES;
+            if must_fail {
                 self.fail(seq, RequestError::Step(error.clone()));
             }
         }
@@ -162,13 +161,13 @@ impl Scheduler {
         }
         self.hosts.pins_mut().revoke_all();
         let mut settle = self.take_settlements();
-        self.batch.evacuate_all();
-        let holders = self
+        self.batch.clear_running();
+        let seqs_with_memory = self
             .requests
             .iter()
             .filter(|(_, sequence)| sequence.kv.is_some());
-        let holders: Vec<SeqId> = holders.map(|(seq, _)| seq).collect();
-        for &seq in &holders {
+        let seqs_with_memory: Vec<SeqId> = seqs_with_memory.map(|(seq, _)| seq).collect();
+        for &seq in &seqs_with_memory {
             // A plan that was open when the step was lost has counted rows that were never sent.
             self.requests[seq].rows_in_flight = 0;
             settle.extend(retract_of(seq, &mut self.requests[seq]));
@@ -187,7 +186,7 @@ impl Scheduler {
 fn finish_reason(sequence: &Sequence, token: u32, eos: &[u32]) -> Option<FinishReason> {
     let is_stop =
         || eos.contains(&token) || sequence.request.sampling.stop_token_ids.contains(&token);
-    if sequence.heeds_stops() && is_stop() {
+    if sequence.ends_at_stop_tokens() && is_stop() {
         return Some(FinishReason::StopToken(token));
     }
     let max_new_tokens = sequence.max_new_tokens();

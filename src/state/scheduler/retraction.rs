@@ -13,17 +13,17 @@ use super::planning::retract_of;
 use super::{Next, Scheduler};
 
 impl Scheduler {
-    /// Frees memory after the pools granted nothing. Waits for sequences about to end; else revokes pins, soft pins
-    /// first; else retracts one request. A request that runs alone fails.
+    /// Frees memory after the pools granted nothing. Waits for sequences about to end; if there are none, revokes pins
+    /// (soft pins first); if there are none, retracts a request, or fails the only running one.
     pub(super) fn free_memory(&mut self, open: OpenPlan) -> Next {
         if self.pipeline.is_recovering() {
             return Next::Nothing;
         }
         let is_ending = |seq: &SeqId| !self.requests[*seq].can_decode();
-        let is_leaving = |seq: &SeqId| self.awaits_state(*seq);
-        let ends = self.batch.running().iter().any(is_ending);
-        let leaves = self.batch.ended().iter().any(is_leaving);
-        if !self.pipeline.is_drained() && (ends || leaves) {
+        let is_awaited = |seq: &SeqId| self.awaits_state(*seq);
+        let awaits_end = self.batch.running().iter().any(is_ending);
+        let awaits_states = self.batch.ended().iter().any(is_awaited);
+        if !self.pipeline.is_drained() && (awaits_end || awaits_states) {
             return Next::Nothing;
         }
         let mut evict_tokens = 0;
@@ -43,10 +43,10 @@ impl Scheduler {
         self.pipeline.note_change();
         let mut settle = self.take_settlements();
         settle.extend(retracted);
-        let (decode, else_decode) = self.plan_decode().into_demand();
+        let (decode, decode_demand) = self.plan_decode().into_demand();
         let request = PlanStep {
             settle,
-            else_decode,
+            decode_demand,
             evict_tokens,
             ..self.empty_request()
         };
@@ -73,10 +73,10 @@ impl Scheduler {
     }
 
     fn retract(&mut self, seq: SeqId) -> Option<Settle> {
-        let settle = self.evacuate(seq);
+        let settle = self.release_for_restart(seq);
         self.queue_retracted(seq);
-        let survivors = self.batch.running().iter();
-        let progress = survivors.map(|seq| {
+        let others = self.batch.running().iter();
+        let progress = others.map(|seq| {
             let sequence = &self.requests[*seq];
             (sequence.planned_output, sequence.max_new_tokens())
         });
@@ -87,11 +87,11 @@ impl Scheduler {
     }
 
     /// Removes a sequence from the batch and releases its memory; it starts over.
-    pub(super) fn evacuate(&mut self, seq: SeqId) -> Option<Settle> {
-        self.batch.evacuate(seq);
+    pub(super) fn release_for_restart(&mut self, seq: SeqId) -> Option<Settle> {
+        self.batch.remove(seq);
         let sequence = &mut self.requests[seq];
         self.pipeline
-            .forget_edits(sequence.kv.as_ref().map(|kv| kv.row));
+            .drop_edits(sequence.kv.as_ref().map(|kv| kv.row));
         retract_of(seq, sequence)
     }
 
@@ -103,7 +103,7 @@ impl Scheduler {
         self.outbox.count(Counter::Retractions, 1);
         self.outbox.count(Counter::RetractedInputTokens, input);
         self.outbox.count(Counter::RetractedOutputTokens, output);
-        self.store_again(seq);
+        self.allow_fetch_again(seq);
         self.queue.push_retracted(seq);
     }
 
@@ -115,7 +115,7 @@ impl Scheduler {
 
     /// If the engine is idle and the first candidate does not fit, releases pins, or fails the candidate if there are
     /// none.
-    pub(super) fn relieve_idle_engine(&mut self, refused: SeqId) {
+    pub(super) fn unblock_idle_engine(&mut self, refused: SeqId) {
         let is_busy =
             !self.batch.is_empty() || !self.batch.ended().is_empty() || !self.pipeline.is_drained();
         if is_busy {

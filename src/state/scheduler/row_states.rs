@@ -59,14 +59,14 @@ impl RowStates {
         &self.live
     }
 
-    /// Takes memory for copies. A copy counts once a step [makes](Self::save) it.
+    /// Takes memory for copies, which later steps [make](Self::save).
     pub fn take_granted(&mut self, granted: impl Iterator<Item = OwnedState>) {
         self.unused.extend(granted);
     }
 
-    /// The copies of one extent of a prefill of `prefill_tokens` tokens, ascending. The extent in which the prefill's
-    /// last whole page ends also makes the tail copy there, since a short reply fills no further page.
-    pub fn save_extent(
+    /// The copies that a chunk of the prefill makes, ascending. The chunk in which the last whole page of all
+    /// `prefill_tokens` ends also makes the tail copy there, since a short reply fills no further page.
+    pub fn save_chunk(
         &mut self,
         places: &[SaveAt],
         positions: &Range<usize>,
@@ -111,7 +111,7 @@ impl RowStates {
     }
 
     /// Reverts [`save_tail`](Self::save_tail) at `position`, as the step did not run.
-    pub fn unsave_tail(&mut self, position: usize) {
+    pub fn revert_tail(&mut self, position: usize) {
         if let Some(tail) = self.tail.as_mut().filter(|tail| tail.position == position) {
             tail.position = tail.previous;
         }

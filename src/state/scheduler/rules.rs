@@ -8,9 +8,9 @@ use super::Scheduler;
 
 /// Default number of decode steps after a prefill step.
 pub const PREFILL_DECODE_INTERVAL: usize = 1;
-/// Default of the fewest decoding requests for which prefills are delayed.
+/// Default of the minimum number of decoding requests for which prefills are delayed.
 pub const PREFILL_DECODE_INTERVAL_MIN_BS: usize = 1;
-/// Default upper bound of a prefill step that delays decodes, in milliseconds.
+/// Default of the maximum duration of a prefill step that delays decodes, in milliseconds.
 pub const MAX_PREFILL_STEP_MS: u32 = 500;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -23,8 +23,8 @@ pub struct BatchRules {
     pub prefill_decode_interval_min_bs: usize,
     /// Effects of priorities in addition to the queue's order; `None` without any.
     pub priority: Option<PriorityRules>,
-    /// Upper bound, in milliseconds, of a prefill step while others decode; `None` without a bound. Needs chunked
-    /// prefill. If a chunk would take longer, it is split, and its parts also decode.
+    /// Maximum duration, in milliseconds, of a prefill step while others decode; `None` without a limit. Needs chunked
+    /// prefill. If a chunk would take longer, it is split, and the steps of its parts also decode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_prefill_step_ms: Option<u32>,
 }
@@ -45,7 +45,7 @@ impl Scheduler {
     /// True if decode steps must precede the next prefill step.
     pub(super) fn defers_prefill(&self, decode: &[SeqId]) -> bool {
         let rules = &self.limits.rules;
-        self.batch.owed_decodes() > 0
+        self.batch.due_decodes() > 0
             && !decode.is_empty()
             && decode.len() >= rules.prefill_decode_interval_min_bs
     }
@@ -54,7 +54,7 @@ impl Scheduler {
     pub(super) fn note_prefill_step(&mut self, left_out: bool) {
         if left_out {
             self.batch
-                .owe_decodes(self.limits.rules.prefill_decode_interval);
+                .set_due_decodes(self.limits.rules.prefill_decode_interval);
         }
     }
 
@@ -73,8 +73,8 @@ impl Scheduler {
     /// The pace of a prefill, bounded if a request could decode.
     pub(super) fn step_pace(&self, decode: &[SeqId]) -> Option<StepPace> {
         let pace = self.pace.as_deref()?.clone();
-        let is_bound = !decode.is_empty();
-        Some(StepPace { pace, is_bound })
+        let is_limited = !decode.is_empty();
+        Some(StepPace { pace, is_limited })
     }
 
     /// True if a chunk from position `first` on would exceed the step time. The prefill then takes many steps, and
@@ -84,8 +84,8 @@ impl Scheduler {
         pace.is_some_and(|pace| pace.tokens_within(pace.step_s(), first, 0) < chunk)
     }
 
-    /// Number of decode rows that share a step with a prefill from position `first` on: all or 0. It is 0 if one of
-    /// them requests log probabilities, or if they would leave the prefill less than a page of its chunk.
+    /// Number of decode rows that share a step with a prefill from position `first` on: all or 0. It is 0 if steps are
+    /// not mixed, a row requests log probabilities, or less than a page of the chunk would be left for the prefill.
     pub(super) fn mixed_rows(&self, decode: &[SeqId], first: usize) -> usize {
         let Some(chunk) = self.limits.chunk_tokens else {
             return 0;

@@ -12,7 +12,7 @@ use souffleur_base::ids::{RowId, SeqId, StepId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Waits for its first admission or its readmission after a retraction.
+    /// Waits for its first admission, or for readmission after a retraction or preemption.
     Waiting,
     Chunked,
     /// The whole prefill is planned, and the sequence decodes.
@@ -27,7 +27,7 @@ pub enum Phase {
 /// tokens  [0 .. committed)                        K/V written or planned to be
 /// ```
 #[derive(Debug)]
-#[repr(C)] // as in `Sequence`
+#[repr(C)] // keeps the order, in which the fields that every step touches come first
 pub struct SequenceKv {
     /// Tokens whose K/V the steps planned so far write.
     pub committed: usize,
@@ -46,18 +46,18 @@ pub struct SequenceKv {
 /// A live request. Fields that every step touches come first and close together: each step iterates over a large batch
 /// several times, and over as many cache lines as these fields span.
 #[derive(Debug)]
-#[repr(C)] // in this order
+#[repr(C)] // keeps this order
 pub struct Sequence {
     pub phase: Phase,
     /// The request has ended; the next plan releases its memory.
     pub has_ended: bool,
     /// End-of-sequence and stop tokens end the sequence.
-    heeds_stops: bool,
+    ends_at_stop_tokens: bool,
     /// The opening tokens of the output have been reported.
     pub is_opening_sent: bool,
     pub publish: bool,
     pub rows_in_flight: u32,
-    /// Copied from the request, like `heeds_stops`, since every plan and every token reads these fields.
+    /// Copied from the request, like `ends_at_stop_tokens`, since every plan and every token reads these fields.
     max_new_tokens: u32,
     pub retractions: u32,
     /// Prompt tokens from the cache at the first admission.
@@ -92,9 +92,9 @@ pub struct Sequence {
 impl Sequence {
     pub fn new(request: Submission) -> Self {
         Self {
-            fill: opened(&request),
+            fill: initial_fill(&request),
             max_new_tokens: request.sampling.max_new_tokens,
-            heeds_stops: !request.sampling.ignore_eos,
+            ends_at_stop_tokens: !request.sampling.ignore_eos,
             phase: Phase::Waiting,
             output: request.opening.to_vec(),
             planned_output: request.opening.len(),
@@ -119,7 +119,7 @@ impl Sequence {
     }
 
     /// Prompt tokens among the first `tokens`; the rest are a grammar's opening tokens, cached with the prompt.
-    pub fn of_prompt(&self, tokens: usize) -> usize {
+    pub fn prompt_tokens_in(&self, tokens: usize) -> usize {
         tokens.min(self.request.prompt.len())
     }
 
@@ -127,8 +127,8 @@ impl Sequence {
         self.max_new_tokens as usize
     }
 
-    pub fn heeds_stops(&self) -> bool {
-        self.heeds_stops
+    pub fn ends_at_stop_tokens(&self) -> bool {
+        self.ends_at_stop_tokens
     }
 
     pub fn remaining_new_tokens(&self) -> usize {
@@ -140,8 +140,8 @@ impl Sequence {
         self.phase == Phase::Running && !self.has_ended && self.remaining_new_tokens() > 0
     }
 
-    /// True for a request without output, once its last prefill chunk is done.
-    pub fn is_prefill_alone_done(&self) -> bool {
+    /// True for a request without output (`max_new_tokens` is 0) once its last prefill chunk is done.
+    pub fn is_prefill_only_done(&self) -> bool {
         self.max_new_tokens() == 0 && self.phase == Phase::Running && self.rows_in_flight == 0
     }
 
@@ -311,7 +311,7 @@ impl std::ops::IndexMut<SeqId> for SequenceTable {
 }
 
 /// The prompt, then the opening tokens of the output.
-fn opened(request: &Submission) -> Arc<[u32]> {
+fn initial_fill(request: &Submission) -> Arc<[u32]> {
     if request.opening.is_empty() {
         return request.prompt.clone();
     }

@@ -18,7 +18,7 @@ const SHARE_OF_POOL: usize = 2;
 /// The soft pins by number, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct SoftPins {
-    held: BTreeMap<u64, SoftPin>,
+    pins: BTreeMap<u64, SoftPin>,
     by_name: FxHashMap<u64, u64>,
 }
 
@@ -33,7 +33,7 @@ struct SoftPin {
 
 impl SoftPins {
     pub(super) fn len(&self) -> usize {
-        self.held.len()
+        self.pins.len()
     }
 
     pub(super) fn insert(&mut self, number: u64, name: u64, expires_s: u64) {
@@ -44,7 +44,7 @@ impl SoftPins {
             lock: None,
         };
         self.by_name.insert(name, number);
-        self.held.insert(number, pin);
+        self.pins.insert(number, pin);
     }
 
     /// Keeps the tree's lock, or returns it if the pin no longer exists.
@@ -54,7 +54,7 @@ impl SoftPins {
         lock: NodeLock,
         tokens: usize,
     ) -> Result<(), NodeLock> {
-        let Some(pin) = self.held.get_mut(&number) else {
+        let Some(pin) = self.pins.get_mut(&number) else {
             return Err(lock);
         };
         pin.lock = Some(lock);
@@ -64,25 +64,25 @@ impl SoftPins {
 
     /// Pinned tokens; shared ones count once per pin.
     pub(super) fn tokens(&self) -> usize {
-        self.held.values().map(|pin| pin.tokens).sum()
+        self.pins.values().map(|pin| pin.tokens).sum()
     }
 
     /// Removes a pin, and returns its lock if it was granted.
     pub(super) fn take(&mut self, name: u64) -> Option<Option<NodeLock>> {
         let number = self.by_name.remove(&name)?;
-        self.held.remove(&number).map(|pin| pin.lock)
+        self.pins.remove(&number).map(|pin| pin.lock)
     }
 
     /// Removes the oldest pin, and returns its lock if it was granted.
     pub(super) fn take_oldest(&mut self) -> Option<Option<NodeLock>> {
-        let (_, pin) = self.held.pop_first()?;
+        let (_, pin) = self.pins.pop_first()?;
         self.by_name.remove(&pin.name);
         Some(pin.lock)
     }
 
     pub(super) fn expired(&self, now_s: u64) -> impl Iterator<Item = u64> + '_ {
-        let held = self.held.values();
-        held.filter(move |pin| pin.expires_s <= now_s)
+        let pins = self.pins.values();
+        pins.filter(move |pin| pin.expires_s <= now_s)
             .map(|pin| pin.name)
     }
 }
@@ -107,7 +107,7 @@ impl Scheduler {
         if limit == 0 {
             return;
         }
-        pins.yield_until(|soft| soft.len() < limit);
+        pins.release_soft_until(|soft| soft.len() < limit);
         pins.request_soft(name, namespace, tokens, expires_s);
     }
 
@@ -123,12 +123,12 @@ impl Scheduler {
     }
 
     /// Releases the oldest soft pin for a candidate that was refused for lack of memory; the next plan retries.
-    pub(super) fn yield_to_candidate(&mut self) -> bool {
-        let has_yielded = self.hosts.pins_mut().yield_oldest();
-        if has_yielded {
+    pub(super) fn release_soft_for_candidate(&mut self) -> bool {
+        let has_released = self.hosts.pins_mut().release_oldest_soft();
+        if has_released {
             self.batch.set_full(false);
             self.pipeline.note_change();
         }
-        has_yielded
+        has_released
     }
 }

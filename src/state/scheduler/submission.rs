@@ -11,9 +11,9 @@ use crate::prompt_vectors::PromptVectors;
 use crate::sampling::{LogprobWish, SamplingParams};
 use souffleur_base::ids::{IntakeId, RequestId};
 
-/// A request from the tokenizer: validated, clipped, encoded.
+/// A validated request from the tokenizer, with its prompt as tokens.
 #[derive(Clone, Debug)]
-#[repr(C)] // as in `Sequence`
+#[repr(C)] // The fields that each step reads come first.
 pub struct Submission {
     pub intake: IntakeId,
     pub logprobs: Option<Arc<LogprobWish>>,
@@ -21,21 +21,21 @@ pub struct Submission {
     pub prompt: Arc<[u32]>,
     pub rid: RequestId,
     pub namespace: Namespace,
-    /// Validated and clipped, with a seed.
+    /// Validated, with a seed, and `max_new_tokens` clipped to the context and the pool.
     pub sampling: Arc<SamplingParams>,
     /// The tokens with which the output must begin, fewer than the output limit; usually none. The prefill computes
     /// them with the prompt, and they count as output.
     pub opening: Arc<[u32]>,
-    /// Prompt positions where other prompts are likely to diverge, ascending: ends of turns, and one past the prompt's
-    /// end if it has parallel outputs. Recurrent states are cached there; empty without recurrent layers.
+    /// Prompt positions at which to keep recurrent states and window pages, ascending: ends of turns, where prompts are
+    /// likely to diverge. A last entry `prompt.len() + 1` requests a state before the last token (parallel outputs).
     pub anchors: Arc<[u32]>,
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// The prompt as vectors, for the executor. `prompt` has a placeholder token for each vector.
+    /// Prompt embeddings (`input_embeds`), for the executor. `prompt` has a placeholder token for each of them.
     pub vectors: Option<Arc<PromptVectors>>,
-    /// The request's K/V neither comes from the cache nor enters it, since its prompt is vectors, whose placeholders
-    /// are all equal. The request waits for no other prefix and saves no states.
+    /// The request's K/V neither comes from the cache nor enters it, since its prompt consists of embeddings, whose
+    /// placeholders are all equal. The request saves no states and does not wait for another request's prefill.
     pub bypasses_cache: bool,
-    /// Requests the embedding of the prompt, without output.
+    /// For an embedding request, which has no output.
     pub pooling: Option<Pooling>,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
     /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` reads it.

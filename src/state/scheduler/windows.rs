@@ -76,11 +76,11 @@ impl Scheduler {
     }
 
     /// True if the sequence publishes nothing to the cache.
-    pub(super) fn is_kept_from_cache(&self, seq: SeqId) -> bool {
+    pub(super) fn publishes_nothing(&self, seq: SeqId) -> bool {
         let has_cache = self.limits.queue.eviction_policy.is_some();
-        let holder = self.requests.get(seq);
-        let holder = holder.filter(|sequence| sequence.kv.is_some() && !sequence.has_ended);
-        holder.is_some_and(|sequence| !has_cache || sequence.request.bypasses_cache)
+        let sequence = self.requests.get(seq);
+        let sequence = sequence.filter(|sequence| sequence.kv.is_some() && !sequence.has_ended);
+        sequence.is_some_and(|sequence| !has_cache || sequence.request.bypasses_cache)
     }
 
     pub(super) fn has_left_windows(&self) -> bool {
@@ -96,12 +96,12 @@ impl Scheduler {
         let mut windows = windows.one_by_one();
         for seq in seqs {
             let sequence = &mut self.requests[*seq];
-            let is_alive = !sequence.has_ended;
+            let is_live = !sequence.has_ended;
             let kv = sequence.held_kv_mut();
             let own = kv.windows.as_mut();
             let page = own.and_then(|own| own.take_next(&mut windows));
             let page = page.expect("each growing sequence was granted a window page");
-            if is_alive {
+            if is_live {
                 self.pipeline.append_windows(kv.row, &[page]);
             }
         }
@@ -126,6 +126,6 @@ fn boundaries(sequence: &Sequence) -> SmallVec<[usize; 4]> {
     let request = &sequence.request;
     let prompt = request.prompt.len();
     let anchors = request.anchors.iter().map(|anchor| *anchor as usize);
-    let inside = anchors.filter(|anchor| *anchor < prompt);
-    inside.chain([prompt]).collect()
+    let in_prompt = anchors.filter(|anchor| *anchor < prompt);
+    in_prompt.chain([prompt]).collect()
 }

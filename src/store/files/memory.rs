@@ -68,8 +68,8 @@ impl MemoryFiles {
         });
     }
 
-    /// The machine after a power cut: of the journalled writes, only those that `is_kept` selects reached the disk.
-    pub fn restarted_losing(&self, mut is_kept: impl FnMut() -> bool) -> Self {
+    /// The machine after a power cut: of the journalled writes, only those for which `reached_disk` is true.
+    pub fn restarted_losing(&self, mut reached_disk: impl FnMut() -> bool) -> Self {
         let after = self.restarted();
         let disk = self.disk();
         let journal = disk.journal.as_ref().expect("a journal was begun");
@@ -80,7 +80,7 @@ impl MemoryFiles {
             if file.len() < end {
                 file.resize(end, 0);
             }
-            if is_kept() {
+            if reached_disk() {
                 file[*offset..end].copy_from_slice(bytes);
             }
         }
@@ -236,15 +236,15 @@ impl Files for MemoryFiles {
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         let disk = self.disk();
         let all = disk.files.keys().chain(&disk.folders);
-        let inside = all.filter(|found| found.parent() == Some(path));
-        let names = inside.filter_map(|found| found.file_name()?.to_str());
+        let entries = all.filter(|found| found.parent() == Some(path));
+        let names = entries.filter_map(|found| found.file_name()?.to_str());
         Ok(names.map(str::to_owned).collect())
     }
 
     fn usage(&self, path: &Path) -> io::Result<(u64, u64)> {
         let disk = self.disk();
-        let inside = disk.files.iter().filter(|(p, _)| p.parent() == Some(path));
-        let bytes: usize = inside.map(|(_, bytes)| bytes.len()).sum();
+        let entries = disk.files.iter().filter(|(p, _)| p.parent() == Some(path));
+        let bytes: usize = entries.map(|(_, bytes)| bytes.len()).sum();
         // In tests, the length of a folder's file `time` is the time of the folder's last write.
         let written = disk.files.get(&path.join("time")).map_or(0, Vec::len);
         Ok((bytes as u64, written as u64))

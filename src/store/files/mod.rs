@@ -46,7 +46,7 @@ pub(crate) trait Files: Send {
 }
 
 pub(crate) trait DataFile: Send + Sync {
-    /// Fills `bytes`; an error if the file ends before.
+    /// Fills `bytes`; an error if the file is too short.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// Writes as [`Self::write_at`], but bypasses the kernel's page cache where possible, which takes less CPU time.

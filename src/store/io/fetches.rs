@@ -24,7 +24,7 @@ const POLL_BYTES: usize = 32 << 20;
 /// How often per timeout a fetch is checked for whether it will meet its deadline.
 const CHECKS_PER_TIMEOUT: u32 = 8;
 
-pub(super) struct Running {
+pub(super) struct Pending {
     pub fetch: Fetch,
     requested: Instant,
     pub deadline: Instant,
@@ -57,56 +57,56 @@ enum Step {
 #[derive(Clone, Copy)]
 struct Available {
     now: usize,
-    /// Buffers that would be free if no other fetch had any.
-    most: usize,
+    /// The largest number of buffers that all fetches together may have.
+    limit: usize,
 }
 
 impl Worker<'_> {
     pub(super) fn begin_fetch(&mut self, fetch: Fetch) {
         let requested = Instant::now();
-        let running = Running {
+        let pending = Pending {
             deadline: requested + fetch.timeout,
             fetch,
             requested,
             begun: None,
         };
         if self.fetches.len() < MAX_FETCHES {
-            self.fetches.push_back(running)
+            self.fetches.push_back(pending)
         } else {
-            self.end(running, Some(Short::Memory))
+            self.end(pending, Some(Short::Memory))
         }
     }
 
     /// Reads some records, or ends a fetch. False if there is nothing to do for now.
     pub(super) fn fetch_some(&mut self) -> bool {
         let now = Instant::now();
-        let is_late = |running: &Running| running.deadline <= now;
+        let is_late = |pending: &Pending| pending.deadline <= now;
         if let Some(at) = self.fetches.iter().position(is_late) {
-            if let Some(running) = self.fetches.remove(at) {
-                self.end(running, Some(Short::Deadline));
+            if let Some(pending) = self.fetches.remove(at) {
+                self.end(pending, Some(Short::Deadline));
             }
             return true;
         }
-        let Some(mut running) = self.fetches.pop_front() else {
+        let Some(mut pending) = self.fetches.pop_front() else {
             return false;
         };
-        match self.advance(&mut running, now) {
-            Step::Read => self.fetches.push_front(running),
+        match self.advance(&mut pending, now) {
+            Step::Read => self.fetches.push_front(pending),
             Step::Waits => {
-                self.fetches.push_front(running);
+                self.fetches.push_front(pending);
                 return false;
             }
-            Step::Ends(short) => self.end(running, short),
+            Step::Ends(short) => self.end(pending, short),
         }
         true
     }
 
-    fn advance(&mut self, running: &mut Running, now: Instant) -> Step {
-        let fetch = &running.fetch;
-        let begun = match &mut running.begun {
+    fn advance(&mut self, pending: &mut Pending, now: Instant) -> Step {
+        let fetch = &pending.fetch;
+        let begun = match &mut pending.begun {
             Some(begun) => begun,
             none => {
-                let waited = now.saturating_duration_since(running.requested);
+                let waited = now.saturating_duration_since(pending.requested);
                 match self.begin(fetch) {
                     Ok(begun) => none.insert(begun),
                     Err(step) => return step,
@@ -121,15 +121,15 @@ impl Worker<'_> {
         }
         // While the engine computes, one block is read at a time, which takes one core.
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
-        let soon = blocks_until_check(begun.kv.len(), begun.at.elapsed(), fetch.timeout);
-        let most = if self.pace.is_busy() {
+        let next_check = blocks_until_check(begun.kv.len(), begun.at.elapsed(), fetch.timeout);
+        let max_blocks = if self.pace.is_busy() {
             1
         } else {
-            (POLL_BYTES / block_bytes).min(soon).clamp(1, AT_ONCE)
+            (POLL_BYTES / block_bytes).min(next_check).clamp(1, AT_ONCE)
         };
         let kv = self.pools.of(BlockKind::Kv);
         let take = |_| kv.and_then(|pool| pool.take(BlockUse::Fetching));
-        let wanted = (begun.end - at).min(most);
+        let wanted = (begun.end - at).min(max_blocks);
         let mut blocks: Vec<HostBlock> = (0..wanted).map_while(take).collect();
         if blocks.is_empty() {
             return Step::Ends(Some(Short::Memory));
@@ -178,12 +178,12 @@ impl Worker<'_> {
             let end = stored.min(start.saturating_add(blocks));
             index.usable(path, end, &needs, block_tokens)
         };
-        let enough = (available.most / ROUND_SHARE)
+        let enough = (available.limit / ROUND_SHARE)
             .max(1)
             .min(stored.saturating_sub(start));
         let end = end_within(available.now);
         if end <= start || available.now < enough {
-            if end_within(available.most) > start {
+            if end_within(available.limit) > start {
                 return Err(Step::Waits);
             }
             let is_there = end_within(usize::MAX) > start;
@@ -217,18 +217,18 @@ impl Worker<'_> {
     fn available(&self, kind: BlockKind) -> Available {
         let counts = self.pools.of(kind).map(|pool| pool.counts());
         let counts = counts.unwrap_or_default();
-        let most = counts.total - (counts.total / SAVES_SHARE).max(1).min(counts.total);
+        let limit = counts.total - (counts.total / SAVES_SHARE).max(1).min(counts.total);
         let used = counts.fetching + counts.ready;
         Available {
-            now: most.saturating_sub(used).min(counts.free),
-            most,
+            now: limit.saturating_sub(used).min(counts.free),
+            limit,
         }
     }
 
     /// Takes `n` buffers, or no buffer.
     fn take_all(&self, kind: BlockKind, n: usize) -> Result<Vec<HostBlock>, Step> {
         let available = self.available(kind);
-        if n > available.most {
+        if n > available.limit {
             return Err(Step::Ends(Some(Short::Memory)));
         }
         // Checks the number first: a buffer that is taken and returned at once would wake this thread again.
@@ -251,7 +251,7 @@ impl Worker<'_> {
         short.map_or(Ok(()), Err)
     }
 
-    /// Reads consecutive records and measures the rate. Returns the number of records before a failure, and the reason.
+    /// Reads consecutive records and measures the rate. Returns the number read before a failure, and its reason.
     fn read_all(
         &mut self,
         places: &[BlockPlace],
@@ -269,9 +269,9 @@ impl Worker<'_> {
         (n_good, short)
     }
 
-    /// Ends a fetch, and answers with the blocks that were read.
-    pub(super) fn end(&mut self, running: Running, mut short: Option<Short>) {
-        let Running { fetch, begun, .. } = running;
+    /// Ends a fetch. The answer has the read blocks after which a sequence can resume; none if the fetch was cancelled.
+    pub(super) fn end(&mut self, pending: Pending, mut short: Option<Short>) {
+        let Pending { fetch, begun, .. } = pending;
         let is_cancelled = short == Some(Short::Cancelled);
         let begun = begun.filter(|_| !is_cancelled);
         let loaded = begun.and_then(|begun| self.finish(&fetch, begun, &mut short));
@@ -356,15 +356,15 @@ impl Worker<'_> {
 }
 
 /// Blocks to read before the deadline is checked again, from the rate so far: few on a slow disk.
-fn blocks_until_check(done: usize, spent: Duration, timeout: Duration) -> usize {
-    let turn_s = timeout.as_secs_f64() / f64::from(CHECKS_PER_TIMEOUT);
-    (turn_s * done as f64 / spent.as_secs_f64().max(1e-9)) as usize
+fn blocks_until_check(done: usize, elapsed: Duration, timeout: Duration) -> usize {
+    let check_interval_s = timeout.as_secs_f64() / f64::from(CHECKS_PER_TIMEOUT);
+    (check_interval_s * done as f64 / elapsed.as_secs_f64().max(1e-9)) as usize
 }
 
-/// True if a fetch with `done` of `all` blocks will miss its deadline: computing the other blocks is then faster.
-fn will_be_late((done, all): (usize, usize), spent: Duration, timeout: Duration) -> bool {
-    let all_s = spent.as_secs_f64() * all as f64 / done.max(1) as f64;
-    done < all && spent * CHECKS_PER_TIMEOUT > timeout && all_s > timeout.as_secs_f64()
+/// True if a fetch with `done` of `all` blocks will miss its deadline at the rate so far, and should end early.
+fn will_be_late((done, all): (usize, usize), elapsed: Duration, timeout: Duration) -> bool {
+    let all_s = elapsed.as_secs_f64() * all as f64 / done.max(1) as f64;
+    done < all && elapsed * CHECKS_PER_TIMEOUT > timeout && all_s > timeout.as_secs_f64()
 }
 
 #[cfg(test)]
@@ -374,8 +374,8 @@ mod tests {
     #[test]
     fn a_fetch_that_will_miss_its_deadline_is_late() {
         let late = |progress, spent_ms, timeout_ms| {
-            let [spent, timeout] = [spent_ms, timeout_ms].map(Duration::from_millis);
-            will_be_late(progress, spent, timeout)
+            let [elapsed, timeout] = [spent_ms, timeout_ms].map(Duration::from_millis);
+            will_be_late(progress, elapsed, timeout)
         };
         // 18 blocks of 7 MiB at 25 MB/s, and at 110 MB/s.
         assert!(late((1, 18), 290, 1280));
@@ -388,11 +388,11 @@ mod tests {
 
     #[test]
     fn on_a_slow_disk_the_deadline_is_checked_after_each_block() {
-        let turn = |done, spent_ms| {
-            let [spent, timeout] = [spent_ms, 1280].map(Duration::from_millis);
-            blocks_until_check(done, spent, timeout)
+        let blocks = |done, spent_ms| {
+            let [elapsed, timeout] = [spent_ms, 1280].map(Duration::from_millis);
+            blocks_until_check(done, elapsed, timeout)
         };
-        assert_eq!((turn(0, 0), turn(1, 150), turn(1, 300)), (0, 1, 0));
-        assert!(turn(1, 5) > 30 && turn(4, 0) > 1000);
+        assert_eq!((blocks(0, 0), blocks(1, 150), blocks(1, 300)), (0, 1, 0));
+        assert!(blocks(1, 5) > 30 && blocks(4, 0) > 1000);
     }
 }

@@ -14,13 +14,13 @@ use crossbeam_channel::{Receiver, Sender, select};
 use crate::files::Files;
 use crate::folder::Folder;
 use crate::pace::{Pace, Stopwatch};
-use crate::segments::Way;
+use crate::segments::WriteMode;
 use crate::tier::{DiskTier, TierSetup, Writing};
 use crate::{
     Answer, BlockKey, BlockKind, BlockPlace, BlockPools, Commit, DRAIN_TIMEOUT, Fetch, Find,
     FingerprintParts, HostBlock, Identify, Outcome, Shared, Short, Sink, StoreError, TierState,
 };
-use fetches::Running;
+use fetches::Pending;
 use souffleur_base::ids::Ticket;
 use souffleur_state::tiers::CostModel;
 
@@ -58,7 +58,7 @@ pub(super) struct Startup {
     pub identify: Identify,
     pub pools: BlockPools,
     pub shared: Arc<Shared>,
-    /// See [`StoreConfig::write_share`](crate::StoreConfig::write_share).
+    /// The share of one core that writing may take while the engine computes.
     pub write_share: f64,
 }
 
@@ -162,7 +162,7 @@ struct Worker<'a> {
     pools: BlockPools,
     shared: Arc<Shared>,
     /// In order of arrival; the first one is served.
-    fetches: VecDeque<Running>,
+    fetches: VecDeque<Pending>,
     writing: Option<OngoingWrite>,
     pace: Pace,
     /// Nothing is written before this time.
@@ -190,7 +190,7 @@ impl Worker<'_> {
 
     /// Waits for work, or for the end of a pause.
     fn wait(&mut self) {
-        let deadlines = self.fetches.iter().map(|running| running.deadline);
+        let deadlines = self.fetches.iter().map(|pending| pending.deadline);
         let moments = deadlines.chain(self.paused_until);
         let first = moments
             .min()
@@ -247,9 +247,9 @@ impl Worker<'_> {
             Urgent::Touch(key) => self.tier.touch(key),
             Urgent::Cancel(ticket) => {
                 let mut fetches = self.fetches.iter();
-                let found = fetches.position(|running| running.fetch.ticket == ticket);
-                if let Some(running) = found.and_then(|at| self.fetches.remove(at)) {
-                    self.end(running, Some(Short::Cancelled));
+                let found = fetches.position(|pending| pending.fetch.ticket == ticket);
+                if let Some(pending) = found.and_then(|at| self.fetches.remove(at)) {
+                    self.end(pending, Some(Short::Cancelled));
                 }
             }
         }
@@ -273,8 +273,8 @@ impl Worker<'_> {
             }
         };
         let blocks = index.usable(&path, path.len(), &needs, block_tokens);
-        let is_next = |_: &BlockPlace| blocks == path.len();
-        let miss = next.filter(is_next);
+        let ends_prefix = |_: &BlockPlace| blocks == path.len();
+        let miss = next.filter(ends_prefix);
         let miss = miss.and_then(|place| self.tier.dropped.why(place.key));
         let n_new = blocks.saturating_sub(find.from);
         let n_windows = needs.window_blocks(blocks, block_tokens).len();
@@ -330,12 +330,12 @@ impl Worker<'_> {
         };
         let OngoingWrite { writing, block, .. } = &mut begun;
         // While the engine computes on the CPU, copying into the kernel's page cache is too expensive.
-        let way = if self.pace.was_busy() {
-            Way::PastCache
+        let mode = if self.pace.was_busy() {
+            WriteMode::PastCache
         } else {
-            Way::Cached
+            WriteMode::Cached
         };
-        let done = self.tier.write_more(writing, (block, way), Instant::now());
+        let done = self.tier.write_more(writing, (block, mode), Instant::now());
         match done {
             Some(outcome) => self.finish_write(begun.ticket, begun.block, outcome),
             None => self.writing = Some(begun),
@@ -373,8 +373,8 @@ impl Worker<'_> {
         while let Ok(urgent) = self.channels.urgent.try_recv() {
             self.handle(urgent);
         }
-        while let Some(running) = self.fetches.pop_front() {
-            self.end(running, Some(Short::Cancelled));
+        while let Some(pending) = self.fetches.pop_front() {
+            self.end(pending, Some(Short::Cancelled));
         }
         self.write_rest();
         while let Ok(commit) = self.channels.commits.try_recv() {

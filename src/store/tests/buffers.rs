@@ -56,22 +56,22 @@ fn an_abandoned_buffer_is_replaced() {
     let take = || pool.take(BlockUse::Saving);
     let mut taken: Vec<HostBlock> = std::iter::from_fn(take).collect();
     assert_eq!(taken.len(), 3);
-    let owner = Arc::downgrade(&taken[0].owner());
-    let mut lost = Vec::new();
+    let pool_memory = Arc::downgrade(&taken[0].owner());
+    let mut leaked = Vec::new();
     for block in taken.drain(..2) {
-        lost.push(block.bytes().as_ptr());
+        leaked.push(block.bytes().as_ptr());
         block.abandon();
     }
     let counts = pool.counts();
     assert_eq!((counts.free, counts.saving, counts.total), (2, 1, 3));
     let again: Vec<HostBlock> = std::iter::from_fn(take).collect();
     assert_eq!(again.len(), 2);
-    let is_lost = |block: &HostBlock| lost.contains(&block.bytes().as_ptr());
-    assert!(!again.iter().any(is_lost), "an abandoned buffer is reused");
+    let is_leak = |block: &HostBlock| leaked.contains(&block.bytes().as_ptr());
+    assert!(!again.iter().any(is_leak), "an abandoned buffer is reused");
     drop((taken, again));
     assert_eq!(pool.counts().free, 3);
     drop(pool);
-    assert!(owner.upgrade().is_none(), "only the abandoned buffers leak");
+    assert!(pool_memory.upgrade().is_none(), "the pool is not freed");
 }
 
 #[test]

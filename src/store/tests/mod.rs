@@ -233,9 +233,9 @@ impl World {
         path: &[BlockPlace],
         from: usize,
     ) -> (Result<Loaded, Short>, Option<Short>) {
-        let asked = self.request(path, from, TIMEOUT);
+        let requested = self.request(path, from, TIMEOUT);
         let (ticket, loaded, short) = self.wait_for_fetch(path);
-        assert_eq!(ticket, asked);
+        assert_eq!(ticket, requested);
         (loaded, short)
     }
 

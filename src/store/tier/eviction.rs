@@ -1,7 +1,7 @@
 //! Enforces the disk tier's space limit, by evicting records and folders.
 //!
-//! Whole folders of other fingerprints are removed first, starting with the least recently written; then records of
-//! this fingerprint, starting with the least recently used, each block before its predecessor.
+//! Whole folders of other fingerprints are removed first (unusable ones, then the least recently written); then records
+//! of this fingerprint, starting with the least recently used, each block before its predecessor.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, StoredBlock};
 
 /// The largest number of records, which bounds the memory of the index: about 300 bytes each.
 const MAX_RECORDS: usize = 1 << 20;
-/// The largest number of records and folders that are removed for one write.
+/// The largest number of evicted records, removed folders and punched holes for one write.
 const MAX_ROUNDS: usize = 4096;
 /// Bytes written between two scans of other folders.
 const SCAN_BYTES: u64 = 64 << 20;
@@ -28,15 +28,15 @@ impl DiskTier {
         self.setup.disk_bytes.saturating_sub(others)
     }
 
-    /// Evicts records until a slot is free. `None` if the next victim is a block that `place` needs, or after too many
-    /// victims.
+    /// Evicts records until a slot is free. `None` if no record is left to evict, if the next one belongs to a block
+    /// that `place` needs, or after too many evictions.
     pub(super) fn take_slot(&mut self, place: &BlockPlace, kind: BlockKind) -> Option<u64> {
-        let kept = match kind {
+        let needed = match kind {
             BlockKind::Kv => place.parent,
             BlockKind::Window | BlockKind::State => place.key,
         };
         // Marks the block as used, so that other records are evicted first.
-        self.index.touch(kept);
+        self.index.touch(needed);
         let bytes = self.segments[kind.index()].size().slot();
         if self.bytes() + bytes > self.limit() && self.written_since_scan >= SCAN_BYTES {
             self.scan_other_folders();
@@ -55,8 +55,8 @@ impl DiskTier {
                     continue;
                 }
             }
-            let of = (!self.can_punch).then_some(kind);
-            self.evict(of, Some(kept))?;
+            let only = (!self.can_punch).then_some(kind);
+            self.evict(only, Some(needed))?;
         }
         None
     }
@@ -81,10 +81,10 @@ impl DiskTier {
         segments.try_for_each(|each| each.clear(files))
     }
 
-    /// Evicts the first victim, unless it belongs to the block `kept`.
-    fn evict(&mut self, of: Option<BlockKind>, kept: Option<BlockKey>) -> Option<StoredBlock> {
-        let (kind, key) = self.index.next_victim(of)?;
-        if kept == Some(key) {
+    /// Evicts the first victim, unless it belongs to the block `needed`.
+    fn evict(&mut self, only: Option<BlockKind>, needed: Option<BlockKey>) -> Option<StoredBlock> {
+        let (kind, key) = self.index.next_victim(only)?;
+        if needed == Some(key) {
             return None;
         }
         self.shared.counts.evicted.add(1);

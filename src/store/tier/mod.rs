@@ -76,7 +76,7 @@ pub(super) struct DiskTier {
     unsynced_bytes: u64,
     /// Writes are refused before this time.
     paused_until: Option<Instant>,
-    logged_at: Option<Instant>,
+    warned_at: Option<Instant>,
     pub(crate) dropped: DroppedBlocks,
     shared: Arc<Shared>,
 }
@@ -118,7 +118,7 @@ impl DiskTier {
             can_punch: true,
             unsynced_bytes: 0,
             paused_until: None,
-            logged_at: None,
+            warned_at: None,
             dropped: DroppedBlocks::default(),
             shared,
         })
@@ -205,11 +205,11 @@ impl DiskTier {
     }
 
     fn warn_of_damage(&mut self, place: &BlockPlace, error: Option<io::Error>, now: Instant) {
-        let logged = self.logged_at.is_some_and(|at| now < at + WARNING_INTERVAL);
-        if logged {
+        let is_recent = self.warned_at.is_some_and(|at| now < at + WARNING_INTERVAL);
+        if is_recent {
             return;
         }
-        self.logged_at = Some(now);
+        self.warned_at = Some(now);
         let error = error.map_or_else(|| "checksum mismatch".to_owned(), |e| e.to_string());
         let key = place.key;
         tracing::warn!(?key, %error, "failed to read a KV store record: recomputing its tokens");

@@ -15,7 +15,7 @@ use souffleur_state::tiers::{BlockPlace, Fingerprint};
 /// Maximum number of records read in parallel.
 pub(crate) const AT_ONCE: usize = if cfg!(unix) { 4 } else { 1 };
 /// A smaller record is read faster than a thread starts.
-const MIN_SHARED_BYTES: usize = 1 << 20;
+const MIN_PARALLEL_BYTES: usize = 1 << 20;
 
 impl DiskTier {
     /// Reads the records of some blocks and checks them. Returns the number of intact records before the first failure,
@@ -86,12 +86,12 @@ impl DiskTier {
         let fingerprint = &self.folder.fingerprint;
         let read =
             |(reader, place, block): Job<'_>| read_record(&reader?, fingerprint, place, block);
-        let is_large = |(_, _, block): &Job<'_>| block.bytes().len() >= MIN_SHARED_BYTES;
+        let is_large = |(_, _, block): &Job<'_>| block.bytes().len() >= MIN_PARALLEL_BYTES;
         if jobs.len() <= 1 || !jobs.iter().all(is_large) {
             return jobs.into_iter().map(|job| Some(read(job))).collect();
         }
         let mut jobs = jobs.into_iter();
-        let own = jobs.next();
+        let first = jobs.next();
         std::thread::scope(|scope| {
             let read = &read;
             let others = jobs.map(|job| {
@@ -99,11 +99,11 @@ impl DiskTier {
                 thread.spawn_scoped(scope, move || read(job)).ok()
             });
             let others: Vec<_> = others.collect();
-            let own = own.map(read);
+            let first = first.map(read);
             let others = others
                 .into_iter()
                 .map(|thread| thread.and_then(|thread| thread.join().ok()));
-            std::iter::once(own).chain(others).collect()
+            std::iter::once(first).chain(others).collect()
         })
     }
 }

@@ -22,7 +22,7 @@ impl DiskTier {
         let path = self.folder.log();
         let logged = log::read(&*self.files, &path, &self.folder.fingerprint);
         if let Some(records) = logged {
-            return self.settle(records).map(|()| None);
+            return self.fill_index(records).map(|()| None);
         }
         let of = |kind: BlockKind| {
             let found = self.segments[kind.index()].found();
@@ -44,7 +44,7 @@ impl DiskTier {
     pub fn scan(&mut self, mut scan: Scan, n_headers: usize) -> Result<Option<Scan>, String> {
         for _ in 0..n_headers {
             let Some((kind, slot)) = scan.slots.pop() else {
-                return self.settle(scan.records).map(|()| None);
+                return self.fill_index(scan.records).map(|()| None);
             };
             scan.records.extend(self.read_name(kind, slot));
         }
@@ -67,15 +67,15 @@ impl DiskTier {
     }
 
     /// Fills the index with the records, then evicts until the disk bound holds.
-    fn settle(&mut self, mut records: Vec<StoredBlock>) -> Result<(), String> {
+    fn fill_index(&mut self, mut records: Vec<StoredBlock>) -> Result<(), String> {
         records.retain(|record| self.segments[record.kind.index()].has(record.location));
         // Records that no lookup could find are dropped, and their slots are free.
         let _ = self.index.restore(records);
         for kind in BlockKind::ALL {
             let live = self.index.iter().filter(|record| record.kind == kind);
             let live: BTreeSet<u64> = live.map(|record| record.location).collect();
-            let settled = self.segments[kind.index()].settle(&*self.files, &live);
-            settled.map_err(|error| self.read_error(&error))?;
+            let marked = self.segments[kind.index()].set_live(&*self.files, &live);
+            marked.map_err(|error| self.read_error(&error))?;
         }
         self.remove_unusable_folders();
         self.scan_other_folders();

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{DiskTier, SYNC_BYTES};
-use crate::segments::Way;
+use crate::segments::WriteMode;
 use crate::{HostBlock, Outcome, record};
 use souffleur_state::tiers::{BlockKind, BlockPlace, Stored};
 
@@ -58,10 +58,10 @@ impl DiskTier {
     pub fn write_more(
         &mut self,
         writing: &mut Writing,
-        (block, way): (&HostBlock, Way),
+        (block, mode): (&HostBlock, WriteMode),
         now: Instant,
     ) -> Option<Outcome> {
-        let is_whole = match self.write_part(writing, (block, way)) {
+        let is_whole = match self.write_part(writing, (block, mode)) {
             Ok(is_whole) => is_whole,
             Err(error) => {
                 self.segments[writing.kind.index()].free(writing.slot);
@@ -78,7 +78,7 @@ impl DiskTier {
             Err(outcome) => return outcome,
         };
         loop {
-            if let Some(outcome) = self.write_more(&mut writing, (block, Way::Cached), now) {
+            if let Some(outcome) = self.write_more(&mut writing, (block, WriteMode::Cached), now) {
                 return outcome;
             }
         }
@@ -88,7 +88,7 @@ impl DiskTier {
     fn write_part(
         &mut self,
         writing: &mut Writing,
-        (block, way): (&HostBlock, Way),
+        (block, mode): (&HostBlock, WriteMode),
     ) -> std::io::Result<bool> {
         let files = &*self.files;
         let segments = &mut self.segments[writing.kind.index()];
@@ -97,9 +97,9 @@ impl DiskTier {
         if writing.sums.is_empty() {
             segments.erase(files, slot)?;
         }
-        let least_bytes = match way {
-            Way::Cached => PART_BYTES,
-            Way::PastCache => PART_PAST_CACHE_BYTES,
+        let least_bytes = match mode {
+            WriteMode::Cached => PART_BYTES,
+            WriteMode::PastCache => PART_PAST_CACHE_BYTES,
         };
         let mut bytes = 0;
         for (_, plane) in block.split().skip(writing.sums.len()) {
@@ -111,7 +111,7 @@ impl DiskTier {
         }
         let at = writing.written;
         let part = &block.bytes()[at..at + bytes];
-        segments.write_part(files, slot, (at, part), way)?;
+        segments.write_part(files, slot, (at, part), mode)?;
         writing.written += bytes;
         if writing.sums.len() < block.planes().len() {
             return Ok(false);

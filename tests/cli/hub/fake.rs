@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use sha1::{Digest, Sha1};
 use sha2::Sha256;
 
-/// A commit of the fake hub.
 pub const COMMIT: &str = "1111111111111111111111111111111111111111";
 pub const OLD_COMMIT: &str = "2222222222222222222222222222222222222222";
 /// The secret part of the URLs of large files.
@@ -64,7 +63,7 @@ pub type Files = BTreeMap<String, RepoFile>;
 /// How the hub behaves.
 #[derive(Default)]
 pub struct Behaviour {
-    /// Files by repository and revision; a commit is a revision too.
+    /// Commit and files by repository and revision; a commit is a revision too.
     pub repos: BTreeMap<(String, String), (String, Files)>,
     /// If set, the status and error code with which the hub answers every request.
     pub refusal: Option<(u16, &'static str)>,

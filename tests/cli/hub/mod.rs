@@ -119,6 +119,7 @@ fn a_model_is_downloaded_once_and_the_token_goes_to_the_hub_only() {
         assert!(!request.path.contains(".bin"), "{request:?}");
     }
     assert_eq!(ranges(&requests), [None]);
+    // The list of files, four small files, and the weights, whose URL at the hub redirects to the CDN.
     assert_eq!(requests.len(), 1 + 4 + 2, "{requests:?}");
     check_layout(&home.path().join("hub"));
     let second = run(&[]);
@@ -408,13 +409,13 @@ fn refusals_say_what_to_do() {
             "GatedRepo",
             [
                 "is gated: accept its conditions at http://",
-                "none was sent",
+                "no token was sent",
             ],
         ),
         (
             401,
             "RepoNotFound",
-            ["denies access to owner/tiny", "set HF_TOKEN"],
+            ["has no model owner/tiny, or denies", "set HF_TOKEN"],
         ),
         (
             404,
@@ -432,7 +433,7 @@ fn refusals_say_what_to_do() {
     hub.behaviour().refusal = Some((403, "GatedRepo"));
     let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("the hub refuses");
     let text = error.to_string();
-    assert!(text.contains("the one that was sent may not"), "{text}");
+    assert!(text.contains("the token that was sent has no"), "{text}");
     assert!(!text.contains(SECRET), "{text}");
 }
 
@@ -475,7 +476,9 @@ fn without_the_hub_the_cache_is_used_if_it_is_complete() {
     };
     let error = fetch_by(offline(), "owner/tiny", None).expect_err("the model is not cached");
     assert!(
-        error.to_string().contains("HF_HUB_OFFLINE is set: unset"),
+        error
+            .to_string()
+            .contains("HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set: unset"),
         "{error}"
     );
     let folder = fetch(&hub, cache.path(), "owner/tiny").expect("model downloaded");
@@ -517,7 +520,7 @@ fn a_model_that_does_not_fit_on_the_disk_is_refused_before_it_is_downloaded() {
     let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("the model does not fit");
     let text = error.to_string();
     assert!(
-        text.contains(&(1u64 << 60).to_string()) && text.contains("HF_HOME"),
+        text.contains(&(1u64 << 60).to_string()) && text.contains("HF_HUB_CACHE"),
         "{text}"
     );
     assert_eq!(ranges(&hub.requests()).len(), 0);

@@ -1,4 +1,4 @@
-//! Runs every example of `docs/api.md` unchanged against a scripted model, and checks the output of each.
+//! Runs every example of `docs/api.md` against a server of this process, and checks the output of each.
 
 mod checks;
 

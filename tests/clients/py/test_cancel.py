@@ -92,7 +92,7 @@ class Cancel(World):
         async def disconnect():
             async with openai_client(openai.AsyncOpenAI) as client:
                 tasks = [asyncio.create_task(ask(client, index)) for index in range(4)]
-                await asyncio.to_thread(self.wait_until_inside, 4)
+                await asyncio.to_thread(self.wait_until_in_flight, 4)
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)

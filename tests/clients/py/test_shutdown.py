@@ -44,7 +44,7 @@ class Shutdown(World):
             self.client.completions.create(model="any", prompt="Hello")
         self.assertEqual((raised.exception.status_code, raised.exception.code), (503, "shutting_down"))
 
-    def brake(self):
+    def keep_busy(self):
         """Sends requests that run until they are aborted by id, so that the server cannot stop earlier."""
         with openai_client() as client:
             return client.completions.create(
@@ -53,13 +53,13 @@ class Shutdown(World):
 
     def test_running_requests_end_by_themselves(self):
         with self.connect() as busy, self.connect() as idle, concurrent.futures.ThreadPoolExecutor() as threads:
-            brake = threads.submit(self.brake)
-            self.wait_until_inside(16)
+            brake = threads.submit(self.keep_busy)
+            self.wait_until_in_flight(16)
             stream = self.stream()
             next(stream)
             sampling = {"max_new_tokens": TOKENS, "ignore_eos": True}
             busy.send(json.dumps({"op": "generate", "rid": "last", "text": "Hello", "sampling_params": sampling}))
-            self.wait_until_inside(18)
+            self.wait_until_in_flight(18)
             self.assertEqual(self.http.get("/ready").status_code, 200)
 
             os.kill(int(os.environ["SOUFFLEUR_PID"]), signal.SIGTERM)

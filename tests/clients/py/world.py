@@ -90,5 +90,5 @@ class World(unittest.TestCase):
     def wait_until_running(self, requests):
         wait_until(f"{requests} requests run", lambda: self.stats()["running_requests"] == requests)
 
-    def wait_until_inside(self, requests):
+    def wait_until_in_flight(self, requests):
         wait_until(f"the server has {requests} requests", lambda: self.stats()["requests_inside"] == requests)

@@ -22,7 +22,7 @@ struct Case {
 const F32: ElementType = ElementType::F32;
 const BF16: ElementType = ElementType::Bf16;
 
-/// Element, heads, key heads, elements of a head, page, window.
+/// Element type, heads, KV heads, elements of a head, tokens of a page, window in tokens (0 for none).
 const CASES: [(ElementType, u32, u32, u32, u32, u32); 12] = [
     (F32, 4, 2, 64, 16, 0),
     (F32, 6, 1, 12, 1, 0),
@@ -91,13 +91,13 @@ impl Pool {
         }
     }
 
-    fn row<'a>(&self, of: &'a Elements, row: u32, position: u32, head: u32) -> &'a [f64] {
+    fn vector<'a>(&self, pool: &'a Elements, row: u32, position: u32, head: u32) -> &'a [f64] {
         let case = &self.case;
         let page = self.table[row as usize * self.stride + (position / case.page_size) as usize];
         let slot = page * case.page_size + position % case.page_size;
         let dim = case.head_dim as usize;
         let first = (slot * case.n_kv_heads + head) as usize * dim;
-        &of.values[first..first + dim]
+        &pool.values[first..first + dim]
     }
 
     /// The attention output of query head `head` at a position of a row.
@@ -111,7 +111,7 @@ impl Pool {
         let scale = f64::from(case.head_dim).sqrt().recip();
         let scores: Vec<f64> = (first..=position)
             .map(|at| {
-                let key = self.row(&self.keys, row, at, kv_head);
+                let key = self.vector(&self.keys, row, at, kv_head);
                 query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * scale
             })
             .collect();
@@ -120,7 +120,7 @@ impl Pool {
         let sum: f64 = weights.iter().sum();
         let mut out = vec![0.0; case.head_dim as usize];
         for (at, weight) in (first..=position).zip(&weights) {
-            let value = self.row(&self.values, row, at, kv_head);
+            let value = self.vector(&self.values, row, at, kv_head);
             for (out, value) in out.iter_mut().zip(value) {
                 *out += weight / sum * value;
             }
@@ -198,7 +198,7 @@ fn check(
     };
     for (index, got) in got.chunks(width).enumerate() {
         let what = format!("{what}, token {index}");
-        match expected.iter().find(|(of, _)| *of == index) {
+        match expected.iter().find(|(token, _)| *token == index) {
             Some((_, expected)) => assert_close(&what, got, expected, absolute, 0.0),
             None => assert!(got.iter().all(|value| value.is_nan()), "{what}: not NaN"),
         }

@@ -26,7 +26,7 @@ const EMULATED: usize = 60;
 /// Bytes after an output that no kernel may touch.
 const GUARD_BYTES: usize = 256;
 const POISON: u8 = 0xff;
-/// Relative tolerance of a result that differs by rounding to bfloat16, and of f32 sums in another order.
+/// Relative tolerances: for results rounded to bfloat16, and for f32 sums in another order.
 const BF16_RELATIVE: f64 = 0.004;
 const F32_RELATIVE: f64 = 2e-5;
 
@@ -189,7 +189,7 @@ pub fn assert_close(what: &str, got: &[f64], expected: &[f64], absolute: f64, re
 }
 
 #[test]
-fn all_twins_share_one_context() {
+fn all_tests_of_this_module_share_one_context() {
     if gpu::real().is_some() {
         eprintln!("skipped: only the emulated driver counts modules");
         return;

@@ -48,8 +48,8 @@ fn n_numbers([m, n, k]: [usize; 3]) -> usize {
     m * k + n * k + n + m * n
 }
 
-/// The random numbers of a shape, shared by every type, library, write and bias: a single thread generates them, and
-/// the largest matrices have a hundred million.
+/// The random numbers of a shape, shared by all types, libraries, writes and biases: one thread generates them, and the
+/// largest matrices have a hundred million elements.
 struct Numbers {
     shape: [usize; 3],
     x: Vec<f32>,
@@ -215,9 +215,9 @@ fn products_are_right() {
     assert_eq!(gpu.n_numbers(), once, "each shape has one set of numbers");
 }
 
-/// One thread generates some hundred million numbers in a few seconds. Ten billion exceeded the check's time limit.
+/// One thread generates some hundred million numbers in a few seconds; ten billion exceeded the tests' time limit.
 #[test]
-fn numbers_of_all_shapes_are_made_in_seconds() {
+fn all_shapes_need_less_than_half_a_billion_numbers() {
     let all = SHAPES.into_iter().chain(LARGE_SHAPES);
     let n_numbers: usize = all.map(n_numbers).sum();
     assert!(n_numbers < 500_000_000, "{n_numbers}");

@@ -1,4 +1,4 @@
-//! Tests that sampled tokens and log probabilities equal those of the host's sampler.
+//! Tests that sampled tokens and log probabilities agree with those of the host's sampler.
 
 use std::sync::Arc;
 
@@ -23,7 +23,6 @@ fn vocab_size() -> usize {
     }
 }
 
-/// Sampling parameters, by row.
 fn params(row: usize) -> SamplingParams {
     let default = SamplingParams {
         sampling_seed: Some(17 * row as u64 + 1),
@@ -229,9 +228,9 @@ fn log_probabilities_equal_the_hosts() {
         let logits = &logits[row * vocab..(row + 1) * vocab];
         let expected = token_logprobs(logits, sampled[row].token, TOP, &[]);
         let near = |a: f32, b: f32| (a - b).abs() < 1e-5;
-        let own = expected.logprob.unwrap();
+        let logprob = expected.logprob.unwrap();
         assert!(
-            got[0].token == expected.token && near(got[0].logprob, own),
+            got[0].token == expected.token && near(got[0].logprob, logprob),
             "row {row}"
         );
         for (got, expected) in got[1..].iter().zip(&expected.top) {

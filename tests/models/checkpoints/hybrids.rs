@@ -1,4 +1,4 @@
-//! Tests of quantised checkpoints of families with fused matrices and different tensor names.
+//! Tests of checkpoints, most of them quantised, of families with fused matrices or other tensor names.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -59,12 +59,12 @@ fn quantise_module(quantise: Quantise, module: &str, plain: &mut Tensors, coded:
     coded.extend(
         parts
             .into_iter()
-            .map(|(part, of)| (format!("{module}.{part}"), of)),
+            .map(|(part, tensor)| (format!("{module}.{part}"), tensor)),
     );
 }
 
-/// Checks that a model with tensors in codes has the logits of one with the values of the codes. Both run in a dtype
-/// that represents the values exactly.
+/// Checks that a quantised model has the logits of the same model with dequantised weights. Both run in a dtype that
+/// represents the values exactly.
 fn check_coded(
     (name, kind, config): (&str, &str, &Value),
     change: impl FnOnce(&mut Tensors, &mut Tensors),
@@ -105,7 +105,7 @@ fn fused_matrices_are_converted_row_by_row() {
             continue;
         }
         for (name, module) in table {
-            // Twelve outputs do not fill whole words.
+            // Twelve outputs do not fill whole packed words.
             if module.ends_with("in_proj_ba") && (kind.contains("gptq") || kind == "awq") {
                 continue;
             }
@@ -118,7 +118,7 @@ fn fused_matrices_are_converted_row_by_row() {
 
 #[test]
 fn errors_name_broken_parts_of_fused_matrices() {
-    let (_, config, quantise) = kinds().remove(4);
+    let (_, config, quantise) = kinds().remove(4); // GPTQ
     let module = "model.layers.0.linear_attn.in_proj_qkvz";
     let coded = |tensors: &mut Tensors| {
         let mut plain = tensors.clone();
@@ -151,13 +151,13 @@ fn quantise_stack(
     let shape = values.shape.clone();
     let (parts, quantised) = quantise([shape[0] * shape[1], shape[2]]);
     values.data = bf16s(&quantised);
-    for (part, mut of) in parts {
-        of.shape = match part {
+    for (part, mut tensor) in parts {
+        tensor.shape = match part {
             "weight" => shape.clone(),
             _ => scale_shape.to_vec(),
         };
         let name = part.replacen("weight", stack, 1);
-        coded.insert(name, of);
+        coded.insert(name, tensor);
     }
 }
 
@@ -179,7 +179,7 @@ fn stacks_of_experts_in_codes_of_eight_bits_are_split() {
             }
         });
     }
-    let (_, mut config, _) = kinds().remove(0);
+    let (_, mut config, _) = kinds().remove(0); // FP8 with blocks
     config["weight_block_size"] = json!([8, 40]);
     let blocks: Quantise = |shape| fp8_blocks_of([8, 40], shape);
     check_coded(("qwen3-5-moe", "fp8, blocks", &config), |plain, coded| {
@@ -199,32 +199,32 @@ fn stacks_of_experts_in_codes_of_eight_bits_are_split() {
 #[test]
 fn stacks_in_other_codes_are_refused_by_name() {
     let stack = "model.language_model.layers.0.mlp.experts.gate_up_proj";
-    let of_bytes = |tensors: &mut Tensors| {
+    let as_fp8 = |tensors: &mut Tensors| {
         let stack = tensors.get_mut(stack).unwrap();
         stack.dtype = Element::F8_E4M3;
         stack.data.truncate(stack.data.len() / 2);
     };
     let fp8 = json!({"quant_method": "fp8", "fmt": "e4m3"});
     let words = [stack, "F8_E4M3", "all experts"];
-    refuses("qwen3-5-moe", None, of_bytes, &words);
+    refuses("qwen3-5-moe", None, as_fp8, &words);
     let scales = format!("{stack}_scale_inv");
-    refuses("qwen3-5-moe", Some(fp8), of_bytes, &[&scales, "[5, 48, 1]"]);
+    refuses("qwen3-5-moe", Some(fp8), as_fp8, &[&scales, "[5, 48, 1]"]);
     for codes in ["_packed", ".qweight"] {
         let name = format!("{stack}{codes}");
-        let in_words = |tensors: &mut Tensors| {
+        let as_words = |tensors: &mut Tensors| {
             let mut stack = tensors.remove(stack).unwrap();
             stack.dtype = Element::I32;
             stack.shape[2] /= 2;
             tensors.insert(name.clone(), stack);
         };
         let gptq = gptq(json!({}));
-        refuses("qwen3-5-moe", Some(gptq), in_words, &[&name, "I32"]);
+        refuses("qwen3-5-moe", Some(gptq), as_words, &[&name, "I32"]);
     }
 }
 
 #[test]
 fn the_text_config_may_have_the_quantization_config() {
-    let (_, config, quantise) = kinds().remove(0);
+    let (_, config, quantise) = kinds().remove(0); // FP8 with blocks
     let module = "model.language_model.layers.0.self_attn.q_proj";
     let dir = folder("qwen3-5", |tensors| {
         let mut plain = tensors.clone();
@@ -272,8 +272,8 @@ fn hybrids_may_exclude_fused_matrices_from_quantisation() {
     let expected = of(plain.path());
     let error = relative_error(&of(quantised.path()), &expected);
     assert!(error <= 0.03, "{error}");
-    let others = relative_error(&of(&fixture("qwen3-5")), &expected);
-    assert!(others > 0.1, "the codes hardly matter: {others}");
+    let unchanged = relative_error(&of(&fixture("qwen3-5")), &expected);
+    assert!(unchanged > 0.1, "quantisation hardly matters: {unchanged}");
 }
 
 #[test]

@@ -31,7 +31,7 @@ struct Folders {
     plain: tempfile::TempDir,
 }
 
-/// A model whose linear modules are quantised, except one.
+/// A model whose linear modules, except one, are quantised in one folder and dequantised in the other.
 fn folders(name: &str, config: &Value, quantise: Quantise) -> Folders {
     folders_of((name, SIZES), config, quantise, |tensor, values| {
         tensor.data = bf16s(values);
@@ -99,7 +99,7 @@ fn every_kind_has_the_logits_of_its_dequantised_values() {
 
 /// Checks a kind of each layout that is loaded as blocks; other kinds are loaded as bf16.
 #[test]
-fn kinds_in_blocks_are_invariant() {
+fn kinds_loaded_as_blocks_are_invariant() {
     for (kind, config, quantise) in kinds() {
         if !["gptq", "awq", "packed, zeros"].contains(&kind) {
             continue;
@@ -205,7 +205,7 @@ fn broken_tensors_are_named_before_anything_is_loaded() {
     ];
     for (kind, codes, other) in parts {
         let name = |part| format!("model.layers.0.mlp.down_proj.{part}");
-        // The scales of fp8 have one of two names, so that the error may name the other.
+        // The scales of fp8 have one of two names, so the error may name the other one.
         let missing = broken(kind, other, |tensor| *tensor = None);
         assert!(missing.contains("down_proj"), "{kind}: {missing}");
         for part in [codes, other] {
@@ -220,7 +220,7 @@ fn broken_tensors_are_named_before_anything_is_loaded() {
 }
 
 #[test]
-fn reordered_inputs_and_other_shapes_are_refused() {
+fn reordered_inputs_and_a_wrong_weight_shape_are_refused() {
     let error = broken("gptq", "g_idx", |tensor| {
         tensor.as_mut().unwrap().data[..4].copy_from_slice(&3_u32.to_le_bytes());
     });
@@ -234,8 +234,8 @@ fn reordered_inputs_and_other_shapes_are_refused() {
 }
 
 #[test]
-fn groups_that_do_not_divide_are_refused() {
-    let (_, _, quantise) = kinds().remove(4);
+fn groups_that_do_not_divide_the_inputs_and_three_bits_are_refused() {
+    let (_, _, quantise) = kinds().remove(4); // GPTQ
     let folders = folders("llama", &gptq(json!({"group_size": 96})), quantise);
     let error = refused(folders.quantised.path());
     for text in ["qweight", "128 inputs in groups of 96"] {

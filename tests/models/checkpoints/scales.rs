@@ -1,4 +1,4 @@
-//! Tests of scales of 4-bit codes that f16 cannot represent.
+//! Tests of 4-bit codes whose scales f16 cannot represent.
 
 use half::bf16;
 use safetensors::Dtype as Element;
@@ -8,7 +8,7 @@ use super::{SIZES, broken, folders_of, logits, relative_error};
 use crate::quantised::{f32s, fine_kinds};
 
 #[test]
-fn scales_stay_as_they_are_in_float32() {
+fn scales_are_exact_in_float32_and_int8_but_rounded_in_bfloat16() {
     for (kind, config, quantise) in fine_kinds() {
         let model = ("llama", SIZES);
         let folders = folders_of(model, &config, quantise, |tensor, values| {

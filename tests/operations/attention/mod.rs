@@ -1,4 +1,4 @@
-//! Tests of attention against a double-precision reference, and of equal bits in other batches, chunks and pages.
+//! Tests that attention matches a double-precision reference, and that no bit depends on batch, chunks or pages.
 
 mod codes;
 mod nodes;
@@ -176,7 +176,7 @@ fn prefix_rows(setup: Setup) -> (World, Vec<Part>) {
     world.grow(17, (17, 0), 700);
     world.grow(18, (18, 0), 100);
     let mut parts: Vec<Part> = (1..=18)
-        .map(|row| part(row, world.contents[row as usize].len() - 1, 1))
+        .map(|row| part(row, world.seeds[row as usize].len() - 1, 1))
         .collect();
     // Some rows prefill: short chunks may share a tile with other rows, long chunks have separate tiles.
     parts[3] = part(4, 850, 5);
@@ -194,7 +194,7 @@ fn shared_prefixes_do_not_change_a_bit() {
     }
 }
 
-/// Compares the bits of rows with shared prefixes with the bits of the same rows one by one.
+/// Compares the bits of rows whose shared prefixes are computed once with those without sharing and one by one.
 fn check_shared(dtype: KvDtype, heads: HeadShape, page_size: usize) {
     for isa in Isa::available() {
         let base = Setup {

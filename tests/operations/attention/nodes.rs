@@ -1,4 +1,4 @@
-//! Tests of heads divided among NUMA nodes: same bits as one node, and work items are on the node of their heads.
+//! Tests of heads divided among NUMA nodes: bits are those of one node, and work items are on the node of their heads.
 
 use super::world::Sparse;
 use super::*;

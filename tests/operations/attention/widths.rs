@@ -1,15 +1,15 @@
-//! Tests of values whose width differs from the keys', or that are a part of the keys.
+//! Tests of attention whose values are of another width than the keys, or parts of the keys (MLA).
 
 use super::*;
 
-/// Heads for kernels that read the pool and that pack, with sizes that are and are not multiples of vectors.
+/// Heads with sizes that are and are not multiples of vectors.
 const SHAPES: [HeadShape; 6] = [
-    // Groups of three heads with whole pairs of vectors: a decode reads the pool directly.
+    // Groups of at most three heads: a decode reads the pool directly if sizes are whole pairs of vectors, or in int8.
     shape((6, 2), 96, Values::Own { dim: 64 }),
     shape((3, 1), 64, Values::InKeys { dim: 32 }),
     shape((4, 4), 32, Values::Own { dim: 96 }),
     shape((3, 3), 42, Values::Own { dim: 30 }),
-    // Groups too large to read the pool directly, with dimensions that are no multiple of a vector.
+    // Larger groups, whose keys and values are packed.
     shape((10, 2), 40, Values::InKeys { dim: 24 }),
     shape((7, 1), 19, Values::InKeys { dim: 19 }),
 ];
@@ -27,7 +27,7 @@ const fn shape((n_heads, n_kv_heads): (usize, usize), key_dim: usize, values: Va
 }
 
 #[test]
-fn keys_and_values_of_other_widths_are_right_on_every_instruction_set() {
+fn values_of_other_widths_are_right_on_every_instruction_set() {
     for heads in SHAPES {
         check_right(heads, &[0, 1, 31, 64, 255, 256, 300]);
     }
@@ -54,7 +54,7 @@ fn a_latent_vector_serves_as_key_and_value() {
 }
 
 #[test]
-fn neither_chunks_nor_pages_nor_threads_change_a_bit_of_other_widths() {
+fn neither_chunks_nor_pages_nor_threads_change_a_bit_with_other_value_widths() {
     for (i, heads) in SHAPES.into_iter().enumerate() {
         check_chunks(DTYPES[i % DTYPES.len()], heads);
         check_chunks(KvDtype::BF16, heads);
@@ -63,7 +63,7 @@ fn neither_chunks_nor_pages_nor_threads_change_a_bit_of_other_widths() {
 }
 
 #[test]
-fn shared_prefixes_do_not_change_a_bit_of_other_widths() {
+fn shared_prefixes_do_not_change_a_bit_with_other_value_widths() {
     for (heads, page_size) in SHAPES.into_iter().zip([1, 16, 1, 16, 1, 16]) {
         check_shared(KvDtype::BF16, heads, page_size);
         check_shared(KvDtype::Int8, heads, page_size);
@@ -72,7 +72,7 @@ fn shared_prefixes_do_not_change_a_bit_of_other_widths() {
 }
 
 #[test]
-fn keys_and_values_outside_the_context_of_a_query_do_not_change_its_output_of_other_widths() {
+fn keys_and_values_outside_the_context_do_not_change_the_output_with_other_value_widths() {
     for dtype in DTYPES {
         for heads in SHAPES {
             check_outside_context(dtype, heads);

@@ -21,15 +21,15 @@ use souffleur_kernels::cpu::{CpuBatch, Isa};
 use souffleur_kernels::sparsity::{DoubleSparsity, LabelChannels};
 
 /// A pseudo-random number in [-1, 1] that depends on all arguments.
-fn noise(kind: u64, content: u64, i: usize) -> f32 {
-    let mut x = kind << 56 ^ content << 24 ^ i as u64;
+fn noise(kind: u64, seed: u64, i: usize) -> f32 {
+    let mut x = kind << 56 ^ seed << 24 ^ i as u64;
     for _ in 0..3 {
         x = (x ^ x >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
     (x >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// Consecutive tokens of a row; [`World::contents`] determines their queries, keys and values.
+/// Consecutive tokens of a row; their queries, keys and values come from [`World::seeds`].
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub row: u32,
@@ -44,7 +44,7 @@ pub(super) struct World {
     pub kv: KvPool,
     pub table: PageTable,
     pub attention: Attention,
-    pub contents: Vec<Vec<u64>>,
+    pub seeds: Vec<Vec<u64>>,
 }
 
 #[derive(Clone, Copy)]
@@ -91,7 +91,7 @@ pub(super) fn setup() -> Setup {
 }
 
 /// The channels of labels, not in order and different for each head.
-fn rules(heads: &HeadShape, sparse: Sparse) -> Arc<DoubleSparsity> {
+fn sparsity(heads: &HeadShape, sparse: Sparse) -> Arc<DoubleSparsity> {
     let of_head = |head: usize| {
         let channels = (0..sparse.channels).map(|i| (i * 5 + head) % heads.key_dim);
         channels.map(|channel| channel as u16).collect()
@@ -115,11 +115,11 @@ impl World {
             labels: setup.sparse.map_or(0, |sparse| sparse.channels),
             dtype: setup.dtype,
         };
-        let rules = setup.sparse.map(|sparse| rules(&setup.heads, sparse));
+        let sparsity = setup.sparse.map(|sparse| sparsity(&setup.heads, sparse));
         let seats = Seats::choose(setup.threads, false, Numa::Pretended(setup.nodes));
         let mut pool = ThreadPool::seated(seats).expect("threads start");
-        let mut kv = KvPool::new(&KvLayout::uniform(1, pages), (SLOTS, 0), rules.as_ref());
-        kv.settle(&mut pool);
+        let mut kv = KvPool::new(&KvLayout::uniform(1, pages), (SLOTS, 0), sparsity.as_ref());
+        kv.place_on_nodes(&mut pool);
         Self {
             pool,
             isa: setup.isa,
@@ -127,7 +127,7 @@ impl World {
             kv,
             table: PageTable::new(40, setup.page_size),
             attention: Attention::new(setup.shares),
-            contents: vec![Vec::new(); 40],
+            seeds: vec![Vec::new(); 40],
         }
     }
 
@@ -136,37 +136,37 @@ impl World {
         let size = self.table.page_size();
         assert!(shared.is_multiple_of(size), "not whole pages");
         let mut pages = self.table.row(RowId::new(from))[..shared / size].to_vec();
-        let mut contents = self.contents[from as usize][..shared].to_vec();
+        let mut seeds = self.seeds[from as usize][..shared].to_vec();
         let used: Vec<PageId> = (0..40)
             .flat_map(|row| self.table.row(RowId::new(row)).to_vec())
             .collect();
         let first = used.iter().map(|page| page.index()).max().unwrap_or(0) + 1;
-        // Consecutive tokens are not consecutive in memory.
+        // In descending order, so that consecutive tokens are not consecutive in memory.
         let n_pages = len.div_ceil(size) - pages.len();
         pages.extend(
             (first..first + n_pages)
                 .rev()
                 .map(|page| PageId::new(page as u32)),
         );
-        contents.extend((shared..len).map(|position| u64::from(row) << 16 | position as u64));
+        seeds.extend((shared..len).map(|position| u64::from(row) << 16 | position as u64));
         self.table.row_mut(RowId::new(row)).clone_from(&pages);
-        self.contents[row as usize] = contents;
+        self.seeds[row as usize] = seeds;
         self.write(row);
     }
 
     fn write(&mut self, row: u32) {
-        let contents = &self.contents[row as usize];
-        for (position, &content) in contents.iter().enumerate() {
+        let seeds = &self.seeds[row as usize];
+        for (position, &seed) in seeds.iter().enumerate() {
             let slot = self.table.slot(RowId::new(row), position);
-            let value = |i| noise(1, content, i);
+            let value = |i| noise(1, seed, i);
             with_elements!(self.kv.layer_mut(0), kv, scales => keep(&self.heads, slot, (kv, scales), value));
             self.kv.store_labels(0, &self.heads, &[slot as u32]);
         }
     }
 
-    pub(super) fn place(&mut self, row: u32, contents: Vec<u64>) {
-        self.grow(row, (0, 0), contents.len());
-        self.contents[row as usize] = contents;
+    pub(super) fn place(&mut self, row: u32, seeds: Vec<u64>) {
+        self.grow(row, (0, 0), seeds.len());
+        self.seeds[row as usize] = seeds;
         self.write(row);
     }
 
@@ -186,18 +186,18 @@ impl World {
     }
 
     pub(super) fn query(&self, row: u32, position: usize, head: usize) -> Vec<f32> {
-        let content = self.contents[row as usize][position];
+        let seed = self.seeds[row as usize][position];
         let dim = self.heads.key_dim;
         let elements = head * dim..(head + 1) * dim;
-        elements.map(|i| noise(2, content, i) * 3.0).collect()
+        elements.map(|i| noise(2, seed, i) * 3.0).collect()
     }
 
     /// The key of a head at a position, before it is rounded.
     pub(super) fn key(&self, row: u32, position: usize, head: usize) -> Vec<f32> {
-        let content = self.contents[row as usize][position];
+        let seed = self.seeds[row as usize][position];
         let dim = self.heads.key_dim;
         let elements = head * dim..(head + 1) * dim;
-        elements.map(|i| noise(1, content, i)).collect()
+        elements.map(|i| noise(1, seed, i)).collect()
     }
 
     pub(super) fn attend(&mut self, parts: &[Part]) -> Vec<Vec<u32>> {
@@ -217,9 +217,9 @@ impl World {
                 &self.table,
             );
             for position in part.first..part.first + part.n_tokens {
-                let content = self.contents[part.row as usize][position];
+                let seed = self.seeds[part.row as usize][position];
                 for (i, value) in q.row_mut(index).iter_mut().enumerate() {
-                    *value = noise(2, content, i) * 3.0;
+                    *value = noise(2, seed, i) * 3.0;
                 }
                 index += 1;
             }
@@ -244,27 +244,27 @@ impl World {
             score_cap,
             window,
         } = self.heads;
-        let contents = &self.contents[row as usize];
+        let seeds = &self.seeds[row as usize];
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
         let mut out = Vec::new();
         for head in 0..n_heads {
             let kv_head = head / (n_heads / n_kv_heads);
             let q: Vec<f64> = (0..key_dim)
-                .map(|i| f64::from(noise(2, contents[position], head * key_dim + i) * 3.0))
+                .map(|i| f64::from(noise(2, seeds[position], head * key_dim + i) * 3.0))
                 .collect();
             let of_values = match values {
                 Values::Own { dim } => n_kv_heads * key_dim + kv_head * dim,
                 Values::InKeys { .. } => kv_head * key_dim,
             };
-            let kept = |token: usize, first: usize, dim: usize| -> Vec<f64> {
+            let stored_head = |token: usize, first: usize, dim: usize| -> Vec<f64> {
                 let head: Vec<f32> = (first..first + dim)
-                    .map(|i| noise(1, contents[token], i))
+                    .map(|i| noise(1, seeds[token], i))
                     .collect();
                 rounded(dtype, &head)
             };
             let weights: Vec<f64> = (first..=position)
                 .map(|key| {
-                    let key = kept(key, kv_head * key_dim, key_dim);
+                    let key = stored_head(key, kv_head * key_dim, key_dim);
                     let score: f64 = q.iter().zip(key).map(|(q, key)| q * key).sum();
                     let score = score * f64::from(scale);
                     let capped = |cap: f32| (score / f64::from(cap)).tanh() * f64::from(cap);
@@ -279,7 +279,7 @@ impl World {
             };
             let mut mean = vec![0.0; values.dim()];
             for (key, weight) in (first..=position).zip(&weights) {
-                let value = kept(key, of_values, stored);
+                let value = stored_head(key, of_values, stored);
                 for (mean, value) in mean.iter_mut().zip(value) {
                     *mean += weight * value / sum;
                 }

@@ -1,5 +1,5 @@
-//! Tests that compare every CUDA operation with the CPU's, on the emulated driver: random weights, activations poisoned
-//! with NaN.
+//! Tests that compare every operation of the CUDA backend, on the emulated driver, with the CPU backend's. Weights are
+//! random, and the memory of activations is filled with NaN before each step.
 
 mod model;
 
@@ -95,7 +95,7 @@ impl Case {
 }
 
 #[derive(Clone, Debug)]
-struct Work {
+struct Chunk {
     row: u32,
     first_position: usize,
     tokens: Vec<u32>,
@@ -111,26 +111,26 @@ fn tokens(random: &mut fastrand::Rng, n: usize) -> Vec<u32> {
 }
 
 /// Three steps: prefills, decodes with a later chunk of a prompt, and decodes only.
-fn steps() -> Vec<Vec<Work>> {
+fn steps() -> Vec<Vec<Chunk>> {
     let random = &mut fastrand::Rng::with_seed(11);
-    let mut work = |row, first_position, n| Work {
+    let mut chunk = |row, first_position, n| Chunk {
         row,
         first_position,
         tokens: tokens(random, n),
     };
     vec![
         vec![
-            work(1, 0, 1),
-            work(2, 0, 37),
-            work(4, 0, 20),
-            work(3, 0, 130),
+            chunk(1, 0, 1),
+            chunk(2, 0, 37),
+            chunk(4, 0, 20),
+            chunk(3, 0, 130),
         ],
-        vec![work(1, 1, 1), work(2, 37, 1), work(4, 20, 33)],
+        vec![chunk(1, 1, 1), chunk(2, 37, 1), chunk(4, 20, 33)],
         vec![
-            work(3, 130, 1),
-            work(1, 2, 1),
-            work(4, 53, 1),
-            work(2, 38, 1),
+            chunk(3, 130, 1),
+            chunk(1, 2, 1),
+            chunk(4, 53, 1),
+            chunk(2, 38, 1),
         ],
     ]
 }
@@ -188,14 +188,14 @@ impl Gpu {
         buffer
     }
 
-    /// Runs a step, whose works begin with decodes, and returns the results of its operations.
-    fn run(&mut self, model: &Model<CudaBackend>, case: &Case, works: &[Work]) -> Vec<Vec<f32>> {
-        let all = works.iter().flat_map(|work| work.tokens.clone());
+    /// Runs a step, whose decodes come before its prefills, and returns the results of its operations.
+    fn run(&mut self, model: &Model<CudaBackend>, case: &Case, chunks: &[Chunk]) -> Vec<Vec<f32>> {
+        let all = chunks.iter().flat_map(|chunk| chunk.tokens.clone());
         let tokens = self.upload(&all.collect::<Vec<_>>());
-        let positions = positions(works);
-        let slots = self.upload(&slots(works, &positions, case.page_size));
+        let positions = positions(chunks);
+        let slots = self.upload(&slots(chunks, &positions, case.page_size));
         let positions = self.upload(&positions);
-        let segments = segments(works);
+        let segments = segments(chunks);
         let is_decode = |segment: &&Segment| segment.n_tokens == 1 && segment.first_position > 0;
         let n_decode = segments.iter().take_while(is_decode).count();
         let per_tile = self.backend.queries_per_tile();
@@ -210,7 +210,7 @@ impl Gpu {
             });
         let tiles = self.upload(&tiles.collect::<Vec<_>>());
         let segments = self.upload(&segments);
-        let wanted = self.upload(&last_tokens(works));
+        let wanted = self.upload(&last_tokens(chunks));
         let batch = CudaBatch {
             n_tokens: tokens.len(),
             tokens: tokens.ptr(),
@@ -249,18 +249,18 @@ impl Gpu {
     }
 }
 
-fn positions(works: &[Work]) -> Vec<u32> {
-    let positions = works.iter().flat_map(|work| {
-        let first = work.first_position;
-        (first..first + work.tokens.len()).map(|position| position as u32)
+fn positions(chunks: &[Chunk]) -> Vec<u32> {
+    let positions = chunks.iter().flat_map(|chunk| {
+        let first = chunk.first_position;
+        (first..first + chunk.tokens.len()).map(|position| position as u32)
     });
     positions.collect()
 }
 
-fn slots(works: &[Work], positions: &[u32], page_size: usize) -> Vec<u32> {
-    let rows = works
+fn slots(chunks: &[Chunk], positions: &[u32], page_size: usize) -> Vec<u32> {
+    let rows = chunks
         .iter()
-        .flat_map(|work| work.tokens.iter().map(|_| work.row));
+        .flat_map(|chunk| chunk.tokens.iter().map(|_| chunk.row));
     let slots = rows.zip(positions).map(|(row, position)| {
         let position = *position as usize;
         let page = page(row, position / page_size) as usize;
@@ -269,14 +269,14 @@ fn slots(works: &[Work], positions: &[u32], page_size: usize) -> Vec<u32> {
     slots.collect()
 }
 
-fn segments(works: &[Work]) -> Vec<Segment> {
+fn segments(chunks: &[Chunk]) -> Vec<Segment> {
     let mut first_token = 0;
-    let segments = works.iter().map(|work| {
+    let segments = chunks.iter().map(|chunk| {
         let segment = Segment {
-            row: work.row,
+            row: chunk.row,
             first_token,
-            n_tokens: work.tokens.len() as u32,
-            first_position: work.first_position as u32,
+            n_tokens: chunk.tokens.len() as u32,
+            first_position: chunk.first_position as u32,
         };
         first_token += segment.n_tokens;
         segment
@@ -284,13 +284,14 @@ fn segments(works: &[Work]) -> Vec<Segment> {
     segments.collect()
 }
 
-fn last_tokens(works: &[Work]) -> Vec<u32> {
+/// The last token of each chunk, in reverse: results must be in the order of the list.
+fn last_tokens(chunks: &[Chunk]) -> Vec<u32> {
     let mut end = 0;
-    let last = |work: &Work| {
-        end += work.tokens.len() as u32;
+    let last = |chunk: &Chunk| {
+        end += chunk.tokens.len() as u32;
         end - 1
     };
-    works.iter().map(last).rev().collect()
+    chunks.iter().map(last).rev().collect()
 }
 
 fn read(backend: &CudaBackend, tensor: &Tensor, is_f32: bool) -> Vec<f32> {
@@ -340,15 +341,15 @@ fn check(case: Case) {
     let gpu_model = model(&mut gpu.backend, &case);
     gpu.end_loading(&case);
     let cpu_model = model(&mut cpu, &case);
-    for (step, works) in steps().iter().enumerate() {
+    for (step, chunks) in steps().iter().enumerate() {
         let mut batch = CpuBatch::default();
-        for work in works {
-            let row = RowId::new(work.row);
-            batch.push(row, work.first_position, &work.tokens, cpu.table());
+        for chunk in chunks {
+            let row = RowId::new(chunk.row);
+            batch.push(row, chunk.first_position, &chunk.tokens, cpu.table());
         }
         let mut expected = Vec::new();
         cpu.wake();
-        let list = last_tokens(works);
+        let list = last_tokens(chunks);
         run(
             &mut cpu,
             &cpu_model,
@@ -364,7 +365,7 @@ fn check(case: Case) {
             },
         );
         cpu.rest();
-        let got = gpu.run(&gpu_model, &case, works);
+        let got = gpu.run(&gpu_model, &case, chunks);
         for ((name, expected), got) in expected.iter().zip(&got) {
             compare(&case, step, name, got, expected);
         }
@@ -378,7 +379,7 @@ fn compare(case: &Case, step: usize, name: &str, got: &[f32], expected: &[f32]) 
         .fold(0.0f32, |most, value| most.max(value.abs()));
     let limit = case.tolerance() * largest;
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
-        // NaN fails.
+        // The comparison is false for NaN, so NaN fails.
         assert!(
             (got - expected).abs() <= limit,
             "{case:?}, step {step}, {name}, element {index}: {got}, {expected} on the CPU, limit {limit}"

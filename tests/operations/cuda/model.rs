@@ -84,7 +84,7 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
     }
 }
 
-/// The plain frequencies of base 10000.
+/// Unscaled RoPE frequencies of base 10000.
 fn rope(head_dim: usize) -> Rope {
     let exponents = (0..head_dim / 2).map(|pair| (2 * pair) as f32 / head_dim as f32);
     Rope {

@@ -162,6 +162,7 @@ fn quantised(x: &[f32], group: usize) -> Vec<f32> {
         .collect()
 }
 
+/// Products in f64, and the sums of the magnitudes of their terms.
 fn naive(x: &[f32], inputs: usize, block: BlockType, weights: &[f32]) -> Vec<(f64, f64)> {
     let group = match Format::of_blocks(block) {
         Some(Format::KQuant(_)) => 256,
@@ -277,12 +278,12 @@ fn products_with_gaussian_activations_are_within_bounds() {
 
 #[test]
 fn all_types_that_are_multiplied_without_decoding_are_tested() {
-    let kept = BlockType::ALL
+    let native = BlockType::ALL
         .into_iter()
         .chain([BlockType::Affine4])
         .filter(|block| Format::of_blocks(*block).is_some());
-    assert!(kept.clone().all(|block| TYPES.contains(&block)));
-    assert_eq!(kept.count(), TYPES.len());
+    assert!(native.clone().all(|block| TYPES.contains(&block)));
+    assert_eq!(native.count(), TYPES.len());
 }
 
 #[test]
@@ -300,7 +301,7 @@ fn rows_are_read_as_they_are_stored() {
 }
 
 #[test]
-fn in_float32_blocks_give_the_bits_of_their_values() {
+fn blocks_computed_in_float32_give_the_bits_of_their_values() {
     for block in TYPES {
         for &inputs in widths(block) {
             let x: Vec<f32> = values(6, 9 * inputs);

@@ -1,4 +1,4 @@
-//! Tests of matrix products against plain arithmetic, and of equal bits in other batches.
+//! Tests that matrix products match plain arithmetic, and that no bit depends on the other rows.
 
 pub mod blocks;
 mod nodes;
@@ -212,7 +212,7 @@ fn rows_alone_and_together_give_the_same_bits_and_the_right_values() {
 }
 
 #[test]
-fn gated_products_equal_gates_after_the_product() {
+fn gated_products_equal_products_that_are_gated_afterwards() {
     for (isa, format) in isas_and_formats() {
         for (rows, width, inputs) in [(1, 5, 7), (9, 70, 130), (19, 400, 130)] {
             let weight = weight(isa, format, &[width, width], inputs);
@@ -257,7 +257,7 @@ fn gated_rows_equal_packed_gated_values() {
 }
 
 #[test]
-fn instruction_sets_agree_bit_for_bit() {
+fn instruction_sets_that_round_alike_agree_bit_for_bit() {
     for (rows, outputs, inputs) in [(1, 40, 300), (6, 33, 129), (29, 50, 700)] {
         for format in FORMATS {
             let x = values(3, rows * inputs);

@@ -1,4 +1,4 @@
-//! Tests of weights divided among NUMA nodes: same bits as one node, and panels on their owner's node.
+//! Tests of weights divided among NUMA nodes: bits are those of one node, and each panel is on the node that owns it.
 
 use super::blocks::{TYPES, seeded_stack_on};
 use super::*;

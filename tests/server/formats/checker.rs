@@ -15,7 +15,6 @@ fn weather(city: &str, days: u32) -> Call {
     call("weather", fields)
 }
 
-/// A call with these arguments.
 pub fn call(name: &'static str, arguments: Value) -> Call {
     let Value::Object(arguments) = arguments else {
         panic!("the arguments must be an object");
@@ -89,17 +88,17 @@ pub struct Checker<'a> {
 }
 
 /// The cue of the answer with this index.
-fn answer(index: usize) -> String {
+fn answer_cue(index: usize) -> String {
     format!("Question {index}?")
 }
 
 /// The cue of the answer with this index in the form that a grammar allows.
-fn tight(index: usize) -> String {
+fn grammar_cue(index: usize) -> String {
     format!("Order {index}!")
 }
 
 /// The cue of a text that contains the marker with this index where it has no meaning.
-fn stray(index: usize) -> String {
+fn stray_cue(index: usize) -> String {
     format!("Stray {index}.")
 }
 
@@ -109,17 +108,17 @@ impl<'a> Checker<'a> {
         answers.retain(|wanted| family.can_produce(wanted));
         let mut lines = Vec::new();
         for (index, wanted) in answers.iter().enumerate() {
-            lines.push((answer(index), family.write(wanted)));
-            lines.push((tight(index), family.write_tight(wanted)));
+            lines.push((answer_cue(index), family.write(wanted)));
+            lines.push((grammar_cue(index), family.write_trimmed(wanted)));
         }
         for (index, tag) in family.tokens.iter().enumerate() {
-            lines.push((stray(index), format!("a{tag}b")));
+            lines.push((stray_cue(index), format!("a{tag}b")));
         }
         let lines: Vec<(&str, &str)> = lines
             .iter()
             .map(|(cue, line)| (cue.as_str(), line.as_str()))
             .collect();
-        let folder = checkpoint::of(family);
+        let folder = checkpoint::create(family);
         let world = World::scripted_with(&lines, |config, _| {
             config.model_path = folder.path().to_owned();
         });
@@ -134,13 +133,13 @@ impl<'a> Checker<'a> {
     pub fn check_answers(&self) {
         for (index, wanted) in self.answers.iter().enumerate() {
             let line = self.family.write(wanted);
-            Received::ask(&self.world, &ask(&answer(index))).check(wanted, &line);
+            Received::ask(&self.world, &ask(&answer_cue(index))).check(wanted, &line);
         }
     }
 
     pub fn check_stray_markers(&self) {
         for index in 0..self.family.tokens.len() {
-            let received = Received::ask(&self.world, &ask(&stray(index)));
+            let received = Received::ask(&self.world, &ask(&stray_cue(index)));
             received.check_without(self.family.hidden());
         }
     }
@@ -148,7 +147,7 @@ impl<'a> Checker<'a> {
     /// Cuts the last answer after each of its tokens.
     pub fn check_truncated(&self) {
         let index = self.answers.len() - 1;
-        let (wanted, mut body) = (&self.answers[index], ask(&answer(index)));
+        let (wanted, mut body) = (&self.answers[index], ask(&answer_cue(index)));
         let n_tokens = Received::ask(&self.world, &body).completion_tokens;
         for max_tokens in 1..n_tokens {
             body["max_tokens"] = max_tokens.into();
@@ -163,8 +162,8 @@ impl<'a> Checker<'a> {
     pub fn check_required(&self) {
         let numbered = self.answers.iter().enumerate();
         for (index, wanted) in numbered.filter(|(_, wanted)| self.family.grammar_allows(wanted)) {
-            let line = self.family.write_tight(wanted);
-            let mut body = ask(&tight(index));
+            let line = self.family.write_trimmed(wanted);
+            let mut body = ask(&grammar_cue(index));
             body["tool_choice"] = "required".into();
             Received::ask(&self.world, &body).check(wanted, &line);
             if let [call] = wanted.calls.as_slice() {
@@ -178,7 +177,7 @@ impl<'a> Checker<'a> {
     /// Checks that the first call ends the answer if parallel calls are disabled.
     pub fn check_single_call(&self) {
         for (index, wanted) in self.answers.iter().enumerate() {
-            let mut body = ask(&answer(index));
+            let mut body = ask(&answer_cue(index));
             body["parallel_tool_calls"] = false.into();
             let mut wanted = wanted.clone();
             wanted.calls.truncate(1);
@@ -195,7 +194,7 @@ impl<'a> Checker<'a> {
         messages.extend([
             json!({"role": "assistant", "content": null, "tool_calls": [
                 {"id": "call_1", "type": "function", "function": function}]}),
-            json!({"role": "tool", "tool_call_id": "call_1", "content": answer(0)}),
+            json!({"role": "tool", "tool_call_id": "call_1", "content": answer_cue(0)}),
         ]);
         Received::ask(&self.world, &body).check(wanted, &self.family.write(wanted));
     }

@@ -16,7 +16,7 @@ const FIRST_ID: u64 = 704;
 const END_ID: u64 = 720;
 
 /// Writes a checkpoint of this family, and returns its folder.
-pub fn of(family: &Family) -> TempDir {
+pub fn create(family: &Family) -> TempDir {
     let source = scripted::checkpoint();
     let folder = TempDir::new().expect("a folder can be made");
     let copy = |name: &str| {

@@ -63,9 +63,9 @@ impl Call {
         written.join(separator)
     }
 
-    fn object(&self, arguments: &str) -> String {
+    fn object(&self, key: &str) -> String {
         let name = self.name;
-        format!("{{\"name\": \"{name}\", \"{arguments}\": {}}}", self.json())
+        format!("{{\"name\": \"{name}\", \"{key}\": {}}}", self.json())
     }
 
     fn python(&self) -> String {
@@ -96,7 +96,7 @@ impl Family {
     }
 
     /// Like [`Self::write`], without the white space around reasoning.
-    pub fn write_tight(&self, answer: &Answer) -> String {
+    pub fn write_trimmed(&self, answer: &Answer) -> String {
         let (start, end) = match self.form {
             Form::Tagged { ref reasoning, .. } => reasoning.around(answer),
             Form::Messages => ("", ""),
@@ -133,10 +133,13 @@ impl Family {
     }
 
     /// Whether a grammar that requires calls allows this answer.
-    pub fn grammar_allows(&self, reply: &Answer) -> bool {
-        let n_calls = reply.calls.len();
+    pub fn grammar_allows(&self, answer: &Answer) -> bool {
+        let n_calls = answer.calls.len();
         let is_message = matches!(self.form, Form::Messages);
-        self.has_grammar && reply.content.is_empty() && n_calls > 0 && (n_calls == 1 || !is_message)
+        self.has_grammar
+            && answer.content.is_empty()
+            && n_calls > 0
+            && (n_calls == 1 || !is_message)
     }
 
     /// Whether models of this family can produce this answer.
@@ -259,16 +262,16 @@ pub fn mistral_named(calls: &[Call]) -> String {
 pub fn deepseek_v3(calls: &[Call]) -> String {
     let calls = each(calls, "\n", |call| {
         let (name, arguments) = (call.name, call.json());
-        let inside = format!("function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```");
-        format!("<｜tool▁call▁begin｜>{inside}<｜tool▁call▁end｜>")
+        let body = format!("function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```");
+        format!("<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>")
     });
     format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
 }
 
 pub fn deepseek_v31(calls: &[Call]) -> String {
     let calls = each(calls, "", |call| {
-        let inside = format!("{}<｜tool▁sep｜>{}", call.name, call.json());
-        format!("<｜tool▁call▁begin｜>{inside}<｜tool▁call▁end｜>")
+        let body = format!("{}<｜tool▁sep｜>{}", call.name, call.json());
+        format!("<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>")
     });
     format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
 }

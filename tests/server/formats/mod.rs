@@ -278,7 +278,7 @@ fn gpt_oss_without_arguments() {
     };
     let header = "<|channel|>commentary to=functions.clock <|constrain|>json";
     let line = format!("{header}<|message|><|call|>");
-    let folder = checkpoint::of(&family);
+    let folder = checkpoint::create(&family);
     let world = World::scripted_with(&[("", &line)], |config, _| {
         config.model_path = folder.path().to_owned();
     });

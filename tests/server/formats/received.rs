@@ -138,12 +138,12 @@ impl Received {
         assert_eq!(ids.len(), self.calls.len());
     }
 
-    /// Checks that this is a prefix of the wanted answer. Each part may end with the start of a tag that is no token,
+    /// Checks that this is a prefix of the wanted answer. Each part may end with the start of a tag that is plain text,
     /// and the content with the start of a call. An answer that is not streamed has complete calls only.
     #[track_caller]
     pub fn check_prefix(&self, family: &Family, wanted: &Answer) {
         let line = family.write(wanted);
-        let place = format!("{} tokens of {line:?}: {self:?}", self.completion_tokens);
+        let context = format!("{} tokens of {line:?}: {self:?}", self.completion_tokens);
         let openings = family.shown(&family.write(&Answer {
             reasoning: "",
             content: "",
@@ -156,19 +156,19 @@ impl Received {
         let is_opening = |rest: &str| is_tag(rest) || is_part_of_tag(&openings, rest.trim());
         let check = |expected: &str, received: &str, may_follow: &dyn Fn(&str) -> bool| {
             let rest = rest_of(received, expected);
-            assert!(rest.is_empty() || may_follow(rest), "{rest:?} in {place}");
+            assert!(rest.is_empty() || may_follow(rest), "{rest:?} in {context}");
         };
-        assert_eq!(self.finish_reason, "length", "{place}");
+        assert_eq!(self.finish_reason, "length", "{context}");
         check(wanted.reasoning, &self.reasoning, &is_tag);
         check(wanted.content, &self.content, &is_opening);
-        assert!(self.calls.len() <= wanted.calls.len(), "{place}");
+        assert!(self.calls.len() <= wanted.calls.len(), "{context}");
         for (received, expected) in self.calls.iter().zip(&wanted.calls) {
-            assert_eq!(received.name, expected.name, "{place}");
-            assert_eq!(received.arguments, expected.json(), "{place}");
+            assert_eq!(received.name, expected.name, "{context}");
+            assert_eq!(received.arguments, expected.json(), "{context}");
         }
         if let Some((name, arguments)) = &self.partial {
             let expected = &wanted.calls[self.calls.len()];
-            assert_eq!(name, expected.name, "{place}");
+            assert_eq!(name, expected.name, "{context}");
             check(&expected.json(), arguments, &is_tag);
         }
     }
@@ -183,8 +183,8 @@ impl Received {
     }
 }
 
-/// Whether a text is a proper prefix of the first tag of an opening or, without a tag, of the part that names
-/// the tool.
+/// Whether `rest` is a start of the calls in `opening` that is too short to be recognised: it ends within the first tag
+/// or, in formats without a tag, before the end of the tool's name.
 fn is_part_of_tag(opening: &str, rest: &str) -> bool {
     let opening = opening.trim_start();
     let end = match opening.chars().next() {

@@ -12,8 +12,9 @@ use crate::world::wait_until;
 /// The approximate size of each hostile body.
 pub(super) const BODY_BYTES: usize = 2 * MIB;
 /// Maximum memory per byte of a body: a token id of two bytes (`0,`) takes four, and is copied once to a shared list.
-const MOST_PER_BYTE: usize = 10;
+const MAX_PER_BYTE: usize = 10;
 
+/// Fields of `/generate`.
 const NATIVE: [&str; 12] = [
     "text",
     "input_ids",
@@ -54,7 +55,7 @@ const CHAT: [&str; 11] = [
 ];
 
 #[test]
-fn lists_of_zeros_take_little_more_memory_than_their_text_in_any_field() {
+fn lists_and_objects_take_little_more_memory_than_their_text_in_any_field() {
     let server = ChildServer::start(&["--workers", "1"]);
     let zeros = format!("[{}0]", "0,".repeat(BODY_BYTES / 2));
     let lists = format!("[{}[]]", "[],".repeat(BODY_BYTES / 3));
@@ -107,7 +108,7 @@ pub(super) fn check(server: &ChildServer, path: &str, body: &str, name: &str) {
         assert!(text.len() < 1000, "{path}, {name}: {text}");
     });
     assert!(
-        growth < MOST_PER_BYTE * BODY_BYTES,
+        growth < MAX_PER_BYTE * BODY_BYTES,
         "{path}, {name}: {growth} bytes"
     );
 }

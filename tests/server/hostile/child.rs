@@ -53,7 +53,6 @@ impl ChildServer {
         self.status("VmHWM:")
     }
 
-    /// Bytes that are resident now.
     pub fn resident_bytes(&self) -> usize {
         self.status("VmRSS:")
     }

@@ -173,7 +173,7 @@ fn every_extreme_server_setting_is_refused_with_a_sentence_or_serves() {
 }
 
 #[test]
-fn the_largest_accepted_sizes_serve() {
+fn a_server_with_the_largest_accepted_sizes_works() {
     let world = World::with(|engine, server| {
         engine.client_channel_events = 1 << 16;
         engine.max_running_requests = Some(1 << 16);
@@ -197,7 +197,7 @@ fn refused(flags: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_channel_too_large_for_any_request_is_refused_at_the_start() {
+fn flags_out_of_range_are_refused_at_the_start() {
     let (code, log) = refused(&["--client-channel-events", "18446744073709551615"]);
     assert_eq!(code, Some(2), "{log}");
     assert!(
@@ -210,7 +210,7 @@ fn a_channel_too_large_for_any_request_is_refused_at_the_start() {
 }
 
 #[test]
-fn a_pool_beyond_the_fraction_is_clamped_with_a_warning_and_one_beyond_memory_is_refused() {
+fn a_pool_larger_than_memory_is_clamped_with_a_memory_fraction_and_refused_without_one() {
     const REQUESTED: usize = 1 << 53;
     let world = World::with(|engine, _| {
         engine.max_total_tokens = Some(REQUESTED);
@@ -300,12 +300,12 @@ fn an_eos_id_of_the_tokenizer_alone_respects_min_new_tokens() {
             "logit_bias": {"1": 100.0},
         }})
     };
-    for least in [0, 1, 6] {
-        let answer = post(world.addr, "/generate", &call(least)).ok();
+    for min_new_tokens in [0, 1, 6] {
+        let answer = post(world.addr, "/generate", &call(min_new_tokens)).ok();
         let tokens = answer["output_ids"].as_array().expect("token ids");
-        assert_eq!(tokens.len(), least as usize + 1, "{answer}");
+        assert_eq!(tokens.len(), min_new_tokens as usize + 1, "{answer}");
         let first_end = tokens.iter().position(|token| *token == 1);
-        assert_eq!(first_end, Some(least as usize), "{answer}");
+        assert_eq!(first_end, Some(min_new_tokens as usize), "{answer}");
     }
 }
 

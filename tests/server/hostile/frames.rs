@@ -352,7 +352,7 @@ fn invalid_utf8_has_its_own_close_code() {
         ("a truncated text", frame(LAST | TEXT, b"\xe2\x82")),
         ("a surrogate", frame(LAST | TEXT, b"\xed\xa0\x80")),
         ("an overlong slash", frame(LAST | TEXT, b"\xc0\xaf")),
-        // The last frame of these messages is never sent.
+        // The last frame of the next two messages is never sent.
         ("a first fragment", frame(TEXT, b"\xff")),
         (
             "a later fragment",

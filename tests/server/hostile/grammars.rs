@@ -50,7 +50,7 @@ fn check_answer(name: &str, response: &Response) {
 
 /// Checks that no request is in flight, and every page is free or cached.
 #[track_caller]
-fn check_whole(server: &ChildServer) {
+fn check_idle(server: &ChildServer) {
     wait_until("no request is in flight", || {
         post(server.addr, "/flush_cache", &json!({})).status == 200
     });
@@ -76,7 +76,7 @@ fn labelled(addr: SocketAddr, name: &str) -> usize {
 }
 
 /// Sends hostile calls while another client's stream continues. Each call must take less than `GROWTH_BYTES`.
-fn survive(bombs: &[Bomb]) {
+fn check_survives(bombs: &[Bomb]) {
     let server = ChildServer::start(&["--tool-call-parser", "hermes"]);
     check_streams_continue(&server, || {
         for Bomb(name, body) in bombs {
@@ -92,7 +92,7 @@ fn survive(bombs: &[Bomb]) {
             assert!(grown < GROWTH_BYTES, "{name} took {} MiB", grown / MIB);
         }
     });
-    check_whole(&server);
+    check_idle(&server);
 }
 
 /// The schema of an object with `n` properties.
@@ -114,7 +114,7 @@ fn schemas_that_are_deep_wide_or_endless() {
     let chain: Map<String, Value> = chain.chain([("d5000".to_owned(), json!({}))]).collect();
     let words: Vec<String> = (0..50_000).map(|at| format!("w{at}")).collect();
     let more: Vec<String> = (0..100_000).map(|at| format!("word-{at}")).collect();
-    survive(&[
+    check_survives(&[
         bomb("nested items", "json_schema", nested("{\"items\":", "}")),
         bomb("nested lists", "json_schema", nested("{\"anyOf\":[", "]}")),
         schema_bomb("itself", json!({"$ref": "#"})),
@@ -158,7 +158,7 @@ fn schemas_that_are_deep_wide_or_endless() {
 }
 
 #[test]
-fn schemas_that_multiply() {
+fn schemas_whose_combinations_multiply() {
     let options = |n: usize| -> Vec<Value> {
         let option = |at| json!({"properties": {format!("p{at}"): {"type": "integer"}}});
         (0..n).map(option).collect()
@@ -167,7 +167,7 @@ fn schemas_that_multiply() {
     let overlapping: Vec<Value> = (0..60)
         .map(|at| json!({"pattern": format!("a.*{at}")}))
         .collect();
-    survive(&[
+    check_survives(&[
         schema_bomb("anyOf in allOf", json!({"allOf": all})),
         schema_bomb("oneOf of patterns", json!({"type": "string", "oneOf": overlapping})),
         schema_bomb("allOf of patterns", json!({"type": "string", "allOf": overlapping})),
@@ -194,7 +194,7 @@ fn expressions_and_grammars_that_explode() {
     let texts: Vec<String> = (0..20_000).map(|at| format!("{at:030}")).collect();
     let groups = format!("{}a{}", "(".repeat(20_000), ")".repeat(20_000));
     let grouped = format!("root ::= {}\"a\"{}", "(".repeat(20_000), ")".repeat(20_000));
-    survive(&[
+    check_survives(&[
         bomb("powers", "regex", "((a{1,100}){1,100}){1,100}"),
         bomb("options", "regex", "(a|aa|aaa)*(b|bb)*c{1000}"),
         bomb("look far", "regex", "(.*a.{200}){1,5}"),
@@ -242,7 +242,7 @@ fn expressions_and_grammars_that_explode() {
 }
 
 #[test]
-fn tags_and_tools_by_the_thousand() {
+fn thousands_of_tags_and_tools() {
     let structure = |at: usize| json!({"begin": format!("<f={at}>"), "schema": {"type": "object"}, "end": "</f>"});
     let tags = |n: usize| {
         let structures: Vec<Value> = (0..n).map(structure).collect();
@@ -265,7 +265,7 @@ fn tags_and_tools_by_the_thousand() {
             }),
         )
     };
-    survive(&[
+    check_survives(&[
         bomb("100 tags", "structural_tag", tags(100)),
         bomb("5,000 tags", "structural_tag", tags(5_000)),
         bomb(
@@ -303,14 +303,14 @@ fn thousands_of_schemas_leave_only_cached_grammars_in_memory() {
     ask_until(N_SCHEMAS);
     let left = server.resident_bytes().saturating_sub(before);
     assert!(left < LEFT_BYTES, "{} MiB are left", left / MIB);
-    check_whole(&server);
+    check_idle(&server);
     let count = |name: &str| labelled(server.addr, &format!("sglang:num_{name}_total"));
     assert_eq!(count("grammar"), N_SCHEMAS);
     assert_eq!(count("so_requests"), N_SCHEMAS);
     assert_eq!(count("grammar_cache_hit"), 0);
 }
 
-/// Takes the next number, if it is take_below the end.
+/// Takes the next number, if it is below the end.
 fn take_below(next: &AtomicUsize, end: usize) -> Option<usize> {
     let update = |at| (at < end).then_some(at + 1);
     next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update)
@@ -347,7 +347,7 @@ fn many_hostile_grammars_at_once_do_not_block_other_requests() {
         });
     });
     assert!(grown < GROWTH_BYTES, "{} MiB", grown / MIB);
-    check_whole(&server);
+    check_idle(&server);
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn cached_and_failed_grammars_are_counted() {
     assert_eq!(count("num_grammar_timeout_total"), 0);
     assert_eq!(count("num_so_requests_total"), 3);
     assert_eq!(count("grammar_compilation_time_seconds_count"), 2);
-    check_whole(&server);
+    check_idle(&server);
 }
 
 #[test]

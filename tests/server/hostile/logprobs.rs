@@ -214,7 +214,7 @@ fn a_large_answer_does_not_hold_up_another_stream_of_its_worker() {
     });
     let mut events = stream(world.addr, "/v1/completions", &endless);
     let is_served = AtomicBool::new(false);
-    let (mut most, mut seen) = (0, 0);
+    let (mut largest, mut seen) = (0, 0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut call = everything(3500, 1);
@@ -226,21 +226,21 @@ fn a_large_answer_does_not_hold_up_another_stream_of_its_worker() {
         });
         while !is_served.load(Ordering::Acquire) {
             let at_once = length(&events.next_json()["choices"][0]["token_ids"]);
-            most = most.max(at_once);
+            largest = largest.max(at_once);
             seen += at_once;
         }
     });
     assert!(seen > 0);
     assert!(
-        most <= CHANNEL_EVENTS / 4,
-        "{most} tokens at once, {seen} in all"
+        largest <= CHANNEL_EVENTS / 4,
+        "{largest} tokens at once, {seen} in all"
     );
     drop(events);
     world.wait_until_idle();
 }
 
 #[test]
-fn samples_share_the_limit_of_their_call() {
+fn samples_far_over_the_limit_of_their_call_take_little_memory() {
     let child = ChildServer::start(&[]);
     let mut call = everything(3600, 1);
     call["top_logprobs_num"] = 256.into();

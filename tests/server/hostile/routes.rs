@@ -163,7 +163,7 @@ fn values_of_any_depth_and_kind_are_refused_with_a_sentence() {
 #[track_caller]
 fn check_refusal(response: &Response, what: &str) {
     let text = &response.body;
-    // Some routes ignore unknown fields, and refuse because the session does not exist.
+    // 404: a route ignores the field, and the session does not exist. 200: the settings report that nothing changed.
     let is_refused = matches!(response.status, 400 | 404 | 413);
     let is_untouched = response.status == 200 && what.starts_with("/set_internal_state");
     assert!(
@@ -239,7 +239,7 @@ fn invalid_numbers() -> impl Iterator<Item = Refused> {
 }
 
 /// Input embeddings of one token whose last element is `value`.
-fn vector(value: &str) -> String {
+fn input_embeds(value: &str) -> String {
     format!("[[{}{value}]]", "0.5,".repeat(63))
 }
 
@@ -285,22 +285,22 @@ fn numbers_out_of_range() -> impl Iterator<Item = Refused> {
         ),
         (
             "/generate",
-            format!(r#"{{"input_embeds": {}}}"#, vector("1e39")),
+            format!(r#"{{"input_embeds": {}}}"#, input_embeds("1e39")),
             "input_embeds",
         ),
         (
             "/generate",
-            format!(r#"{{"input_embeds": {}}}"#, vector(&"9".repeat(400))),
+            format!(r#"{{"input_embeds": {}}}"#, input_embeds(&"9".repeat(400))),
             "input_embeds",
         ),
         (
             "/generate",
-            format!(r#"{{"input_embeds": {}}}"#, vector("null")),
+            format!(r#"{{"input_embeds": {}}}"#, input_embeds("null")),
             "input_embeds",
         ),
         (
             "/generate",
-            format!(r#"{{"input_embeds": {}}}"#, vector("\"NaN\"")),
+            format!(r#"{{"input_embeds": {}}}"#, input_embeds("\"NaN\"")),
             "input_embeds",
         ),
     ];
@@ -308,7 +308,7 @@ fn numbers_out_of_range() -> impl Iterator<Item = Refused> {
 }
 
 #[test]
-fn numbers_at_the_edges_are_refused_by_name() {
+fn invalid_numbers_are_refused_by_the_name_of_their_field() {
     let world = World::new();
     for (path, body, name) in invalid_numbers().chain(numbers_out_of_range()) {
         let refused = post_text(world.addr, path, &body);
@@ -322,7 +322,7 @@ fn numbers_at_the_edges_are_refused_by_name() {
     // Numbers of many digits are valid.
     let long = format!(
         r#"{{"input_embeds": {}, "sampling_params": {{"max_new_tokens": 1}}}}"#,
-        vector(&format!("0.{}", "3".repeat(5000)))
+        input_embeds(&format!("0.{}", "3".repeat(5000)))
     );
     assert_eq!(post_text(world.addr, "/generate", &long).status, 200);
     world.wait_until_idle();

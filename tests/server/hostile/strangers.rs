@@ -117,7 +117,7 @@ fn pages_of_other_sites_are_refused_on_every_route() {
     let world = World::with(|_, server| {
         server.allowed_origins = vec!["https://chat.example".to_owned()];
     });
-    let strange: [&[&str]; 9] = [
+    let cross_site: [&[&str]; 9] = [
         &[EVIL],
         &["Origin: null"],
         &["Origin: http://127.0.0.1:1"],
@@ -139,7 +139,7 @@ fn pages_of_other_sites_are_refused_on_every_route() {
         } else {
             ""
         };
-        for lines in strange {
+        for lines in cross_site {
             let lines: Vec<&str> = lines.iter().copied().chain([JSON]).collect();
             let what = format!("{route} {lines:?}");
             let response = ask(world.addr, &route, &lines, body);
@@ -301,8 +301,8 @@ fn without_a_key_only_the_servers_own_host_names_are_answered() {
     let two = ["Host: 127.0.0.1", "Host: evil.example"];
     let two = ask(world.addr, "GET /health", &two, "");
     assert!([400, 403].contains(&two.status), "{}", two.body);
-    let nameless = send(world.addr, "GET /health HTTP/1.0\r\n\r\n");
-    assert_eq!(nameless.status, 200, "{}", nameless.body);
+    let without_host = send(world.addr, "GET /health HTTP/1.0\r\n\r\n");
+    assert_eq!(without_host.status, 200, "{}", without_host.body);
     let rebound = ["Host: evil.example", "Origin: http://evil.example"];
     let refused = ask(world.addr, "GET /v1/ws/generate", &rebound, "");
     check(&refused, 403, "host_not_allowed", "a rebound page");
@@ -479,13 +479,13 @@ fn excerpts_of_prompts_are_shown_to_the_admin_alone() {
         }
         outline(&ask_for(&world, &[&bearer(KEY)]));
         let wrong = ask_for(&world, &[&bearer("sk-of-nobody")]);
-        let nameless = ask_for(&world, &[]);
+        let without_key = ask_for(&world, &[]);
         if is_keyed {
             check(&wrong, 401, "invalid_api_key", "a wrong key");
-            check(&nameless, 401, "invalid_api_key", "no key");
+            check(&without_key, 401, "invalid_api_key", "no key");
         } else {
             outline(&wrong);
-            outline(&nameless);
+            outline(&without_key);
         }
         let admin = ask_for(&world, &[&bearer(ADMIN_KEY)]);
         match (is_keyed, has_admin) {
@@ -560,7 +560,7 @@ fn call(rid: &str, max_new_tokens: usize) -> Value {
 }
 
 #[test]
-fn two_hundred_health_checks_share_one_probe_and_take_no_queue_slot() {
+fn two_hundred_health_checks_share_few_probes_and_take_no_queue_slot() {
     const CHECKS: usize = 200;
     let world = World::with(|engine, server| {
         engine.max_queued_requests = 2;
@@ -613,7 +613,7 @@ fn two_hundred_health_checks_share_one_probe_and_take_no_queue_slot() {
         assert_eq!(answer.status, 200, "{}", answer.body);
     }
     world.wait_until_idle();
-    // A probe has one token; `long` and `other` have three each.
+    // Prompts of probes have one token, those of `long` and `other` three. A probe's result is reused for one second.
     let probes = world.stats().prompt_tokens - 6;
     let bound = 1 + began.elapsed().as_secs();
     assert!(

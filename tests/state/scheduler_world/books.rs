@@ -1,4 +1,4 @@
-//! Records the events of a running engine, and checks its invariants.
+//! Records the events of the simulated engine, and checks its invariants.
 
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::{PageId, StateSlot};
@@ -9,19 +9,19 @@ use souffleur_state::step::StepPlan;
 
 use crate::scheduler_waits::Guarantee;
 
-use super::{End, Fate, Life, MAX_EVICTED_PAGES, World};
+use super::{End, MAX_EVICTED_PAGES, Outcome, RequestView, World};
 
 impl World {
-    pub(super) fn note_failure(&mut self, plan: &StepPlan, fate: Fate) {
+    pub(super) fn note_failure(&mut self, plan: &StepPlan, outcome: Outcome) {
         self.has_failures = true;
         self.void_until = self.steps.back().map_or(plan.step, |last| last.step);
         for row in &plan.rows {
             let number = self.number_of(row.seq);
-            let life = &mut self.lives[number];
-            if life.end.is_none() {
-                match fate {
-                    Fate::Rejected => life.rejected_steps += 1,
-                    _ => life.lost_steps += 1,
+            let view = &mut self.views[number];
+            if view.end.is_none() {
+                match outcome {
+                    Outcome::Rejected => view.rejected_steps += 1,
+                    _ => view.lost_steps += 1,
                 }
             }
         }
@@ -53,10 +53,10 @@ impl World {
         };
         for grant in grants.iter().filter(|grant| grant.row.is_some()) {
             let number = self.number_of(grant.seq);
-            assert!(!self.lives[number].holds_memory);
-            self.lives[number].holds_memory = true;
-            if !self.inside.contains(&number) {
-                self.inside.push(number);
+            assert!(!self.views[number].holds_memory);
+            self.views[number].holds_memory = true;
+            if !self.unfinished.contains(&number) {
+                self.unfinished.push(number);
             }
             self.order.note_start(number);
         }
@@ -69,13 +69,13 @@ impl World {
     }
 
     pub(super) fn note_releases(&mut self, settlements: &[Settle]) {
-        let mut evacuated = Vec::new();
+        let mut put_back = Vec::new();
         for settle in settlements {
             if let Settle::Release(release) = settle {
                 let number = self.number_of(release.seq);
-                self.lives[number].holds_memory = false;
-                if self.lives[number].end.is_none() {
-                    evacuated.push(number);
+                self.views[number].holds_memory = false;
+                if self.views[number].end.is_none() {
+                    put_back.push(number);
                 }
             }
         }
@@ -83,12 +83,13 @@ impl World {
             .iter()
             .any(|settle| matches!(settle, Settle::Unlock(_)))
         {
-            self.waits.forget_ends();
+            // The lock, and not the end of a request, frees memory.
+            self.waits.pause_memory_check();
         }
         let preemptions = self.stats().preemptions;
-        let is_preempted = self.watch.note_preemptions(preemptions, &evacuated);
-        for number in evacuated {
-            self.waits.evacuated(number, is_preempted);
+        let is_preempted = self.watch.note_preemptions(preemptions, &put_back);
+        for number in put_back {
+            self.waits.put_back(number, is_preempted);
         }
         for settle in settlements {
             if let Settle::Release(release) = settle {
@@ -109,35 +110,35 @@ impl World {
                 end,
             } = news;
             let (number, end) = (intake.index(), end.map(|end| *end));
-            let life = &mut self.lives[number];
-            assert_eq!(life.end, None, "r{number} gets tokens after its end");
-            assert!(life.retractions <= num_retractions);
-            life.delivered.extend(tokens);
-            life.cached_tokens = cached_tokens;
-            life.retractions = num_retractions;
+            let view = &mut self.views[number];
+            assert_eq!(view.end, None, "r{number} gets tokens after its end");
+            assert!(view.retractions <= num_retractions);
+            view.delivered.extend(tokens);
+            view.cached_tokens = cached_tokens;
+            view.retractions = num_retractions;
             let input = logprobs.into_iter().flat_map(|logprobs| logprobs.input);
-            life.input_logprobs.extend(input.map(|entry| entry.token));
+            view.input_logprobs.extend(input.map(|entry| entry.token));
             assert_eq!(
-                life.natural_output().get(..life.delivered.len()),
-                Some(&life.delivered[..])
+                view.natural_output().get(..view.delivered.len()),
+                Some(&view.delivered[..])
             );
             if self.setup.clips {
                 assert_ne!(end, Some(RequestEnd::Failed(RequestError::OutOfMemory)));
             }
-            life.end = end.map(End::Reported);
-            if life.end.is_some() {
+            view.end = end.map(End::Reported);
+            if view.end.is_some() {
                 self.watch.ended(number);
                 self.waits.ended(number);
             }
-            if life.is_cancelled() || life.timed_out() {
-                life.steps_since_cancel.get_or_insert(0);
+            if view.is_cancelled() || view.timed_out() {
+                view.steps_since_cancel.get_or_insert(0);
             }
         }
         self.states.scheduler.take_pinned();
         for event in self.states.scheduler.take_prefix_events() {
             let rid = self.misses.take(event, self.now_s).map(|r| r.rid.clone());
             let is_first = rid.is_none_or(|rid| self.reported.insert(rid));
-            assert!(is_first, "a request is admitted for the first time twice");
+            assert!(is_first, "a first admission is reported twice");
         }
         assert!(self.misses.evicted_pages() <= MAX_EVICTED_PAGES);
     }
@@ -149,8 +150,8 @@ impl World {
         let cached = self.states.cache.evictable_size() + self.states.cache.protected_size();
         let total = page_size.tokens_in(self.setup.n_pages as usize);
         assert_eq!(page_size.tokens_in(pages) + cached, total);
-        let holds = |number: &&usize| self.lives[**number].holds_memory;
-        let held = self.inside.iter().filter(holds).count();
+        let holds_memory = |number: &&usize| self.views[**number].holds_memory;
+        let held = self.unfinished.iter().filter(holds_memory).count();
         assert_eq!(
             self.states.pools.rows.free_rows() + held,
             self.setup.n_rows as usize
@@ -158,8 +159,8 @@ impl World {
         let slots = self.setup.states.map_or(0, |states| states.total_slots);
         let pools = &self.states.pools.states;
         let free_and_cached = pools.free_slots() + self.states.cache.cached_states();
-        let of_rows = self.states.scheduler.held_states().count();
-        assert_eq!(free_and_cached + of_rows, slots);
+        let of_sequences = self.states.scheduler.held_states().count();
+        assert_eq!(free_and_cached + of_sequences, slots);
         let cache = &self.states.cache;
         let cached = cache.evictable_windows() + cache.protected_windows();
         let free = self.states.pools.windows.free_pages();
@@ -219,22 +220,22 @@ impl World {
         self.check_pages();
         self.check_states();
         self.check_windows();
-        self.lives.iter().for_each(Life::check_end);
-        // A request that was cancelled while its plan was open is admitted after its end.
-        let is_natural = |life: &&Life| {
-            let was_stopped = life.end == Some(End::StopFound) || life.is_cancelled();
-            !was_stopped && life.failure().is_none()
+        self.views.iter().for_each(RequestView::check_end);
+        // Not for requests that ended early: if an open plan admits one after its end, only the report is updated.
+        let ended_by_itself = |view: &&RequestView| {
+            let was_stopped = view.end == Some(End::StopFound) || view.is_cancelled();
+            !was_stopped && view.failure().is_none()
         };
-        for life in self.lives.iter().filter(is_natural) {
-            if let Some(report) = self.misses.report(&life.rid) {
+        for view in self.views.iter().filter(ended_by_itself) {
+            if let Some(report) = self.misses.report(&view.rid) {
                 assert_eq!(
-                    report.cached_tokens, life.cached_tokens as usize,
+                    report.cached_tokens, view.cached_tokens as usize,
                     "{}",
-                    life.rid
+                    view.rid
                 );
             }
         }
-        assert!(self.lives.iter().all(|life| !life.holds_memory));
+        assert!(self.views.iter().all(|view| !view.holds_memory));
         self.states.pools.pages.free(self.states.cache.clear());
         for state in self.states.cache.take_freed_states() {
             self.states.pools.states.free(state);

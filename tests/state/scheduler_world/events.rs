@@ -12,9 +12,9 @@ use souffleur_state::sampling::SamplingParams;
 use souffleur_state::scheduler::IntakeLimits;
 use souffleur_state::scheduler::submission::Submission;
 
-use crate::policy_model::worst_last;
+use crate::policy_model::priority_key;
 
-use super::{Ask, End, Life, World};
+use super::{Ask, End, RequestView, World};
 
 impl World {
     fn intake(&self) -> IntakeLimits {
@@ -39,7 +39,7 @@ impl World {
                 .clip_max_new_tokens(ask.prompt.len(), ask.max_new_tokens);
             ask.max_new_tokens = clipped.ok()?;
         }
-        let number = self.lives.len();
+        let number = self.views.len();
         let (rid, seed) = (RequestId::new(format!("r{number}")), number as u64);
         let sampling = SamplingParams {
             max_new_tokens: ask.max_new_tokens as u32,
@@ -74,18 +74,18 @@ impl World {
             timeouts: ask.timeouts,
         };
         self.watch.submitted(&ask);
-        self.inside.push(number);
-        let life = Life::new(ask, rid, seed, flag);
-        let rank = worst_last(self.setup.priority_order(), &life);
+        self.unfinished.push(number);
+        let view = RequestView::new(ask, rid, seed, flag);
+        let rank = priority_key(self.setup.priority_order(), &view);
         self.waits
-            .arrived(life.ask.prompt.len(), life.ask.max_new_tokens, rank);
-        self.lives.push(life);
+            .arrived(view.ask.prompt.len(), view.ask.max_new_tokens, rank);
+        self.views.push(view);
         self.order.note_arrival();
         self.states.scheduler.submit(submission);
         self.take_news();
         // A rejected request gets no sequence id.
         if !matches!(
-            self.lives[number].failure(),
+            self.views[number].failure(),
             Some(RequestError::Overloaded { .. })
         ) {
             self.numbers.push(number);
@@ -96,40 +96,40 @@ impl World {
 
     /// Submits all requests before anything is planned.
     pub fn submit_all(&mut self, asks: &mut dyn Iterator<Item = Ask>) {
-        self.holds_back = true;
+        self.defers_plans = true;
         for ask in asks {
             self.submit(ask);
         }
-        self.holds_back = false;
-        self.pump();
+        self.defers_plans = false;
+        self.start_plans();
     }
 
     pub fn raise_flag(&mut self, number: usize) {
-        self.lives[number].flag.raise();
+        self.views[number].flag.raise();
     }
 
     pub fn cancel(&mut self, number: usize) {
         self.raise_flag(number);
-        let life = &mut self.lives[number];
-        life.steps_since_cancel.get_or_insert(0);
-        self.states.scheduler.cancel(&life.rid.clone(), None);
+        let view = &mut self.views[number];
+        view.steps_since_cancel.get_or_insert(0);
+        self.states.scheduler.cancel(&view.rid.clone(), None);
         self.after_event();
-        assert!(self.lives[number].end.is_some(), "cancelled, but not ended");
+        assert!(self.views[number].end.is_some(), "cancelled, but not ended");
     }
 
     /// Reports a stop string that ends with output token `kept`, as the tokenizer does.
     pub fn stop_found(&mut self, number: usize, kept: usize) {
-        let life = &mut self.lives[number];
-        if life.end.is_some() {
-            self.states.scheduler.stop_found(&life.rid.clone(), kept);
+        let view = &mut self.views[number];
+        if view.end.is_some() {
+            self.states.scheduler.stop_found(&view.rid.clone(), kept);
             return self.after_event();
         }
-        life.end = Some(End::StopFound);
+        view.end = Some(End::StopFound);
         self.watch.ended(number);
         self.waits.ended(number);
-        let life = &mut self.lives[number];
-        life.steps_since_cancel.get_or_insert(0);
-        self.states.scheduler.stop_found(&life.rid.clone(), kept);
+        let view = &mut self.views[number];
+        view.steps_since_cancel.get_or_insert(0);
+        self.states.scheduler.stop_found(&view.rid.clone(), kept);
         self.after_event();
     }
 
@@ -186,7 +186,7 @@ impl World {
         requested.map_err(|error| error.code())
     }
 
-    pub fn pass(&mut self, seconds: f64) {
+    pub fn pass_time(&mut self, seconds: f64) {
         self.now_s += seconds;
         self.states.scheduler.expire_requests(self.now_s);
         self.after_event();
@@ -206,6 +206,6 @@ impl World {
     pub(super) fn after_event(&mut self) {
         self.plans_since_progress = 0;
         self.take_news();
-        self.pump();
+        self.start_plans();
     }
 }

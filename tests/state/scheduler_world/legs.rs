@@ -12,7 +12,7 @@ use souffleur_state::step::{RowWork, StepOutput, StepPlan};
 
 use crate::scheduler_waits::Free;
 
-use super::{Fate, World};
+use super::{Outcome, World};
 
 /// More rounds than any test needs to drain the engine.
 const MAX_ROUNDS: usize = 200_000;
@@ -35,8 +35,8 @@ impl World {
         let before = self.check_before(&leg);
         match self.states.carry(leg) {
             Carried::On(leg) => {
-                if let Some(account) = &mut self.account {
-                    account.take_changes(&mut self.states.cache);
+                if let Some(kv_reader) = &mut self.kv_reader {
+                    kv_reader.take_changes(&mut self.states.cache);
                 }
                 self.check_after(before, &leg);
                 self.leg = Some(leg);
@@ -111,7 +111,7 @@ impl World {
         self.take_next(next);
         self.order.repeats = false;
         self.take_news();
-        self.pump();
+        self.start_plans();
     }
 
     /// Moves the open plan, and the plans that follow at once, to their ends.
@@ -120,16 +120,16 @@ impl World {
     }
 
     /// Ends the oldest step in flight; returns false if there is none.
-    pub fn end_step(&mut self, fate: Fate) -> bool {
+    pub fn end_step(&mut self, outcome: Outcome) -> bool {
         let Some(plan) = self.steps.pop_front() else {
             return false;
         };
         let is_void = plan.step <= self.void_until;
-        let result = match fate {
-            Fate::Done => self.run(&plan),
-            Fate::Rejected => Err(StepError::Rejected("injected".into())),
-            Fate::LostBeforeItRan => Err(StepError::Lost("injected".into())),
-            Fate::LostAfterItRan => {
+        let result = match outcome {
+            Outcome::Done => self.run(&plan),
+            Outcome::Rejected => Err(StepError::Rejected("injected".into())),
+            Outcome::LostBeforeItRan => Err(StepError::Lost("injected".into())),
+            Outcome::LostAfterItRan => {
                 let _ = self.run(&plan);
                 Err(StepError::Lost("injected".into()))
             }
@@ -137,12 +137,12 @@ impl World {
         if !is_void {
             match &result {
                 Ok(_) => {}
-                Err(error) if fate == Fate::Done => panic!("step {}: {error}", plan.step),
-                Err(_) => self.note_failure(&plan, fate),
+                Err(error) if outcome == Outcome::Done => panic!("step {}: {error}", plan.step),
+                Err(_) => self.note_failure(&plan, outcome),
             }
         }
-        for number in &self.inside {
-            if let Some(steps) = &mut self.lives[*number].steps_since_cancel {
+        for number in &self.unfinished {
+            if let Some(steps) = &mut self.views[*number].steps_since_cancel {
                 *steps += 1;
             }
         }
@@ -158,7 +158,7 @@ impl World {
     /// One whole step: makes all possible plans, then ends the oldest step. Returns false if there was none.
     pub fn turn(&mut self) -> bool {
         self.finish_plan();
-        self.end_step(Fate::Done)
+        self.end_step(Outcome::Done)
     }
 
     /// Runs all plans and steps until the engine is idle.
@@ -166,7 +166,7 @@ impl World {
         let mut rounds = 0;
         while !self.is_idle() {
             assert!(
-                self.advance() || self.end_step(Fate::Done),
+                self.advance() || self.end_step(Outcome::Done),
                 "no plan and no step can continue, but the engine is not idle: {:?}",
                 self.stats()
             );
@@ -175,8 +175,8 @@ impl World {
         }
     }
 
-    pub(super) fn pump(&mut self) {
-        while self.leg.is_none() && !self.holds_back {
+    pub(super) fn start_plans(&mut self) {
+        while self.leg.is_none() && !self.defers_plans {
             match self.states.scheduler.next() {
                 Next::Nothing => break,
                 next => {
@@ -207,15 +207,15 @@ impl World {
             Next::RunStep(plan) => return self.take_step(*plan),
         }
         self.plans_since_progress += 1;
-        let bound = 2 * self.lives.len() + 10;
+        let bound = 2 * self.views.len() + 10;
         assert!(self.plans_since_progress < bound, "plans without a step");
-        for number in &self.inside {
-            let life = &self.lives[*number];
-            let is_late = life.steps_since_cancel.is_some_and(|steps| steps >= 2);
+        for number in &self.unfinished {
+            let view = &self.views[*number];
+            let is_late = view.steps_since_cancel.is_some_and(|steps| steps >= 2);
             assert!(
-                !(is_late && life.holds_memory),
+                !(is_late && view.holds_memory),
                 "{} holds memory two steps after its cancel",
-                life.rid
+                view.rid
             );
         }
     }
@@ -225,9 +225,9 @@ impl World {
         self.order.note_step(&plan);
         let numbers = plan.rows.iter().map(|row| self.number_of(row.seq));
         for number in numbers.chain(plan.starts.iter().map(|start| self.number_of(start.seq))) {
-            let life = &self.lives[number];
-            assert!(life.end.is_none(), "{} ended and is planned", life.rid);
-            assert_eq!(life.steps_since_cancel, None, "{}", life.rid);
+            let view = &self.views[number];
+            assert!(view.end.is_none(), "{} ended and is planned", view.rid);
+            assert_eq!(view.steps_since_cancel, None, "{}", view.rid);
         }
         let rows: HashSet<_> = plan.rows.iter().map(|row| row.row).collect();
         let seqs: HashSet<_> = plan.rows.iter().map(|row| row.seq).collect();
@@ -252,9 +252,9 @@ impl World {
             },
         };
         self.waits.take_step(&plan, &starts, &rows, free);
-        let lives = &self.lives;
-        self.inside
-            .retain(|number| lives[*number].end.is_none() || lives[*number].holds_memory);
+        let views = &self.views;
+        self.unfinished
+            .retain(|number| views[*number].end.is_none() || views[*number].holds_memory);
         self.steps.push_back(plan.clone());
         self.history.push(plan);
         assert!(self.steps.len() <= 2);
@@ -279,7 +279,7 @@ impl World {
         let mut output = self.executor.run(plan)?;
         for (row, result) in plan.rows.iter().zip(&mut output.rows) {
             let Some(spec) = &row.logprobs else { continue };
-            let prompt = &self.lives[self.number_of(row.seq)].ask.prompt;
+            let prompt = &self.views[self.number_of(row.seq)].ask.prompt;
             let mut logprobs = RowLogprobs::default();
             if let (RowWork::Prefill { positions }, Some(start)) = (&row.work, spec.start) {
                 let requested = positions.clone().filter(|position| *position >= start);

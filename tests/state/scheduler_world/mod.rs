@@ -24,16 +24,16 @@ use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
 use souffleur_state::step::StepPlan;
 
-use crate::kv_events::Account;
+use crate::kv_events::KvReader;
 use crate::policy_model::OrderCheck;
-pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
+pub use crate::scheduler_requests::{Ask, EOS, End, RequestView, VOCAB};
 use crate::scheduler_waits::{WaitLog, WaitRules};
 use crate::scheduler_watch::Watch;
 
 /// The most evicted pages that the history records.
 const MAX_EVICTED_PAGES: usize = 4096;
 /// The number of tokens that every step has time for, even under a time limit.
-const LEAST_TIMED_TOKENS: usize = 16;
+const MIN_TIMED_TOKENS: usize = 16;
 
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -132,13 +132,13 @@ impl Setup {
             0
         };
         let chunk = if by_time {
-            self.chunk_tokens.map(|chunk| chunk.min(LEAST_TIMED_TOKENS))
+            self.chunk_tokens.map(|chunk| chunk.min(MIN_TIMED_TOKENS))
         } else {
             self.chunk_tokens
         };
         WaitRules {
-            least_chunk: WaitRules::least_chunk(chunk, mixed_rows, page_size),
-            owed_decodes: self.rules.prefill_decode_interval,
+            min_chunk: WaitRules::min_chunk(chunk, mixed_rows, page_size),
+            due_decodes: self.rules.prefill_decode_interval,
             prefix_wait: self.prefix_wait,
             priority_first: self.rules.priority.is_some(),
             page_size,
@@ -147,7 +147,7 @@ impl Setup {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Outcome {
     Done,
     Rejected,
     LostBeforeItRan,
@@ -157,7 +157,7 @@ pub enum Fate {
 pub struct World {
     pub setup: Setup,
     pub states: ControlStates,
-    pub lives: Vec<Life>,
+    pub views: Vec<RequestView>,
     pub history: Vec<StepPlan>,
     executor: FakeExecutor,
     ended: EndedRows,
@@ -172,7 +172,7 @@ pub struct World {
     pub watch: Watch,
     pub waits: WaitLog,
     /// Requests that have not ended or still hold memory.
-    inside: Vec<usize>,
+    unfinished: Vec<usize>,
     /// The number of plans that the pools have answered.
     plans: usize,
     /// The number of victims of each plan with preemptions.
@@ -181,14 +181,14 @@ pub struct World {
     soft_pins: u64,
     plans_since_progress: usize,
     /// While true, no plans are made.
-    holds_back: bool,
+    defers_plans: bool,
     pub has_failures: bool,
     pub misses: PrefixHistory,
     reported: HashSet<RequestId>,
     /// The current (virtual) time.
     pub now_s: f64,
     /// The cache's contents according to its events, if events are enabled.
-    pub account: Option<Account>,
+    pub kv_reader: Option<KvReader>,
     order: OrderCheck,
 }
 
@@ -221,7 +221,7 @@ impl World {
         };
         Self {
             states,
-            lives: Vec::new(),
+            views: Vec::new(),
             history: Vec::new(),
             executor,
             ended: EndedRows::new(Arc::from([EOS])),
@@ -232,13 +232,13 @@ impl World {
             numbers: Vec::new(),
             watch: Watch::new(setup.rules, setup.chunk_tokens),
             waits: WaitLog::new(setup.wait_rules()),
-            inside: Vec::new(),
+            unfinished: Vec::new(),
             plans: 0,
             preempted: Vec::new(),
             pins: Vec::new(),
             soft_pins: 0,
             plans_since_progress: 0,
-            holds_back: false,
+            defers_plans: false,
             has_failures: false,
             misses: PrefixHistory::new(HistoryLimits {
                 page_size,
@@ -247,23 +247,23 @@ impl World {
             }),
             reported: HashSet::new(),
             now_s: 0.0,
-            account: None,
+            kv_reader: None,
             order: OrderCheck::default(),
             setup,
         }
     }
 
-    /// Enables the cache's events, which a new [`Account`] with blocks of this size applies.
-    pub fn keep_account(&mut self, block_size: usize) -> &Account {
+    /// Enables the cache's events, which a new [`KvReader`] with blocks of this size applies.
+    pub fn read_kv_events(&mut self, block_size: usize) -> &KvReader {
         self.states.cache.record_changes();
         let page_size = self.setup.page_size();
-        self.account.insert(Account::new(page_size, block_size))
+        self.kv_reader.insert(KvReader::new(page_size, block_size))
     }
 
     /// True while a request waits in the queue after it has run.
     pub fn is_retracted(&self, number: usize) -> bool {
-        let life = &self.lives[number];
-        life.end.is_none() && !life.holds_memory && self.was_started(number)
+        let view = &self.views[number];
+        view.end.is_none() && !view.holds_memory && self.was_started(number)
     }
 
     fn was_started(&self, number: usize) -> bool {
@@ -274,7 +274,7 @@ impl World {
     /// The report on the request's prefix-cache miss.
     #[track_caller]
     pub fn report(&self, number: usize) -> &PrefixReport {
-        let report = self.misses.report(&self.lives[number].rid);
+        let report = self.misses.report(&self.views[number].rid);
         report.unwrap_or_else(|| panic!("request {number} was not admitted"))
     }
 
@@ -292,9 +292,9 @@ impl World {
         self.states.scheduler.stats()
     }
 
-    pub fn alive(&self) -> Vec<usize> {
-        let is_alive = |number: &usize| self.lives[*number].end.is_none();
-        self.inside.iter().copied().filter(is_alive).collect()
+    pub fn not_ended(&self) -> Vec<usize> {
+        let is_live = |number: &usize| self.views[*number].end.is_none();
+        self.unfinished.iter().copied().filter(is_live).collect()
     }
 
     pub fn is_idle(&self) -> bool {
@@ -306,6 +306,7 @@ impl World {
         self.plans.is_multiple_of(self.setup.sets_every)
     }
 
+    /// Number of steps in flight.
     pub fn depth(&self) -> usize {
         self.steps.len()
     }

@@ -1,11 +1,10 @@
 //! Chaos tests of an engine with a store that is slow, drops blocks and dies, but never returns wrong data: pages and
 //! buffers are accounted for in any order of events, and every request gets the same tokens as without a store.
 
-use super::world::{TierWorld, Tiered, prompt};
+use super::world::{TierSetup, TierWorld, prompt};
 use crate::chaos_load::Random;
-use crate::scheduler_world::Fate;
+use crate::scheduler_world::Outcome;
 
-/// Requests in each run.
 const N_REQUESTS: usize = 150;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,7 +16,7 @@ struct Seen {
     evicted: u64,
 }
 
-fn run(setup: Tiered, seed: u64) -> Seen {
+fn run(setup: TierSetup, seed: u64) -> Seen {
     let mut random = Random::new(seed);
     let mut world = TierWorld::new(setup, Default::default());
     let mut seen = Seen::default();
@@ -32,26 +31,26 @@ fn run(setup: Tiered, seed: u64) -> Seen {
             }
             15..=54 => {
                 let _ = world.end_step(match random.below(150) {
-                    0 => Fate::Rejected,
-                    1 => Fate::LostBeforeItRan,
-                    2 => Fate::LostAfterItRan,
-                    _ => Fate::Done,
+                    0 => Outcome::Rejected,
+                    1 => Outcome::LostBeforeItRan,
+                    2 => Outcome::LostAfterItRan,
+                    _ => Outcome::Done,
                 });
             }
             55..=89 => {
                 let n_pending = world.store.pending.len();
                 if n_pending > 0 {
-                    let most = if random.percent(20) {
+                    let max_blocks = if random.percent(20) {
                         random.below(3)
                     } else {
                         usize::MAX
                     };
-                    world.answer_with(random.below(n_pending), most);
+                    world.answer_with(random.below(n_pending), max_blocks);
                 }
             }
             90..=93 => {
-                let alive = world.lives.iter().position(|life| life.end.is_none());
-                if let Some(number) = alive.filter(|_| random.percent(40)) {
+                let running = world.views.iter().position(|view| view.end.is_none());
+                if let Some(number) = running.filter(|_| random.percent(40)) {
                     world.cancel(number);
                 }
             }
@@ -82,11 +81,11 @@ fn add(seen: &mut Seen, world: &mut TierWorld) {
     seen.evicted += stats.evicted_tokens;
 }
 
-#[allow(clippy::print_stdout)] // the setup of a failed run
+#[allow(clippy::print_stdout)] // shows the setup of a failed run
 fn run_all(page_size: u32, block_tokens: usize, n_states: usize) {
     let mut sums = Seen::default();
     for seed in 0..12 {
-        let setup = Tiered {
+        let setup = TierSetup {
             page_size,
             block_tokens,
             n_pages: 448 / page_size as usize,

@@ -2,11 +2,11 @@
 
 use souffleur_state::cache::prefix_history::{Cause, StoredMiss};
 
-use super::world::{TierWorld, Tiered, prompt};
+use super::world::{TierSetup, TierWorld, prompt};
 
 /// An engine that finds the 5 blocks of a prompt of 80 tokens on its disk.
 fn restarted() -> TierWorld {
-    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    let mut world = TierWorld::new(TierSetup::default(), Default::default());
     world.submit(prompt(1, 80, 0), 1);
     world.restart()
 }
@@ -19,7 +19,7 @@ fn ask(world: &mut TierWorld) -> usize {
 #[track_caller]
 fn check(world: &mut TierWorld, number: usize, expected: (Cause, usize, usize)) {
     world.assert_clean();
-    let report = world.lives[number].report.as_ref();
+    let report = world.views[number].report.as_ref();
     let report = report.expect("a report");
     let found = (report.cause, report.position, report.loaded_tokens);
     assert_eq!(found, expected, "{report:?}");
@@ -40,7 +40,7 @@ fn a_prompt_that_was_not_stored_has_the_cause_of_a_miss_in_memory() {
 }
 
 #[test]
-fn blocks_that_are_computed_faster_than_loaded_are_too_slow() {
+fn a_miss_of_blocks_that_are_faster_to_compute_than_to_load_is_reported_as_too_slow() {
     let mut world = restarted();
     world.store.is_slow = true;
     let number = ask(&mut world);
@@ -101,7 +101,7 @@ fn tokens_in_memory_after_a_miss_in_the_store_are_no_miss() {
     check(&mut world, number, (Cause::StoredEvicted, 0, 0));
     let number = world.submit(prompt(1, 80, 3), 1);
     world.assert_clean();
-    let report = world.lives[number].report.as_ref();
+    let report = world.views[number].report.as_ref();
     let report = report.expect("a report");
     assert_eq!((report.cached_tokens, report.loaded_tokens), (80, 0));
     assert_eq!(report.cause, Cause::Divergence, "{report:?}");

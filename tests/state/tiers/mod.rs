@@ -11,8 +11,8 @@ mod world;
 
 use souffleur_state::scheduler::tier::StoreOrder;
 
-use self::world::{TierWorld, Tiered, prompt};
-use crate::scheduler_world::Fate;
+use self::world::{TierSetup, TierWorld, prompt};
+use crate::scheduler_world::Outcome;
 
 fn discards(world: &TierWorld) -> usize {
     let is_discard = |order: &&StoreOrder| matches!(order, StoreOrder::Discard { .. });
@@ -22,23 +22,23 @@ fn discards(world: &TierWorld) -> usize {
 #[test]
 fn a_prompt_after_a_restart_is_loaded_and_gets_the_same_output() {
     for (page_size, block_tokens) in [(1, 64), (16, 64), (64, 64), (128, 128)] {
-        let setup = Tiered {
+        let setup = TierSetup {
             page_size,
             n_pages: 2048 / page_size as usize,
             block_tokens,
-            ..Tiered::default()
+            ..TierSetup::default()
         };
         let mut world = TierWorld::new(setup, Default::default());
         let number = world.submit(prompt(1, 300, 0), 4);
         world.drain();
-        assert_eq!(world.lives[number].cached_tokens, 0);
+        assert_eq!(world.views[number].cached_tokens, 0);
         let mut world = world.restart();
         let number = world.submit(prompt(1, 300, 0), 4);
         world.assert_clean();
         let whole = (300 / block_tokens * block_tokens) as u32;
-        let life = &world.lives[number];
+        let view = &world.views[number];
         assert_eq!(
-            (life.cached_tokens, life.loaded_tokens),
+            (view.cached_tokens, view.loaded_tokens),
             (whole, whole),
             "pages of {page_size}"
         );
@@ -51,12 +51,12 @@ fn a_prompt_after_a_restart_is_loaded_and_gets_the_same_output() {
 fn a_prompt_of_a_model_with_states_resumes_after_a_stored_prefix() {
     // With larger pages, the reply's row has left a state at the end of the prompt's last whole page.
     for (page_size, reused) in [(1, 256), (16, 288)] {
-        let setup = Tiered {
+        let setup = TierSetup {
             page_size,
             n_pages: 2048 / page_size as usize,
             block_tokens: 64,
             n_states: 32,
-            ..Tiered::default()
+            ..TierSetup::default()
         };
         let mut world = TierWorld::new(setup, Default::default());
         world.submit(prompt(1, 300, 0), 4);
@@ -65,34 +65,34 @@ fn a_prompt_of_a_model_with_states_resumes_after_a_stored_prefix() {
         let mut world = world.restart();
         let number = world.submit(prompt(1, 300, 0), 4);
         world.drain();
-        let life = &world.lives[number];
-        assert_eq!((life.cached_tokens, life.loaded_tokens), (256, 256));
+        let view = &world.views[number];
+        assert_eq!((view.cached_tokens, view.loaded_tokens), (256, 256));
         // The loaded state is in the tree, for later requests.
         let number = world.submit(prompt(1, 290, 9), 4);
         world.assert_clean();
-        let life = &world.lives[number];
-        assert_eq!((life.cached_tokens, life.loaded_tokens), (reused, 0));
+        let view = &world.views[number];
+        assert_eq!((view.cached_tokens, view.loaded_tokens), (reused, 0));
     }
 }
 
 #[test]
 fn a_load_ends_before_the_last_token_of_a_prompt() {
-    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    let mut world = TierWorld::new(TierSetup::default(), Default::default());
     world.submit(prompt(1, 64, 0), 1);
     let mut world = world.restart();
     let number = world.submit(prompt(1, 64, 0), 1);
     world.assert_clean();
-    assert_eq!(world.lives[number].loaded_tokens, 63);
+    assert_eq!(world.views[number].loaded_tokens, 63);
     // The whole prompt except its last token is in the tree now.
     let number = world.submit(prompt(1, 64, 0), 1);
     world.assert_clean();
-    let life = &world.lives[number];
-    assert_eq!((life.cached_tokens, life.loaded_tokens), (63, 0));
+    let view = &world.views[number];
+    assert_eq!((view.cached_tokens, view.loaded_tokens), (63, 0));
 }
 
 #[test]
 fn a_load_continues_inside_a_block_where_the_tree_ends() {
-    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    let mut world = TierWorld::new(TierSetup::default(), Default::default());
     world.submit(prompt(1, 80, 0), 1);
     let mut world = world.restart();
     // The engine computes the first block and a half while the disk is empty.
@@ -102,13 +102,13 @@ fn a_load_continues_inside_a_block_where_the_tree_ends() {
     world.store.disk = disk;
     let number = world.submit(prompt(1, 80, 9), 3);
     world.assert_clean();
-    let life = &world.lives[number];
-    assert_eq!((life.cached_tokens, life.loaded_tokens), (80, 56));
+    let view = &world.views[number];
+    assert_eq!((view.cached_tokens, view.loaded_tokens), (80, 56));
 }
 
 #[test]
 fn a_request_that_waits_for_blocks_stops_no_other_and_keeps_its_place() {
-    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    let mut world = TierWorld::new(TierSetup::default(), Default::default());
     world.submit(prompt(1, 64, 0), 1);
     let mut world = world.restart();
     let waits = world.submit(prompt(1, 64, 3), 2);
@@ -116,15 +116,15 @@ fn a_request_that_waits_for_blocks_stops_no_other_and_keeps_its_place() {
     assert_eq!(world.tier().fetching_buffers, 4);
     let other = world.submit(prompt(2, 40, 0), 2);
     world.answer_with(1, usize::MAX);
-    while world.end_step(Fate::Done) {}
-    assert!(world.lives[other].end.is_some() && world.lives[waits].end.is_none());
+    while world.end_step(Outcome::Done) {}
+    assert!(world.views[other].end.is_some() && world.views[waits].end.is_none());
     world.assert_clean();
-    assert_eq!(world.lives[waits].loaded_tokens, 64);
+    assert_eq!(world.views[waits].loaded_tokens, 64);
 }
 
 #[test]
 fn requests_that_share_a_prefix_fetch_it_once() {
-    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    let mut world = TierWorld::new(TierSetup::default(), Default::default());
     world.submit(prompt(1, 96, 0), 1);
     let mut world = world.restart();
     let numbers: Vec<usize> = (0..4)
@@ -134,46 +134,46 @@ fn requests_that_share_a_prefix_fetch_it_once() {
     assert_eq!(world.tier().fetches, 1);
     let loaded: Vec<u32> = numbers
         .iter()
-        .map(|n| world.lives[*n].loaded_tokens)
+        .map(|n| world.views[*n].loaded_tokens)
         .collect();
     assert_eq!(loaded, [96, 0, 0, 0]);
-    assert!(numbers.iter().all(|n| world.lives[*n].cached_tokens == 96));
+    assert!(numbers.iter().all(|n| world.views[*n].cached_tokens == 96));
 }
 
 #[test]
 fn blocks_that_come_in_time_are_used_and_the_rest_is_computed() {
-    for (most, loaded) in [(0, 0), (2, 32)] {
-        let mut world = TierWorld::new(Tiered::default(), Default::default());
+    for (limit, loaded) in [(0, 0), (2, 32)] {
+        let mut world = TierWorld::new(TierSetup::default(), Default::default());
         world.submit(prompt(1, 64, 0), 1);
         let mut world = world.restart();
         let number = world.submit(prompt(1, 64, 5), 3);
         world.answer();
-        world.answer_with(0, most);
+        world.answer_with(0, limit);
         world.assert_clean();
-        let life = &world.lives[number];
-        assert_eq!((life.cached_tokens, life.loaded_tokens), (loaded, loaded));
-        assert_eq!(world.tier().late_fetches, u64::from(most == 0));
+        let view = &world.views[number];
+        assert_eq!((view.cached_tokens, view.loaded_tokens), (loaded, loaded));
+        assert_eq!(world.tier().late_fetches, u64::from(limit == 0));
     }
 }
 
 #[test]
 fn blocks_that_a_fetch_did_not_return_are_saved_once_computed() {
-    for (most, written) in [(0, 4), (2, 2), (4, 0)] {
-        let mut world = TierWorld::new(Tiered::default(), Default::default());
+    for (limit, written) in [(0, 4), (2, 2), (4, 0)] {
+        let mut world = TierWorld::new(TierSetup::default(), Default::default());
         world.submit(prompt(1, 64, 0), 1);
         let mut world = world.restart();
         world.submit(prompt(1, 64, 5), 3);
         world.answer();
-        world.answer_with(0, most);
+        world.answer_with(0, limit);
         world.assert_clean();
-        assert_eq!(world.written(), written, "the fetch returned {most} blocks");
+        assert_eq!(world.written(), written, "a fetch of {limit} blocks");
     }
 }
 
 #[test]
 fn a_store_that_dies_leaves_the_engine_serving() {
     for n_answers in 0..3 {
-        let mut world = TierWorld::new(Tiered::default(), Default::default());
+        let mut world = TierWorld::new(TierSetup::default(), Default::default());
         world.submit(prompt(1, 64, 0), 1);
         let mut world = world.restart();
         let first = world.submit(prompt(1, 64, 5), 3);
@@ -183,7 +183,7 @@ fn a_store_that_dies_leaves_the_engine_serving() {
         world.kill_store();
         let after = world.submit(prompt(1, 64, 6), 3);
         world.assert_clean();
-        let loaded = [first, after].map(|number| world.lives[number].loaded_tokens);
+        let loaded = [first, after].map(|number| world.views[number].loaded_tokens);
         // No block waits to be saved any more.
         assert_eq!(world.tier().queued_paths, 0);
         // Blocks that arrived before the store died remain valid.
@@ -195,7 +195,7 @@ fn a_store_that_dies_leaves_the_engine_serving() {
 #[test]
 fn a_request_cancelled_while_it_waits_leaks_no_buffer() {
     for n_answers in 0..2 {
-        let mut world = TierWorld::new(Tiered::default(), Default::default());
+        let mut world = TierWorld::new(TierSetup::default(), Default::default());
         world.submit(prompt(1, 64, 0), 1);
         let mut world = world.restart();
         let number = world.submit(prompt(1, 64, 5), 3);
@@ -204,23 +204,23 @@ fn a_request_cancelled_while_it_waits_leaks_no_buffer() {
         }
         world.cancel(number);
         world.assert_clean();
-        assert!(world.lives[number].delivered.is_empty());
+        assert!(world.views[number].delivered.is_empty());
     }
 }
 
 #[test]
 fn a_step_that_is_lost_writes_nothing_and_loads_nothing() {
-    for fate in [Fate::LostBeforeItRan, Fate::LostAfterItRan] {
-        let mut world = TierWorld::new(Tiered::default(), Default::default());
+    for outcome in [Outcome::LostBeforeItRan, Outcome::LostAfterItRan] {
+        let mut world = TierWorld::new(TierSetup::default(), Default::default());
         world.submit(prompt(1, 64, 0), 8);
         world.answer();
-        world.end_step(Fate::Done);
+        world.end_step(Outcome::Done);
         let saves = |world: &TierWorld| {
             let copies = world.steps.iter().filter_map(|step| step.copies.as_ref());
             copies.map(|copies| copies.saves.len()).sum::<usize>()
         };
         while saves(&world) == 0 {
-            assert!(world.end_step(Fate::Done));
+            assert!(world.end_step(Outcome::Done));
         }
         let (written, discarded) = (world.written(), discards(&world));
         let n_saves = saves(&world);
@@ -229,10 +229,10 @@ fn a_step_that_is_lost_writes_nothing_and_loads_nothing() {
             .front()
             .is_some_and(|step| step.copies.is_none())
         {
-            world.end_step(Fate::Done);
+            world.end_step(Outcome::Done);
         }
-        world.end_step(fate);
-        while world.end_step(Fate::Done) && discards(&world) == discarded {}
+        world.end_step(outcome);
+        while world.end_step(Outcome::Done) && discards(&world) == discarded {}
         assert_eq!(world.written(), written);
         assert!(discards(&world) >= discarded + n_saves.min(1));
         world.assert_clean();
@@ -242,22 +242,22 @@ fn a_step_that_is_lost_writes_nothing_and_loads_nothing() {
         world.answer();
         world.answer();
         assert!(world.steps.iter().any(|step| step.copies.is_some()));
-        world.end_step(fate);
+        world.end_step(outcome);
         world.assert_clean();
-        assert_eq!(world.lives[number].delivered.len(), 3);
+        assert_eq!(world.views[number].delivered.len(), 3);
     }
 }
 
 #[test]
 fn an_idle_engine_saves_with_half_of_the_buffers() {
-    let setup = Tiered {
+    let setup = TierSetup {
         buffers: 4,
-        ..Tiered::default()
+        ..TierSetup::default()
     };
     let mut world = TierWorld::new(setup, Default::default());
     world.submit(prompt(1, 200, 0), 1);
     world.answer();
-    while world.end_step(Fate::Done) {}
+    while world.end_step(Outcome::Done) {}
     // Nothing runs, and the buffers for saves wait to be written.
     assert_eq!(world.tier().saving_buffers, 2);
     world.assert_clean();
@@ -267,9 +267,9 @@ fn an_idle_engine_saves_with_half_of_the_buffers() {
 
 #[test]
 fn the_selective_policy_does_not_write_prefixes_used_once() {
-    let setup = Tiered {
+    let setup = TierSetup {
         min_hits: 2,
-        ..Tiered::default()
+        ..TierSetup::default()
     };
     let mut world = TierWorld::new(setup, Default::default());
     world.submit(prompt(1, 64, 20), 1);
@@ -282,7 +282,7 @@ fn the_selective_policy_does_not_write_prefixes_used_once() {
 
 #[test]
 fn without_a_free_buffer_a_block_is_not_saved_and_no_request_fails() {
-    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    let mut world = TierWorld::new(TierSetup::default(), Default::default());
     world
         .store
         .buffers
@@ -296,7 +296,7 @@ fn without_a_free_buffer_a_block_is_not_saved_and_no_request_fails() {
 
 #[test]
 fn a_block_that_found_no_buffer_is_written_at_its_next_use() {
-    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    let mut world = TierWorld::new(TierSetup::default(), Default::default());
     let set_full = |world: &TierWorld, is_full| {
         let mut buffers = world.store.buffers.lock().expect("no holder panics");
         buffers.is_full = is_full;
@@ -323,23 +323,22 @@ fn a_block_that_found_no_buffer_is_written_at_its_next_use() {
 #[test]
 fn a_prefix_that_is_longer_than_the_buffers_is_loaded_in_rounds() {
     for (page_size, chunk_tokens) in [(1, None), (1, Some(32)), (16, None), (16, Some(32))] {
-        let setup = Tiered {
+        let setup = TierSetup {
             page_size,
             n_pages: 1024 / page_size as usize,
             chunk_tokens,
             buffers: 4,
-            ..Tiered::default()
+            ..TierSetup::default()
         };
         let mut world = TierWorld::new(setup, Default::default());
         world.submit(prompt(1, 200, 0), 1);
         let mut world = world.restart();
         let number = world.submit(prompt(1, 200, 5), 2);
         world.assert_clean();
-        let life = &world.lives[number];
-        assert_eq!((life.cached_tokens, life.loaded_tokens), (192, 192));
+        let view = &world.views[number];
+        assert_eq!((view.cached_tokens, view.loaded_tokens), (192, 192));
         // Of four buffers one is for saves; one block is fetched while another one is copied.
         assert_eq!(world.tier().fetches, 12);
-        // Loaded blocks are not saved again.
         assert_eq!(world.written(), 0);
     }
 }
@@ -351,10 +350,10 @@ fn in_rounds() -> (TierWorld, usize) {
 }
 
 fn in_rounds_with(chunk_tokens: Option<usize>) -> (TierWorld, usize) {
-    let setup = Tiered {
+    let setup = TierSetup {
         blocks_per_load: 2,
         chunk_tokens,
-        ..Tiered::default()
+        ..TierSetup::default()
     };
     let mut world = TierWorld::new(setup, Default::default());
     world.submit(prompt(1, 96, 0), 1);
@@ -368,11 +367,11 @@ fn in_rounds_with(chunk_tokens: Option<usize>) -> (TierWorld, usize) {
 }
 
 #[test]
-fn no_step_loads_more_than_its_share() {
+fn no_step_loads_more_than_the_configured_number_of_blocks() {
     let (mut world, number) = in_rounds();
     world.assert_clean();
-    let life = &world.lives[number];
-    assert_eq!((life.cached_tokens, life.loaded_tokens), (96, 96));
+    let view = &world.views[number];
+    assert_eq!((view.cached_tokens, view.loaded_tokens), (96, 96));
     assert_eq!(world.tier().fetches, 3);
 }
 
@@ -381,10 +380,10 @@ fn other_requests_continue_between_two_rounds() {
     let (mut world, number) = in_rounds();
     let other = world.submit(prompt(2, 10, 0), 4);
     // The store answers no order in this loop.
-    while world.end_step(Fate::Done) {}
-    assert!(world.lives[other].end.is_some() && world.lives[number].end.is_none());
+    while world.end_step(Outcome::Done) {}
+    assert!(world.views[other].end.is_some() && world.views[number].end.is_none());
     world.assert_clean();
-    assert_eq!(world.lives[number].loaded_tokens, 96);
+    assert_eq!(world.views[number].loaded_tokens, 96);
 }
 
 #[test]
@@ -392,23 +391,23 @@ fn a_long_prompt_is_not_chunked_between_two_rounds_and_stops_no_other() {
     let (mut world, number) = in_rounds_with(Some(32));
     let long = world.submit(prompt(2, 100, 0), 4);
     let short = world.submit(prompt(3, 10, 0), 4);
-    while world.end_step(Fate::Done) {}
-    assert!(world.lives[short].end.is_some() && world.lives[number].end.is_none());
-    assert!(world.lives[long].delivered.is_empty());
+    while world.end_step(Outcome::Done) {}
+    assert!(world.views[short].end.is_some() && world.views[number].end.is_none());
+    assert!(world.views[long].delivered.is_empty());
     // The next round is loaded while the long prompt could begin.
     world.answer();
     world.assert_clean();
-    assert_eq!(world.lives[number].loaded_tokens, 96);
+    assert_eq!(world.views[number].loaded_tokens, 96);
 }
 
 #[test]
 fn a_round_that_is_late_or_short_is_the_last() {
-    for (most, loaded) in [(0, 32), (1, 48)] {
+    for (limit, loaded) in [(0, 32), (1, 48)] {
         let (mut world, number) = in_rounds();
-        world.answer_with(0, most);
+        world.answer_with(0, limit);
         world.assert_clean();
-        let life = &world.lives[number];
-        assert_eq!((life.cached_tokens, life.loaded_tokens), (loaded, loaded));
+        let view = &world.views[number];
+        assert_eq!((view.cached_tokens, view.loaded_tokens), (loaded, loaded));
         assert_eq!(world.tier().fetches, 2);
     }
 }
@@ -418,13 +417,13 @@ fn a_request_cancelled_between_two_rounds_leaks_no_buffer() {
     let (mut world, number) = in_rounds();
     world.cancel(number);
     world.assert_clean();
-    assert!(world.lives[number].delivered.is_empty());
+    assert!(world.views[number].delivered.is_empty());
     // The second round is in a step too, and the third is requested.
     let (mut world, number) = in_rounds();
     world.answer();
     world.cancel(number);
     world.assert_clean();
-    assert!(world.lives[number].delivered.is_empty());
+    assert!(world.views[number].delivered.is_empty());
 }
 
 #[test]
@@ -432,35 +431,35 @@ fn a_store_that_dies_between_two_rounds_leaves_the_rest_to_be_computed() {
     let (mut world, number) = in_rounds();
     world.kill_store();
     world.assert_clean();
-    let life = &world.lives[number];
-    assert_eq!((life.loaded_tokens, life.delivered.len()), (32, 3));
+    let view = &world.views[number];
+    assert_eq!((view.loaded_tokens, view.delivered.len()), (32, 3));
 }
 
 #[test]
 fn a_round_that_is_lost_is_computed() {
-    for fate in [Fate::LostBeforeItRan, Fate::LostAfterItRan] {
+    for outcome in [Outcome::LostBeforeItRan, Outcome::LostAfterItRan] {
         let (mut world, number) = in_rounds();
-        world.end_step(fate);
+        world.end_step(outcome);
         world.assert_clean();
-        assert_eq!(world.lives[number].delivered.len(), 3);
+        assert_eq!(world.views[number].delivered.len(), 3);
     }
 }
 
 #[test]
 fn decode_steps_save_single_blocks_and_an_idle_engine_saves_more() {
-    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    let mut world = TierWorld::new(TierSetup::default(), Default::default());
     world.submit(prompt(1, 96, 0), 20);
     world.answer();
-    let mut most = 0;
-    while world.end_step(Fate::Done) {
+    let mut most_saved = 0;
+    while world.end_step(Outcome::Done) {
         let saves = world.steps.iter().filter_map(|step| {
             let copies = step.copies.as_ref()?;
             (!step.rows.is_empty()).then_some(copies.saves.len())
         });
-        most = most.max(saves.max().unwrap_or(0));
+        most_saved = most_saved.max(saves.max().unwrap_or(0));
     }
     assert_eq!(
-        most, 1,
+        most_saved, 1,
         "the prompt's blocks are saved one by one during decodes"
     );
     world.assert_clean();

@@ -145,7 +145,7 @@ impl NaiveStore {
     }
 
     /// The number of stored blocks of a path, from its beginning without a gap.
-    pub fn chain(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
+    pub fn stored_len(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
         let is_there = |n_blocks: &usize| {
             let path = self.path(namespace, tokens, *n_blocks);
             self.disk.blocks.contains_key(&path)
@@ -170,7 +170,7 @@ impl NaiveStore {
     }
 
     /// The last end in the range of blocks at which a sequence can resume.
-    fn usable(
+    fn resumable(
         &self,
         namespace: &Namespace,
         tokens: &[u32],
@@ -187,8 +187,8 @@ impl NaiveStore {
         ends.into_iter().find(has_state).unwrap_or(blocks.start)
     }
 
-    /// Answers one of the orders; a fetch returns at most `most` blocks.
-    pub fn answer(&mut self, index: usize, most: usize, scheduler: &mut Scheduler) {
+    /// Answers one of the orders; a fetch returns at most `limit` blocks.
+    pub fn answer(&mut self, index: usize, limit: usize, scheduler: &mut Scheduler) {
         match self.pending.remove(index) {
             StoreOrder::Find {
                 seq,
@@ -206,16 +206,16 @@ impl NaiveStore {
                 ..
             } => {
                 let (namespace, tokens) = self.prompts[&seq].clone();
-                let most = if self.discarded.contains(&ticket) {
+                let limit = if self.discarded.contains(&ticket) {
                     0
                 } else {
-                    most
+                    limit
                 };
-                let n_stored = self.chain(&namespace, &tokens).min(blocks.end);
+                let n_stored = self.stored_len(&namespace, &tokens).min(blocks.end);
                 let end = n_stored
-                    .min(blocks.start.saturating_add(most))
+                    .min(blocks.start.saturating_add(limit))
                     .max(blocks.start);
-                let end = self.usable(&namespace, &tokens, blocks.start..end);
+                let end = self.resumable(&namespace, &tokens, blocks.start..end);
                 let paths = (blocks.start + 1..=end).map(|n| self.path(&namespace, &tokens, n));
                 let read = paths.map(|path| self.disk.blocks[&path].clone());
                 let run = Run {
@@ -253,8 +253,8 @@ impl NaiveStore {
     }
 
     fn found(&self, namespace: &Namespace, tokens: &[u32]) -> PrefixFound {
-        let n_stored = self.chain(namespace, tokens);
-        let blocks = self.usable(namespace, tokens, 0..n_stored);
+        let n_stored = self.stored_len(namespace, tokens);
+        let blocks = self.resumable(namespace, tokens, 0..n_stored);
         let miss = self.miss_after(namespace, tokens, n_stored);
         PrefixFound {
             path: Arc::default(),
@@ -275,7 +275,7 @@ impl NaiveStore {
         let mut buffers = self.buffers.lock().expect("no holder panics");
         let saved = buffers.saved.remove(&ticket);
         drop(buffers);
-        let has_parent = self.chain(&namespace, tokens) >= block;
+        let has_parent = self.stored_len(&namespace, tokens) >= block;
         let Some((kind, saved)) = saved.filter(|_| has_parent) else {
             return false;
         };

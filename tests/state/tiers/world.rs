@@ -24,12 +24,12 @@ use souffleur_state::step::StepPlan;
 use souffleur_state::tiers::BlockKind;
 
 use super::store::{Disk, NaiveStore};
-use crate::scheduler_world::Fate;
+use crate::scheduler_world::Outcome;
 
 pub const VOCAB: u32 = 256;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Tiered {
+pub struct TierSetup {
     pub page_size: u32,
     pub n_pages: usize,
     pub n_rows: usize,
@@ -44,7 +44,7 @@ pub struct Tiered {
     pub n_states: usize,
 }
 
-impl Default for Tiered {
+impl Default for TierSetup {
     fn default() -> Self {
         Self {
             page_size: 1,
@@ -62,7 +62,7 @@ impl Default for Tiered {
     }
 }
 
-pub struct Life {
+pub struct RequestView {
     pub prompt: Vec<u32>,
     pub max_new_tokens: usize,
     pub flag: CancelFlag,
@@ -75,10 +75,10 @@ pub struct Life {
 }
 
 pub struct TierWorld {
-    pub setup: Tiered,
+    pub setup: TierSetup,
     pub states: ControlStates,
     pub store: NaiveStore,
-    pub lives: Vec<Life>,
+    pub views: Vec<RequestView>,
     pub steps: VecDeque<StepPlan>,
     history: PrefixHistory,
     executor: FakeExecutor,
@@ -94,7 +94,7 @@ impl Drop for TierWorld {
 
 impl TierWorld {
     /// An engine whose store serves and holds `disk`.
-    pub fn new(setup: Tiered, disk: Disk) -> Self {
+    pub fn new(setup: TierSetup, disk: Disk) -> Self {
         let page_size = PageSize::new(setup.page_size).expect("a page size");
         let limits = SchedulerLimits {
             page_size,
@@ -149,7 +149,7 @@ impl TierWorld {
             setup,
             states: control.build().expect("the pools are small"),
             store,
-            lives: Vec::new(),
+            views: Vec::new(),
             steps: VecDeque::new(),
             history: PrefixHistory::new(HistoryLimits {
                 page_size,
@@ -171,7 +171,7 @@ impl TierWorld {
     }
 
     pub fn submit(&mut self, prompt: Vec<u32>, max_new_tokens: usize) -> usize {
-        let number = self.lives.len();
+        let number = self.views.len();
         let (seed, flag) = (number as u64, CancelFlag::default());
         let sampling = SamplingParams {
             max_new_tokens: max_new_tokens as u32,
@@ -197,7 +197,7 @@ impl TierWorld {
             submitted_s: 0.0,
             timeouts: RequestTimeouts::default(),
         };
-        self.lives.push(Life {
+        self.views.push(RequestView {
             prompt,
             max_new_tokens,
             flag,
@@ -214,7 +214,7 @@ impl TierWorld {
     }
 
     pub fn cancel(&mut self, number: usize) {
-        self.lives[number].flag.raise();
+        self.views[number].flag.raise();
         let rid = RequestId::new(format!("r{number}"));
         self.states.scheduler.cancel(&rid, None);
         self.settle();
@@ -225,11 +225,11 @@ impl TierWorld {
         self.answer_with(0, usize::MAX)
     }
 
-    pub fn answer_with(&mut self, index: usize, most: usize) -> bool {
+    pub fn answer_with(&mut self, index: usize, limit: usize) -> bool {
         if index >= self.store.pending.len() {
             return false;
         }
-        self.store.answer(index, most, &mut self.states.scheduler);
+        self.store.answer(index, limit, &mut self.states.scheduler);
         self.settle();
         true
     }
@@ -241,22 +241,22 @@ impl TierWorld {
         self.settle();
     }
 
-    pub fn end_step(&mut self, fate: Fate) -> bool {
+    pub fn end_step(&mut self, end: Outcome) -> bool {
         let Some(plan) = self.steps.pop_front() else {
             return false;
         };
         let is_void = plan.step <= self.void_until;
-        let result = match fate {
-            Fate::Done => self.executor.run(&plan),
-            Fate::Rejected => Err(StepError::Rejected("injected".into())),
-            Fate::LostBeforeItRan => Err(StepError::Lost("injected".into())),
-            Fate::LostAfterItRan => {
+        let result = match end {
+            Outcome::Done => self.executor.run(&plan),
+            Outcome::Rejected => Err(StepError::Rejected("injected".into())),
+            Outcome::LostBeforeItRan => Err(StepError::Lost("injected".into())),
+            Outcome::LostAfterItRan => {
                 let _ = self.executor.run(&plan);
                 Err(StepError::Lost("injected".into()))
             }
         };
         match &result {
-            Err(error) if !is_void && fate == Fate::Done => panic!("step {}: {error}", plan.step),
+            Err(error) if !is_void && end == Outcome::Done => panic!("step {}: {error}", plan.step),
             Err(_) if !is_void => {
                 self.void_until = self.steps.back().map_or(plan.step, |last| last.step);
             }
@@ -271,7 +271,7 @@ impl TierWorld {
     pub fn drain(&mut self) {
         let mut rounds = 0;
         loop {
-            let continues = self.end_step(Fate::Done) || self.answer();
+            let continues = self.end_step(Outcome::Done) || self.answer();
             if !continues {
                 break;
             }
@@ -284,15 +284,15 @@ impl TierWorld {
     /// Drains the engine, and checks that every request got its output and all pages and buffers are accounted for.
     pub fn assert_clean(&mut self) {
         self.drain();
-        for (number, life) in self.lives.iter().enumerate() {
-            match life.end.as_ref().expect("every request ends") {
-                RequestEnd::Finished(FinishReason::Abort) => assert!(life.flag.is_raised()),
+        for (number, view) in self.views.iter().enumerate() {
+            match view.end.as_ref().expect("every request ends") {
+                RequestEnd::Finished(FinishReason::Abort) => assert!(view.flag.is_raised()),
                 RequestEnd::Finished(_) => {
                     let expected =
-                        expected_output(&life.prompt, life.seed, life.max_new_tokens, VOCAB);
-                    assert_eq!(life.delivered, expected, "request {number}");
-                    let report = life.report.as_ref().expect("a report");
-                    let answered = (life.cached_tokens as usize, life.loaded_tokens as usize);
+                        expected_output(&view.prompt, view.seed, view.max_new_tokens, VOCAB);
+                    assert_eq!(view.delivered, expected, "request {number}");
+                    let report = view.report.as_ref().expect("a report");
+                    let answered = (view.cached_tokens as usize, view.loaded_tokens as usize);
                     let found = (report.cached_tokens, report.loaded_tokens);
                     assert_eq!(found, answered, "request {number}: {report:?}");
                 }
@@ -337,12 +337,12 @@ impl TierWorld {
         self.states.scheduler.take_first_admissions();
         self.diagnose();
         for news in self.states.scheduler.take_news() {
-            let life = &mut self.lives[news.intake.index()];
-            assert_eq!(life.end, None, "a request gets tokens after its end");
-            life.delivered.extend(news.tokens);
-            life.cached_tokens = news.cached_tokens;
-            life.loaded_tokens = news.loaded_tokens;
-            life.end = news.end.map(|end| *end);
+            let view = &mut self.views[news.intake.index()];
+            assert_eq!(view.end, None, "a request gets tokens after its end");
+            view.delivered.extend(news.tokens);
+            view.cached_tokens = news.cached_tokens;
+            view.loaded_tokens = news.loaded_tokens;
+            view.end = news.end.map(|end| *end);
         }
         self.check();
     }
@@ -354,7 +354,7 @@ impl TierWorld {
             };
             let number = report.rid.as_str()[1..].parse::<usize>();
             let number = number.expect("requests are named by their numbers");
-            self.lives[number].report = Some(report.clone());
+            self.views[number].report = Some(report.clone());
         }
     }
 
@@ -377,8 +377,8 @@ impl TierWorld {
             if let Some(work) = work {
                 assert_eq!(work.work.positions().start, load.positions.end);
             }
-            let most = self.setup.blocks_per_load * self.setup.block_tokens;
-            assert!(self.setup.n_states > 0 || load.positions.len() <= most);
+            let limit = self.setup.blocks_per_load * self.setup.block_tokens;
+            assert!(self.setup.n_states > 0 || load.positions.len() <= limit);
         }
     }
 

@@ -1,10 +1,10 @@
 //! Compares this engine's output parsers with those of SGLang's gateway, on the whole transcripts of `tests/output`.
 //! A difference without a known reason is an error.
 
+#[path = "../../../tests/output/cases.rs"]
+mod cases;
 #[path = "../../../tests/output/messages.rs"]
 mod messages;
-#[path = "../../../tests/output/plan.rs"]
-mod plan;
 mod reasons;
 #[path = "../../../tests/output/transcript.rs"]
 #[allow(dead_code)]
@@ -21,7 +21,7 @@ use serde_json::Value;
 use souffleur_output::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use tool_parser::{LlamaParser, MistralParser, PythonicParser, QwenParser, ToolParser};
 
-use plan::{Plan, Said};
+use cases::{Answer, Case};
 use transcript::Mode;
 
 const TRANSCRIPTS: u64 = 2000;
@@ -35,12 +35,12 @@ pub struct Reading {
     pub calls: Vec<(String, Value)>,
 }
 
-fn ours(said: &Said) -> Reading {
-    let call = |call: &plan::Call| (call.name.clone(), parsed(&call.arguments));
+fn ours(answer: &Answer) -> Reading {
+    let call = |call: &cases::Call| (call.name.clone(), parsed(&call.arguments));
     Reading {
-        reasoning: said.reasoning.clone(),
-        content: said.content.clone(),
-        calls: said.calls.iter().map(call).collect(),
+        reasoning: answer.reasoning.clone(),
+        content: answer.content.clone(),
+        calls: answer.calls.iter().map(call).collect(),
     }
 }
 
@@ -107,9 +107,9 @@ fn compare(peer: &Peer) -> usize {
     let (mut n_equal, mut n_unexplained) = (0, 0);
     for seed in 0..TRANSCRIPTS {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let plan = Plan::new(formats, Mode::Text, &mut rng);
-        let text = plan.transcript.to_text();
-        let ours = ours(&Said::of(&plan.transcript.read(&[])));
+        let case = Case::new(formats, Mode::Text, &mut rng);
+        let text = case.transcript.to_text();
+        let ours = ours(&Answer::of(&case.transcript.read(&[])));
         let theirs = peer.read(&text);
         if ours == theirs {
             n_equal += 1;

@@ -1,5 +1,5 @@
-//! Parsers of request fields, shared by HTTP bodies, WebSocket messages and programs that deserialise `SamplingParams`
-//! with serde.
+//! Parsers of request fields. The server uses them for HTTP bodies and WebSocket messages; programs use them when they
+//! deserialise `SamplingParams` with serde.
 //!
 //! An invalid value is reported as a [`FieldError`]: the field, and a sentence that names the value, the limit and the
 //! remedy. Lists and objects are stored only up to the length that their field allows.

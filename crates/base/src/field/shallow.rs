@@ -113,7 +113,8 @@ impl fmt::Display for Shallow {
             Self::Bool(value) => value.fmt(f),
             Self::Number(number) => number.fmt(f),
             Self::Text(text) => Cut(text).fmt(f),
-            Self::List { len, .. } => write!(f, "a list of {len}"),
+            Self::List { len: 1, .. } => f.write_str("a list of 1 item"),
+            Self::List { len, .. } => write!(f, "a list of {len} items"),
             Self::Map { .. } => f.write_str("an object"),
         }
     }
@@ -284,7 +285,7 @@ mod tests {
         check("null", "null");
         check("-1.5", "-1.5");
         check("100000000000000000000", "1e+20");
-        check("[[0], {}, \"x\"]", "a list of 3");
+        check("[[0], {}, \"x\"]", "a list of 3 items");
         check("{\"a\": [1]}", "an object");
         let long = format!("{:?}", "é".repeat(1000));
         check(&long, &format!("\"{}\"...", "é".repeat(48)));

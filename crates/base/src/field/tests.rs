@@ -102,7 +102,7 @@ fn limits_count_all_entries_of_lists_and_maps() {
         map,
         "x has 2 tokens, limit is 1: send fewer",
     );
-    check(json!([1]), map, "x is a list of 1, must be a map");
+    check(json!([1]), map, "x is a list of 1 item, must be a map");
 }
 
 #[test]

@@ -14,7 +14,7 @@ const Q6_K_BYTES: usize = 210;
 
 /// 1.5 * 2^23: adding and subtracting it rounds to an integer, half to even.
 const MAGIC: f32 = 12_582_912.0;
-/// Candidates for the number of steps in the range of a Q4_K sub-block. With more than fifteen, codes are clipped.
+/// Candidates for the number of steps in the range of a Q4_K sub-block. More than fifteen steps clip the largest codes.
 const RANGE_STEPS: [f32; 5] = [14.0, 14.7, 15.4, 16.1, 17.0];
 /// Candidates for the code of the largest magnitude in a Q6_K sub-block. Codes beyond 32 are clipped.
 const LARGEST_CODES: [f32; 5] = [30.0, 31.0, 32.0, 33.0, 34.0];
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_values_and_zeros_are_kept() {
+    fn zeros_stay_zero_and_equal_values_change_little() {
         for block in TYPES {
             assert_eq!(recoded(block, &[0.0; SUPER_BLOCK]), [0.0; SUPER_BLOCK]);
             for value in [0.02, -0.02, 1.0, -1.0, 1e-4, -1e-4, 100.0] {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn one_large_value_is_kept() {
+    fn one_large_value_changes_little() {
         for block in TYPES {
             for large in [1.0, -1.0] {
                 let mut values = gauss(SUPER_BLOCK, 1e-3);

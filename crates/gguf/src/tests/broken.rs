@@ -170,7 +170,7 @@ fn shapes_have_one_to_four_sizes_whose_product_fits() {
     ] {
         refused_file(
             &tensor(|t| t.sizes = sizes),
-            "whose bytes do not fit in 63 bits",
+            "which make at least 2^63 elements or bytes",
         );
     }
     let file = tensor(|t| {

@@ -1,4 +1,4 @@
-//! Tests of metadata values of every type.
+//! Tests of metadata values of every type, and of tensors.
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn integers_of_any_width_are_sizes_within_their_limits() {
 }
 
 #[test]
-fn numbers_are_finite() {
+fn numbers_that_are_not_finite_are_rejected() {
     let file = File::default()
         .number("nan", f32::NAN)
         .number("infinite", f32::INFINITY)

@@ -10,7 +10,7 @@ pub(super) struct ContentStops {
     matcher: StopMatcher,
     held: String,
     keeps_stop: bool,
-    /// A copy of the search that has read held whitespace, which may still be dropped, and the number of bytes read.
+    /// A copy of the search after the engine's held whitespace, which may still be dropped, and its length in bytes.
     ahead: Option<(StopMatcher, usize)>,
 }
 

@@ -16,13 +16,13 @@ use content::ContentStops;
 
 #[derive(Clone, Debug)]
 pub struct AnswerForm {
-    /// The model's output formats; `None` where the request disables parsing.
+    /// The model's output formats. A format that the request does not parse is `None`.
     pub formats: OutputFormats,
     /// The formats' marker tokens, hidden if the request skips special tokens.
     pub markers: Arc<Markers>,
     pub tools: Option<Arc<ToolUse>>,
     pub start: OutputStart,
-    /// Whether calls are parsed only in the model's format.
+    /// True if only the model's own markup makes a call, and bare JSON is text: for answers constrained to JSON.
     pub in_format_only: bool,
 }
 
@@ -33,7 +33,7 @@ pub struct AnswerStream {
     engine: OutputEngine,
     markers: Arc<Markers>,
     stops: ContentStops,
-    found: Vec<OutputPiece>,
+    parsed: Vec<OutputPiece>,
     pieces: Vec<OutputPiece>,
     reasoning_tokens: u32,
     output_tokens: usize,
@@ -41,8 +41,8 @@ pub struct AnswerStream {
 }
 
 impl AnswerStream {
-    /// Starts an answer. `stops` is the table of the request's stop strings, `context` the last few tokens of the
-    /// prompt, as in [`TextStream::new`].
+    /// Starts an answer. `stops` is the table of the request's stop strings. `context` are the last few tokens of the
+    /// prompt: they add no text, but the first output token may keep its leading space because of them.
     pub fn new(
         options: TextOptions,
         stops: Arc<StopTable>,
@@ -67,7 +67,7 @@ impl AnswerStream {
             },
             markers,
             stops: ContentStops::new(stops, options.no_stop_trim),
-            found: Vec::new(),
+            parsed: Vec::new(),
             pieces: Vec::new(),
             reasoning_tokens: 0,
             output_tokens: 0,
@@ -85,7 +85,7 @@ impl AnswerStream {
         let matched = if self.markers.is_marker(token) {
             let text = self.text.cut();
             self.push_text(&text).or_else(|| {
-                self.engine.push_marker(token, &mut self.found);
+                self.engine.push_marker(token, &mut self.parsed);
                 self.emit_pieces()
             })
         } else {
@@ -102,9 +102,8 @@ impl AnswerStream {
         })
     }
 
-    /// Counts the token that ended the output, which contributes no text, as in [`TextStream::leave_out`]. The token
-    /// may end a call.
-    pub fn leave_out(&mut self, token: u32) {
+    /// Counts the EOS or stop token that ended the output, without adding its text. A marker token may also end a call.
+    pub fn push_without_text(&mut self, token: u32) {
         if self.has_stopped {
             return;
         }
@@ -112,7 +111,7 @@ impl AnswerStream {
         if self.markers.is_marker(token) {
             let text = self.text.cut();
             if self.push_text(&text).is_none() {
-                self.engine.push_end(token, &mut self.found);
+                self.engine.push_end(token, &mut self.parsed);
                 self.emit_pieces();
             }
         }
@@ -128,7 +127,7 @@ impl AnswerStream {
             let text = self.text.finish();
             let mut stop = self.push_text(&text);
             if stop.is_none() {
-                self.engine.finish(ending, &mut self.found);
+                self.engine.finish(ending, &mut self.parsed);
                 stop = self.emit_pieces();
             }
             if stop.is_none() {
@@ -156,13 +155,13 @@ impl AnswerStream {
     /// Parses text up to a stop string, and returns that string.
     fn push_text(&mut self, text: &str) -> Option<String> {
         if self.stops.is_empty() {
-            self.engine.push_text(text, &mut self.found);
+            self.engine.push_text(text, &mut self.parsed);
             return self.emit_pieces();
         }
-        // One character at a time: whitespace that completes a stop string must end the answer before it is dropped.
+        // One character at a time, because whitespace that the engine holds may complete a stop string (`emit_held`).
         let mut bytes = [0; 4];
         text.chars().find_map(|c| {
-            (self.engine).push_text(c.encode_utf8(&mut bytes), &mut self.found);
+            (self.engine).push_text(c.encode_utf8(&mut bytes), &mut self.parsed);
             self.emit_pieces().or_else(|| self.emit_held())
         })
     }
@@ -172,15 +171,15 @@ impl AnswerStream {
         if !self.stops.end_in(self.engine.held_whitespace()) {
             return None;
         }
-        self.engine.release_whitespace(&mut self.found);
+        self.engine.release_whitespace(&mut self.parsed);
         self.emit_pieces()
     }
 
     /// Emits the engine's pieces up to a stop string, and returns that string.
     fn emit_pieces(&mut self) -> Option<String> {
-        let mut found = std::mem::take(&mut self.found);
+        let mut parsed = std::mem::take(&mut self.parsed);
         let mut stop = None;
-        for piece in found.drain(..) {
+        for piece in parsed.drain(..) {
             let OutputPiece::Text(text) = piece else {
                 self.flush_content();
                 push_piece(&mut self.pieces, piece);
@@ -194,7 +193,7 @@ impl AnswerStream {
                 break;
             }
         }
-        self.found = found;
+        self.parsed = parsed;
         stop
     }
 

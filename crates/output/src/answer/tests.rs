@@ -81,7 +81,7 @@ fn stream(stops: &[&str], parallel: bool) -> AnswerStream {
     AnswerStream::new(TextOptions::default(), table, &[], &Bytes, form)
 }
 
-fn all(mut stream: AnswerStream, text: &str) -> (Vec<OutputPiece>, Option<StopMatch>) {
+fn run(mut stream: AnswerStream, text: &str) -> (Vec<OutputPiece>, Option<StopMatch>) {
     let mut stop = None;
     let mut pieces = Vec::new();
     for token in tokens(text) {
@@ -118,7 +118,7 @@ const CALL: &str =
 #[test]
 fn tokens_become_reasoning_text_and_calls() {
     let answer = format!("<think>\nWhére?\n</think>\n\nHére: {CALL}");
-    let (pieces, stop) = all(stream(&[], true), &answer);
+    let (pieces, stop) = run(stream(&[], true), &answer);
     let mut expected = vec![OutputPiece::Reasoning("Whére?".to_owned()), text("Hére: ")];
     expected.extend(call("{\"row\": \"é\"}"));
     assert_eq!((pieces, stop), (expected, None));
@@ -127,7 +127,7 @@ fn tokens_become_reasoning_text_and_calls() {
 #[test]
 fn stop_strings_are_found_only_in_the_text() {
     let answer = format!("<think>row</think>a ro{CALL}w row more");
-    let (pieces, stop) = all(stream(&["row"], true), &answer);
+    let (pieces, stop) = run(stream(&["row"], true), &answer);
     let mut expected = vec![OutputPiece::Reasoning("row".to_owned()), text("a ro")];
     expected.extend(call("{\"row\": \"é\"}"));
     expected.push(text("w "));
@@ -152,7 +152,7 @@ fn whitespace_completes_a_stop_string_at_once() {
         ("\n\n", &call, 3, "a"),
         ("\n", "<think>\n</think>\n\nThe\nend", 9, "The"),
     ] {
-        let (pieces, found) = all(stream(&[stop], true), answer);
+        let (pieces, found) = run(stream(&[stop], true), answer);
         let expected = StopMatch {
             output_tokens_kept: kept,
             matched: stop.to_owned(),
@@ -170,7 +170,7 @@ fn whitespace_completes_a_stop_string_at_once() {
 
 #[test]
 fn whitespace_between_calls_is_not_text() {
-    let (_, stop) = all(stream(&["\n"], true), &format!("{CALL}\n{CALL}"));
+    let (_, stop) = run(stream(&["\n"], true), &format!("{CALL}\n{CALL}"));
     assert_eq!(stop, None);
 }
 
@@ -196,6 +196,7 @@ fn tokens_of_reasoning_are_counted_with_their_markers() {
 #[test]
 fn one_call_is_enough_where_calls_are_not_parallel() {
     let mut stream = stream(&[], false);
+    // After the complete call, only the newline and the end tag remain.
     for token in tokens(CALL) {
         assert!(!stream.wants_end() || token == CLOSE || token == u32::from(b'\n'));
         stream.push(token, &Bytes);

@@ -116,7 +116,7 @@ impl TextStream {
 
     /// Counts an output token without text: the EOS or stop token that ended the output. With `no_stop_trim`,
     /// [`push`](Self::push) it instead.
-    pub fn leave_out(&mut self) {
+    pub fn push_without_text(&mut self) {
         self.output_tokens += usize::from(!self.stopped);
     }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// A small vocabulary with byte-level or metaspace decoding.
-struct Table {
+struct Vocab {
     pieces: Vec<Vec<u8>>,
     /// `▁` decodes to a space, which is dropped at the start of the text.
     metaspace: bool,
@@ -16,7 +16,7 @@ struct Table {
     decoded_tokens: Cell<usize>,
 }
 
-impl Table {
+impl Vocab {
     fn byte_level() -> Self {
         let mut pieces: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
         for piece in ["the", " é", "日本", "😀!"] {
@@ -57,7 +57,7 @@ impl Table {
     }
 }
 
-impl TokenText for Table {
+impl TokenText for Vocab {
     fn decode(&self, tokens: &[u32], skip_special_tokens: bool, _: bool) -> String {
         self.decoded_tokens
             .set(self.decoded_tokens.get() + tokens.len());
@@ -114,12 +114,12 @@ impl Params {
         }
     }
 
-    fn start(&self, context: &[u32], table: &dyn TokenText) -> TextStream {
+    fn start(&self, context: &[u32], vocab: &dyn TokenText) -> TextStream {
         TextStream::new(
             self.text,
             Arc::new(StopTable::new(&self.stop)),
             context,
-            table,
+            vocab,
         )
     }
 }
@@ -134,14 +134,14 @@ fn stop_at(stop: &[&str]) -> Params {
 /// Feeds the tokens; returns the text after each token, the rest at the end, and the match.
 fn stream(
     params: &Params,
-    table: &dyn TokenText,
+    vocab: &dyn TokenText,
     tokens: &[u32],
 ) -> (Vec<String>, String, Option<StopMatch>) {
-    let mut stream = params.start(&[], table);
+    let mut stream = params.start(&[], vocab);
     let mut found = None;
     let mut deltas = Vec::new();
     for &token in tokens {
-        found = found.or(stream.push(token, table));
+        found = found.or(stream.push(token, vocab));
         deltas.push(stream.take_text());
     }
     let rest = stream.finish();
@@ -154,8 +154,8 @@ fn bytes(text: &str) -> Vec<u32> {
 
 #[test]
 fn characters_are_emitted_whole() {
-    let table = Table::byte_level();
-    let (deltas, rest, _) = stream(&stop_at(&[]), &table, &bytes("é日😀!"));
+    let vocab = Vocab::byte_level();
+    let (deltas, rest, _) = stream(&stop_at(&[]), &vocab, &bytes("é日😀!"));
     assert_eq!(deltas, ["", "é", "", "", "日", "", "", "", "😀", "!"]);
     assert_eq!(rest, "");
     let (deltas, _, _) = stream(&stop_at(&[]), &ByteFallback, &bytes("é日😀!"));
@@ -164,11 +164,11 @@ fn characters_are_emitted_whole() {
 
 #[test]
 fn invalid_bytes_are_released() {
-    let table = Table::byte_level();
-    let mut stream = stop_at(&[]).start(&[], &table);
+    let vocab = Vocab::byte_level();
+    let mut stream = stop_at(&[]).start(&[], &vocab);
     let mut text = String::new();
     for pushed in 1..=1000 {
-        stream.push(0xff, &table);
+        stream.push(0xff, &vocab);
         text += &stream.take_text();
         assert!(text.chars().count() + 3 >= pushed, "{pushed}");
     }
@@ -178,7 +178,7 @@ fn invalid_bytes_are_released() {
 
 #[test]
 fn an_incomplete_character_is_emitted_at_the_end() {
-    let (deltas, rest, _) = stream(&stop_at(&[]), &Table::byte_level(), &bytes("aé")[..2]);
+    let (deltas, rest, _) = stream(&stop_at(&[]), &Vocab::byte_level(), &bytes("aé")[..2]);
     assert_eq!((deltas.concat().as_str(), rest.as_str()), ("a", "\u{fffd}"));
 }
 
@@ -191,11 +191,11 @@ fn emitted_text_is_kept_when_byte_tokens_become_invalid() {
 
 #[test]
 fn the_first_space_is_dropped_only_without_context() {
-    let table = Table::metaspace();
+    let vocab = Vocab::metaspace();
     let first = |context: &[u32]| {
-        let mut stream = stop_at(&[]).start(context, &table);
-        stream.push(2, &table);
-        stream.push(2, &table);
+        let mut stream = stop_at(&[]).start(context, &vocab);
+        stream.push(2, &vocab);
+        stream.push(2, &vocab);
         stream.take_text()
     };
     assert_eq!(first(&[]), "Hello Hello");
@@ -205,19 +205,19 @@ fn the_first_space_is_dropped_only_without_context() {
 
 #[test]
 fn a_possible_stop_string_is_held_back_until_it_is_ruled_out() {
-    let table = Table::byte_level();
+    let vocab = Vocab::byte_level();
     let params = stop_at(&["END", "NDX"]);
-    let (deltas, rest, found) = stream(&params, &table, &bytes("aENx.EN"));
+    let (deltas, rest, found) = stream(&params, &vocab, &bytes("aENx.EN"));
     assert_eq!(deltas, ["a", "", "", "ENx", ".", "", ""]);
     assert_eq!((rest.as_str(), found), ("EN", None));
 }
 
 #[test]
 fn a_stop_string_ends_the_text_at_the_token_that_completes_it() {
-    let table = Table::byte_level();
+    let vocab = Vocab::byte_level();
     let mut tokens = bytes("so E");
     tokens.extend(bytes("ND and more"));
-    let (deltas, rest, found) = stream(&stop_at(&["END"]), &table, &tokens);
+    let (deltas, rest, found) = stream(&stop_at(&["END"]), &vocab, &tokens);
     assert_eq!((deltas.concat() + &rest).as_str(), "so ");
     let expected = StopMatch {
         output_tokens_kept: 6,
@@ -227,35 +227,35 @@ fn a_stop_string_ends_the_text_at_the_token_that_completes_it() {
     let mut keep = stop_at(&["hen", "the"]);
     keep.text.no_stop_trim = true;
     let the = [b'x'.into(), 256, 256];
-    let (deltas, rest, found) = stream(&keep, &table, &the);
+    let (deltas, rest, found) = stream(&keep, &vocab, &the);
     assert_eq!((deltas.concat() + &rest).as_str(), "xthe");
     assert_eq!(found.expect("a stop string").output_tokens_kept, 2);
 }
 
 #[test]
 fn a_stop_token_counts_but_has_no_text() {
-    let table = Table::byte_level();
-    let mut stream = stop_at(&["END"]).start(&[], &table);
+    let vocab = Vocab::byte_level();
+    let mut stream = stop_at(&["END"]).start(&[], &vocab);
     for token in bytes("EN") {
-        stream.push(token, &table);
+        stream.push(token, &vocab);
     }
-    stream.leave_out();
+    stream.push_without_text();
     assert_eq!(stream.output_tokens(), 3);
     assert_eq!(stream.finish(), "EN");
-    assert_eq!(stream.push(b'x'.into(), &table), None);
+    assert_eq!(stream.push(b'x'.into(), &vocab), None);
     assert_eq!(stream.take_text(), "");
 }
 
 #[test]
 fn special_tokens_have_text_only_on_request() {
-    let table = Table::metaspace();
+    let vocab = Vocab::metaspace();
     let shown = Params::skip_special_tokens(false);
     assert_eq!(
-        stream(&shown, &table, &[6, 2, 6, 2]).0,
+        stream(&shown, &vocab, &[6, 2, 6, 2]).0,
         ["<s>", " Hello", "<s>", " Hello"]
     );
     assert_eq!(
-        stream(&stop_at(&[]), &table, &[6, 2, 6, 2]).0,
+        stream(&stop_at(&[]), &vocab, &[6, 2, 6, 2]).0,
         ["", "Hello", "", " Hello"]
     );
 }
@@ -263,30 +263,30 @@ fn special_tokens_have_text_only_on_request() {
 #[test]
 fn a_token_costs_the_same_at_any_length() {
     let steady = |token: u32| (token, move |i: u32| if i == 0 { 104 } else { token });
-    for (table, (name, token_at)) in [
-        (Table::byte_level(), steady(256)),
-        (Table::byte_level(), steady(7)),
-        (Table::byte_level(), steady(0xff)),
-        (Table::byte_level(), steady(9999)),
-        (Table::metaspace(), steady(0)),
-        (Table::metaspace(), steady(6)),
+    for (vocab, (name, token_at)) in [
+        (Vocab::byte_level(), steady(256)),
+        (Vocab::byte_level(), steady(7)),
+        (Vocab::byte_level(), steady(0xff)),
+        (Vocab::byte_level(), steady(9999)),
+        (Vocab::metaspace(), steady(0)),
+        (Vocab::metaspace(), steady(6)),
     ] {
         let tokens: Vec<u32> = (0..20_000).map(token_at).collect();
-        stream(&stop_at(&[]), &table, &tokens);
-        let each = table.decoded_tokens.get() / tokens.len();
+        stream(&stop_at(&[]), &vocab, &tokens);
+        let each = vocab.decoded_tokens.get() / tokens.len();
         assert!(each < 64, "{each} tokens decoded for each token {name}");
     }
 }
 
 #[test]
-fn repetitive_stop_strings_cost_one_pass() {
+fn the_longest_partial_match_of_repetitive_stop_strings_is_held() {
     let stops: Vec<String> = (0..32).map(|n| "a".repeat(992 + n) + "b").collect();
-    let table = Table::byte_level();
+    let vocab = Vocab::byte_level();
     let params = Params {
         stop: stops,
         ..Params::default()
     };
-    let (deltas, rest, found) = stream(&params, &table, &vec![b'a'.into(); 20_000]);
+    let (deltas, rest, found) = stream(&params, &vocab, &vec![b'a'.into(); 20_000]);
     assert_eq!(deltas.concat().len() + rest.len(), 20_000);
     assert_eq!((rest.len(), found), (1023, None));
 }
@@ -309,20 +309,20 @@ proptest! {
             0u32..=262, 0x80u32..0x100, Just(0xe6), Just(260), Just(261), Just(0xf0), Just(7)], 0..120),
         skip in any::<bool>(),
     ) {
-        let table = Table::byte_level();
+        let vocab = Vocab::byte_level();
         let params = Params::skip_special_tokens(skip);
-        let (deltas, rest, _) = stream(&params, &table, &tokens);
-        prop_assert_eq!(deltas.concat() + &rest, table.decode(&tokens, skip, true));
+        let (deltas, rest, _) = stream(&params, &vocab, &tokens);
+        prop_assert_eq!(deltas.concat() + &rest, vocab.decode(&tokens, skip, true));
     }
 
     #[test]
     fn metaspace_deltas_add_up_to_the_decoded_whole(
-        tokens in prop::collection::vec(Table::metaspace().ids(), 0..60), skip in any::<bool>(),
+        tokens in prop::collection::vec(Vocab::metaspace().ids(), 0..60), skip in any::<bool>(),
     ) {
-        let table = Table::metaspace();
+        let vocab = Vocab::metaspace();
         let params = Params::skip_special_tokens(skip);
-        let (deltas, rest, _) = stream(&params, &table, &tokens);
-        prop_assert_eq!(deltas.concat() + &rest, table.decode(&tokens, skip, true));
+        let (deltas, rest, _) = stream(&params, &vocab, &tokens);
+        prop_assert_eq!(deltas.concat() + &rest, vocab.decode(&tokens, skip, true));
     }
 
     #[test]
@@ -342,10 +342,10 @@ proptest! {
         tokens in prop::collection::vec(prop_oneof![Just(97u32), Just(98), Just(256), Just(257), Just(0xe6), Just(258)], 0..40),
         stops in prop::collection::vec("[abthe日]{1,4}", 1..4),
     ) {
-        let table = Table::byte_level();
+        let vocab = Vocab::byte_level();
         let params = Params { stop: stops.clone(), ..Params::default() };
-        let (deltas, rest, found) = stream(&params, &table, &tokens);
-        let whole = table.decode(&tokens, true, true);
+        let (deltas, rest, found) = stream(&params, &vocab, &tokens);
+        let whole = vocab.decode(&tokens, true, true);
         match naive_match(&whole, &stops) {
             None => {
                 prop_assert_eq!(found, None);
@@ -356,7 +356,7 @@ proptest! {
                 prop_assert_eq!(deltas.concat() + &rest, &whole[..start]);
                 prop_assert_eq!(&found.matched, &matched);
                 let kept = found.output_tokens_kept;
-                let ends_in = |tokens: &[u32]| table.decode(tokens, true, true).contains(&matched);
+                let ends_in = |tokens: &[u32]| vocab.decode(tokens, true, true).contains(&matched);
                 prop_assert!(ends_in(&tokens[..kept]) && !ends_in(&tokens[..kept - 1]));
             }
         }

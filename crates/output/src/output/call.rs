@@ -7,7 +7,7 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
     /// Returns the tags that are recognised in the current state.
     fn tags(&self) -> TagSet;
 
-    /// Returns whether every character is taken literally now, as in a string; then other tags are text as well.
+    /// Returns whether characters are literal now, as in a string: tags that `tags` does not return are then text.
     fn is_in_text(&self) -> bool;
 
     fn read(&mut self, c: char, out: &mut CallOutput) -> Step;
@@ -27,7 +27,7 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
     }
 
     /// Returns the function name before it is emitted, for calls that no tag marks.
-    fn called(&self) -> Option<&str> {
+    fn pending_name(&self) -> Option<&str> {
         None
     }
 }

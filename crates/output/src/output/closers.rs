@@ -56,7 +56,7 @@ impl Closers {
     }
 
     /// Returns whether another call may follow, optionally after a comma.
-    pub(super) fn takes_more(self) -> bool {
+    pub(super) fn allows_more(self) -> bool {
         self.list || self.more
     }
 }

@@ -3,9 +3,9 @@
 /// The parts of the content's state that decide where a call may begin without a tag.
 #[derive(Debug)]
 pub(super) struct Code {
-    is_inside: bool,
+    is_in_block: bool,
     /// An open fence was dropped together with the call after it.
-    is_unseen: bool,
+    is_fence_dropped: bool,
     line: Line,
     /// Number of consecutive backticks.
     ticks: u8,
@@ -30,8 +30,8 @@ enum Line {
 impl Code {
     pub(super) fn new() -> Self {
         Self {
-            is_inside: false,
-            is_unseen: false,
+            is_in_block: false,
+            is_fence_dropped: false,
             line: Line::Blank,
             ticks: 0,
             last: None,
@@ -51,12 +51,12 @@ impl Code {
         }
         let had_ticks = std::mem::take(&mut self.ticks) > 0;
         if self.line == Line::MayClose {
-            self.is_unseen = false;
-            self.is_inside = !c.is_whitespace();
+            self.is_fence_dropped = false;
+            self.is_in_block = !c.is_whitespace();
             self.line = Line::Fence;
         }
         if self.line == Line::Span && c == '\n' {
-            self.is_inside = false;
+            self.is_in_block = false;
         }
         self.line = match self.line {
             _ if c == '\n' => Line::Blank,
@@ -69,21 +69,21 @@ impl Code {
 
     fn read_fence(&mut self) {
         match self.line {
-            Line::Blank if self.is_unseen => self.line = Line::MayClose,
+            Line::Blank if self.is_fence_dropped => self.line = Line::MayClose,
             Line::Blank => {
-                self.is_inside = !self.is_inside;
-                self.line = if self.is_inside {
+                self.is_in_block = !self.is_in_block;
+                self.line = if self.is_in_block {
                     Line::Fence
                 } else {
                     Line::Text
                 };
             }
             Line::Fence | Line::LateFence | Line::Span => {
-                self.is_inside = false;
+                self.is_in_block = false;
                 self.line = Line::Text;
             }
-            Line::Text if !self.is_inside => {
-                self.is_inside = true;
+            Line::Text if !self.is_in_block => {
+                self.is_in_block = true;
                 self.line = Line::LateFence;
             }
             Line::Text | Line::MayClose => {}
@@ -99,11 +99,11 @@ impl Code {
     /// Starts a new line inside a fence that was dropped with the call.
     pub(super) fn after_call_in_fence(&mut self) {
         self.after_call();
-        self.is_unseen = true;
+        self.is_fence_dropped = true;
     }
 
     /// Allows a call to begin next, whatever precedes it in its line.
-    pub(super) fn part(&mut self) {
+    pub(super) fn allow_next(&mut self) {
         self.last = None;
     }
 
@@ -112,7 +112,7 @@ impl Code {
         let is_apart = |last: char| {
             last.is_whitespace() || matches!(last, ':' | ';' | '>' | '}' | '.' | '!' | '?' | ')')
         };
-        !self.is_inside
+        !self.is_in_block
             && match c {
                 '`' => self.last != Some('`'),
                 '{' | '[' | '<' => self.last.is_none_or(is_apart),

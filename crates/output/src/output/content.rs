@@ -37,7 +37,7 @@ impl Content {
         self.is_blank && self.after == After::Call
     }
 
-    /// Returns whether a call may begin here without a tag.
+    /// Returns whether only whitespace followed the start of the output or the end of reasoning.
     pub(super) fn is_start(&self) -> bool {
         self.is_blank && self.after != After::Call
     }

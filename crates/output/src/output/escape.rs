@@ -55,16 +55,16 @@ impl Unescape {
             At::Backslash => self.escape(c, to),
             At::Hex { left, value } => match c.to_digit(16) {
                 Some(digit) => self.digit(left, value << 4 | digit, to),
-                None => return self.cut(to),
+                None => return self.end_incomplete(to),
             },
             At::Octal { left, value } => match c.to_digit(8) {
                 Some(digit) if left > 1 => {
                     let (left, value) = (left - 1, value << 3 | digit);
                     self.at = At::Octal { left, value };
                 }
-                Some(digit) => self.code(value << 3 | digit, to),
+                Some(digit) => self.push_code_point(value << 3 | digit, to),
                 None => {
-                    self.code(value, to);
+                    self.push_code_point(value, to);
                     return Read::Again;
                 }
             },
@@ -112,7 +112,7 @@ impl Unescape {
 
     fn digit(&mut self, left: u8, value: u32, to: &mut String) {
         match left {
-            1 => self.code(value, to),
+            1 => self.push_code_point(value, to),
             _ => {
                 let left = left - 1;
                 self.at = At::Hex { left, value };
@@ -121,14 +121,14 @@ impl Unescape {
     }
 
     /// Ends an escape with missing digits.
-    fn cut(&mut self, to: &mut String) -> Read {
+    fn end_incomplete(&mut self, to: &mut String) -> Read {
         self.at = At::Plain;
         self.finish(to);
         to.push(char::REPLACEMENT_CHARACTER);
         Read::Again
     }
 
-    fn code(&mut self, value: u32, to: &mut String) {
+    fn push_code_point(&mut self, value: u32, to: &mut String) {
         self.at = At::Plain;
         match (self.high, value) {
             (Some(high), 0xdc00..=0xdfff) => {

@@ -177,7 +177,7 @@ impl ReasoningFormat {
         }
     }
 
-    pub(super) fn starts_inside(self) -> bool {
+    pub(super) fn starts_in_reasoning(self) -> bool {
         self == Self::DeepSeekR1
     }
 }

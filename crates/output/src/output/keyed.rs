@@ -105,7 +105,7 @@ impl CallReader for KeyedReader {
                 Step::More
             }
             At::Tail(tail) => {
-                if tail.takes(c) {
+                if tail.accepts(c) {
                     return Step::More;
                 }
                 tail.chars().for_each(|c| self.parameters.read(c, out));

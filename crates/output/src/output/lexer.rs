@@ -120,7 +120,7 @@ impl Lexer {
         self.items.drain(..n_items).for_each(to);
     }
 
-    pub(super) fn text_of(&self, item: Item, to: &mut String) {
+    pub(super) fn append_text(&self, item: Item, to: &mut String) {
         match item {
             Item::Char(c) => to.push(c),
             Item::Token(index) => to.push_str(self.visible_text(index)),

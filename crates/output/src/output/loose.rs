@@ -30,7 +30,7 @@ const FUNCTION_CLOSE: &str = "</function>";
 #[derive(Debug)]
 pub(super) struct LooseReader {
     tools: Arc<ToolUse>,
-    takes: Loose,
+    accepted: Loose,
     at: At,
     /// The partial fence with its language, or the partial tag.
     word: String,
@@ -63,14 +63,14 @@ impl LooseReader {
     /// Starts a call, if one can begin with this character.
     pub(super) fn new(
         first: char,
-        takes: Loose,
+        accepted: Loose,
         closers: Closers,
         tools: &Arc<ToolUse>,
         is_start: bool,
     ) -> Option<Self> {
         let mut reader = Self {
             tools: tools.clone(),
-            takes,
+            accepted,
             at: At::Before,
             word: String::new(),
             closers,
@@ -137,7 +137,7 @@ impl LooseReader {
                 self.is_lone_list = !self.closers.fence && self.closers.tag.is_none();
                 self.closers.list = true;
             }
-            '<' if self.takes == Loose::ObjectsAndTags && self.is_bare() => {
+            '<' if self.accepted == Loose::ObjectsAndTags && self.is_bare() => {
                 self.word.clear();
                 self.at = At::Tag;
             }
@@ -339,9 +339,9 @@ impl CallReader for LooseReader {
         }
     }
 
-    fn called(&self) -> Option<&str> {
+    fn pending_name(&self) -> Option<&str> {
         match &self.at {
-            At::Object(object) => object.called().or(self.found.name.as_deref()),
+            At::Object(object) => object.pending_name().or(self.found.name.as_deref()),
             At::Arguments(_) => self.found.name.as_deref(),
             _ => None,
         }

@@ -139,7 +139,7 @@ impl ObjectReader {
         }
     }
 
-    fn value(&mut self, field: Field, c: char, out: &mut CallOutput) -> Step {
+    fn begin_value(&mut self, field: Field, c: char, out: &mut CallOutput) -> Step {
         self.text.clear();
         self.at = match (field, c) {
             (Field::Name, '"') => At::Name(json::string()),
@@ -312,7 +312,7 @@ impl ObjectReader {
         }
     }
 
-    fn quote(&mut self) -> Step {
+    fn begin_key(&mut self) -> Step {
         self.text.clear();
         self.at = At::Key(json::string());
         Step::More
@@ -344,7 +344,7 @@ impl CallReader for ObjectReader {
             {
                 Step::More
             }
-            At::FirstKey | At::NextKey if c == '"' => self.quote(),
+            At::FirstKey | At::NextKey if c == '"' => self.begin_key(),
             At::FirstKey | At::NextKey | At::AfterValue if c == '}' => self.close(out),
             At::AfterValue if c == ',' => {
                 self.at = At::NextKey;
@@ -359,7 +359,7 @@ impl CallReader for ObjectReader {
             At::Colon(_) => self.broken(),
             At::Value(field) => {
                 let field = *field;
-                self.value(field, c, out)
+                self.begin_value(field, c, out)
             }
             At::Name(unescape) => {
                 if json::read_string(unescape, c, &mut self.text) {
@@ -397,7 +397,7 @@ impl CallReader for ObjectReader {
         self.broken()
     }
 
-    fn called(&self) -> Option<&str> {
+    fn pending_name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 }

@@ -124,11 +124,11 @@ impl Tail {
         Self(tag.to_owned())
     }
 
-    /// Takes a whitespace character. Any other character makes the tag part of the value.
-    pub(super) fn takes(&mut self, c: char) -> bool {
-        let takes = c.is_whitespace() && self.0.len() < MAX_TAIL_BYTES;
-        self.0.extend(takes.then_some(c));
-        takes
+    /// Accepts a whitespace character. Any other character makes the tag part of the value.
+    pub(super) fn accepts(&mut self, c: char) -> bool {
+        let is_accepted = c.is_whitespace() && self.0.len() < MAX_TAIL_BYTES;
+        self.0.extend(is_accepted.then_some(c));
+        is_accepted
     }
 
     pub(super) fn chars(&self) -> impl Iterator<Item = char> + '_ {

@@ -34,13 +34,13 @@ impl Types {
         let Some(property) = property.or_else(|| schema.get("additionalProperties")) else {
             return Self::STRING;
         };
-        let mut collected = Collected {
+        let mut collector = TypeCollector {
             root: schema,
             types: 0,
             visits: MAX_VISITS,
         };
-        collected.visit(property, MAX_DEPTH);
-        match collected.types {
+        collector.visit(property, MAX_DEPTH);
+        match collector.types {
             0 => Self::STRING,
             types => Self(types),
         }
@@ -86,13 +86,13 @@ fn is_json(text: &str) -> bool {
     serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
-struct Collected<'a> {
+struct TypeCollector<'a> {
     root: &'a Value,
     types: u8,
     visits: u32,
 }
 
-impl Collected<'_> {
+impl TypeCollector<'_> {
     /// Adds the types of a part of the schema, at most `depth` levels deep.
     fn visit(&mut self, schema: &Value, depth: u32) {
         if depth == 0 || self.visits == 0 {

@@ -143,7 +143,7 @@ impl CallReader for XmlReader {
                 Step::More
             }
             At::Tail(tail) | At::Closing(tail) => {
-                if tail.takes(c) {
+                if tail.accepts(c) {
                     return Step::More;
                 }
                 let text: Vec<char> = tail.chars().collect();

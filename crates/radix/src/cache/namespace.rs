@@ -66,7 +66,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// True for the namespace of requests without `extra_key` and `cache_salt`.
+    /// True for requests without `extra_key` and `cache_salt`, unless their sequences have the long embedding.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rotations_have_different_namespaces_with_the_same_names() {
+    fn long_and_other_rotary_embeddings_have_different_namespaces() {
         let plain = Namespace::new(Some("key"), Some("salt"));
         let [short, long] = plain.of_both_rotations();
         assert_eq!(short, plain);

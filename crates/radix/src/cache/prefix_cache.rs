@@ -83,12 +83,12 @@ pub enum Thinning {
 }
 
 impl Thinning {
-    /// True if a state saved for `reason` may be dropped; `is_named` if a prompt of the plan has an anchor there.
-    pub fn takes(self, reason: SaveReason, is_named: bool) -> bool {
+    /// True if a state saved for `reason` may be dropped; `is_anchored` if a prompt of the plan has an anchor there.
+    pub fn drops(self, reason: SaveReason, is_anchored: bool) -> bool {
         match self {
             Self::Later | Self::Any => true,
-            Self::Unnamed => !is_named,
-            Self::Grid => !is_named && reason == SaveReason::Grid,
+            Self::Unnamed => !is_anchored,
+            Self::Grid => !is_anchored && reason == SaveReason::Grid,
         }
     }
 }
@@ -113,7 +113,7 @@ pub struct Checkpoint<'a> {
     pub inserted_tokens: usize,
     /// The request's priority. The prompt is published with a priority one higher.
     pub priority: i64,
-    /// States of the sequence within `tokens`, for a cache that keeps them. The rest are
+    /// States of the sequence within `tokens`. Those that the cache does not keep are
     /// [freed](super::radix_tree::RadixTree::take_freed_states).
     pub states: Vec<SavedState>,
     /// The window pages that the sequence still owns; `None` without sliding-window layers.

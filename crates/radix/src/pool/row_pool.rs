@@ -54,7 +54,7 @@ impl RowPool {
         }
     }
 
-    /// Distinguishes successive holders of a row: data noted with an older generation is stale.
+    /// Distinguishes successive holders of a row: data recorded with an older generation is stale.
     ///
     /// # Panics
     /// If the row is not one of this pool's.

@@ -102,7 +102,7 @@ pub struct SavedState {
     pub state: OwnedState,
 }
 
-/// Why a state is saved where it is.
+/// Why a state is saved at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SaveReason {
     /// Prompts of other requests are known or likely to diverge at this position.
@@ -184,7 +184,7 @@ mod tests {
     use crate::pool::pages::PageSize;
 
     #[test]
-    fn the_grid_takes_no_more_memory_than_the_pages_between() {
+    fn states_on_the_grid_take_no_more_memory_than_the_pages_between_them() {
         let grid = |state_bytes, per_token, page| {
             StateLimits::new(9, state_bytes, per_token, page).grid_tokens
         };

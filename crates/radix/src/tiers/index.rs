@@ -66,7 +66,7 @@ impl Node {
     }
 
     /// True if there is a record of this kind and no other record needs it.
-    fn may_go(&self, kind: BlockKind) -> bool {
+    fn is_evictable(&self, kind: BlockKind) -> bool {
         let others = [BlockKind::State, BlockKind::Window];
         let is_needed = self.children > 0 || others.iter().any(|k| self.record(*k).is_some());
         self.record(kind).is_some() && (kind != BlockKind::Kv || !is_needed)
@@ -111,7 +111,7 @@ impl BlockIndex {
         path.iter().take_while(|place| has(place)).count()
     }
 
-    /// The most blocks, up to `end`, after which a sequence can resume. The first `end` must have keys and values.
+    /// The most blocks, up to `end`, after which a sequence can resume. The first `end` must all have keys and values.
     pub fn usable(
         &self,
         path: &[BlockPlace],
@@ -210,14 +210,14 @@ impl BlockIndex {
     }
 
     pub fn remove(&mut self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
-        let gone = self.get(key, kind)?;
+        let removed = self.get(key, kind)?;
         self.change(key, |node| node.records[kind.index()] = None);
         self.n_records[kind.index()] -= 1;
         if kind == BlockKind::Kv {
-            self.inherit(gone.place.parent, gone.used);
+            self.inherit(removed.place.parent, removed.used);
         }
         self.prune(key);
-        Some(gone)
+        Some(removed)
     }
 
     /// All records, in no order.
@@ -278,7 +278,7 @@ impl BlockIndex {
             return;
         };
         let ordered = |node: &Node| {
-            BlockKind::ALL.map(|kind| node.record(kind).filter(|_| node.may_go(kind)))
+            BlockKind::ALL.map(|kind| node.record(kind).filter(|_| node.is_evictable(kind)))
         };
         let before = ordered(node);
         change(node);
@@ -295,7 +295,7 @@ impl BlockIndex {
 
     /// Describes an inconsistency of the index; `None`, unless there is a bug.
     pub fn fault(&self) -> Option<String> {
-        let mut may_go = 0;
+        let mut n_evictable = 0;
         let mut n_records = [0; 3];
         for (key, node) in &self.nodes {
             let children = self.nodes.values().filter(|other| other.parent == *key);
@@ -308,10 +308,10 @@ impl BlockIndex {
             }
             for kind in BlockKind::ALL {
                 n_records[kind.index()] += usize::from(node.record(kind).is_some());
-                may_go += usize::from(node.may_go(kind));
+                n_evictable += usize::from(node.is_evictable(kind));
             }
         }
-        let counted = (n_records, may_go);
+        let counted = (n_records, n_evictable);
         let kept = (self.n_records, self.order.len());
         (counted != kept).then(|| format!("counted {counted:?}, recorded {kept:?}"))
     }

@@ -42,9 +42,9 @@ fn a_path_is_evicted_from_its_end() {
     assert_eq!(index.prefix(&path(1, 9)), 3);
     assert_eq!(index.fault(), None);
     index.touch(place(1, 0).key);
-    let gone = evicted(&mut index);
+    let removed = evicted(&mut index);
     assert_eq!(
-        gone,
+        removed,
         [2, 1, 0].map(|block| (BlockKind::Kv, block)),
         "though the first was used last"
     );
@@ -93,8 +93,8 @@ fn a_block_without_its_parent_is_an_orphan() {
 #[test]
 fn blocks_after_a_damaged_one_are_found_again_once_it_is_restored() {
     let mut index = filled(6);
-    let gone = index.remove(place(1, 2).key, BlockKind::Kv);
-    assert_eq!(gone.map(|stored| stored.location), Some(2));
+    let removed = index.remove(place(1, 2).key, BlockKind::Kv);
+    assert_eq!(removed.map(|stored| stored.location), Some(2));
     assert_eq!(index.prefix(&path(1, 6)), 2);
     assert_eq!(index.fault(), None);
     assert_eq!(index.insert(place(1, 2), BlockKind::Kv, 7), Stored::New);
@@ -106,7 +106,7 @@ fn blocks_after_a_damaged_one_are_found_again_once_it_is_restored() {
 }
 
 #[test]
-fn a_path_ends_where_states_and_windows_are() {
+fn a_path_is_usable_up_to_the_last_required_state_or_window() {
     let mut index = filled(6);
     let path = path(1, 6);
     let state = Needs {
@@ -140,13 +140,13 @@ fn states_are_evicted_before_their_blocks() {
     let mut index = filled(2);
     index.insert(place(1, 1), BlockKind::State, 0);
     index.touch(place(1, 1).key);
-    let gone = evicted(&mut index);
+    let removed = evicted(&mut index);
     let kinds = [
         (BlockKind::State, 1),
         (BlockKind::Kv, 1),
         (BlockKind::Kv, 0),
     ];
-    assert_eq!(gone, kinds);
+    assert_eq!(removed, kinds);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn restoring_accepts_any_order_and_drops_unreachable_records() {
     let mut restored = BlockIndex::default();
     let dropped = restored.restore(records);
     let blocks: Vec<u32> = dropped.iter().map(|record| record.place.block).collect();
-    assert_eq!(blocks, [4, 4], "after a gap, and twice");
+    assert_eq!(blocks, [4, 4], "one block after a gap, and its duplicate");
     assert_eq!(restored.prefix(&path(1, 5)), 3);
     assert_eq!(restored.fault(), None);
     assert!(restored.clock >= 3);
@@ -209,7 +209,7 @@ impl Naive {
 
     /// Removes the next victim. A block is evicted after its successors, its states and its windows.
     fn evict(&mut self) -> Option<(BlockKind, BlockKey)> {
-        let may_go = |r: &&StoredBlock| {
+        let is_evictable = |r: &&StoredBlock| {
             let needs_it = |other: &&StoredBlock| {
                 let follows = other.place.parent == r.place.key;
                 follows || other.place.key == r.place.key && other.kind != BlockKind::Kv
@@ -221,7 +221,7 @@ impl Naive {
             BlockKind::Window => 1,
             BlockKind::Kv => 2,
         };
-        let candidates = self.records.iter().filter(may_go);
+        let candidates = self.records.iter().filter(is_evictable);
         let first = candidates.min_by_key(|r| (r.used, rank(r.kind)))?;
         let (kind, place, used) = (first.kind, first.place, first.used);
         let at = self.find(place.key, kind)?;
@@ -249,8 +249,8 @@ fn random_operations_agree_with_a_naive_index() {
                     naive.touch(place.key);
                 }
                 2 | 3 => {
-                    let gone = index.evict(None).map(|r| (r.kind, r.place.key));
-                    assert_eq!(gone, naive.evict(), "seed {seed}");
+                    let removed = index.evict(None).map(|r| (r.kind, r.place.key));
+                    assert_eq!(removed, naive.evict(), "seed {seed}");
                 }
                 n => {
                     let kind = match n {

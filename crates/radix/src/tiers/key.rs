@@ -10,7 +10,7 @@ use crate::cache::namespace::Namespace;
 /// Tokens of a block, unless a page holds more.
 pub const BLOCK_TOKENS: usize = 64;
 
-/// Tokens of a block for pages of `page_tokens`: [`BLOCK_TOKENS`] or one page, in whole pages; `None` if neither fits.
+/// Tokens of a block of whole pages: the larger of [`BLOCK_TOKENS`] and a page; `None` unless one divides the other.
 pub fn block_tokens(page_tokens: usize) -> Option<usize> {
     match page_tokens {
         0 => None,
@@ -121,7 +121,7 @@ impl FingerprintParts {
     }
 }
 
-/// Makes keys for one engine. Never written to disk, because it can test whether a prompt is in the store.
+/// Makes keys for one engine. They show whether a prompt is in the store, so the file of the secret must stay private.
 #[derive(Clone, Debug)]
 pub struct Keys {
     secret: Secret,
@@ -184,7 +184,7 @@ impl KeyChain {
     }
 }
 
-/// An injective encoding of a namespace: for each name, whether it is present, its length and its text.
+/// An injective encoding of a namespace: a byte for LongRoPE, and the presence, length and text of each name.
 fn namespace_bytes(namespace: &Namespace) -> Vec<u8> {
     let mut bytes = vec![u8::from(namespace.has_long_rotation())];
     for name in [namespace.extra_key(), namespace.cache_salt()] {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_cannot_run_into_each_other() {
+    fn the_division_of_texts_into_parts_changes_the_fingerprint() {
         let print = |parts: &[(&str, &str)]| {
             let all = parts
                 .iter()

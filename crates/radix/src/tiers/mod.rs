@@ -56,8 +56,8 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// The blocks whose window records are needed to resume after block `end - 1`. The next token is in its own window,
-    /// so the window has one earlier token less.
+    /// The blocks whose window records are needed to resume after block `end - 1`. The window of the next token
+    /// includes that token itself, and so has one token fewer before it.
     pub fn window_blocks(&self, end: usize, block_tokens: usize) -> std::ops::Range<usize> {
         match self.window_tokens {
             0 => end..end,

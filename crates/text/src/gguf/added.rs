@@ -28,25 +28,25 @@ pub(super) fn of_bytes(entries: &[Entry<'_>]) -> Vec<AddedToken> {
 pub(super) fn of_sentence_piece(
     entries: &[Entry<'_>],
     prefix: Prefix,
-    takes_blanks: bool,
+    rstrip: bool,
 ) -> Vec<AddedToken> {
     // Without a prefix, newlines are matched in the normalized text too, together with pieces of newlines and blanks.
     let is_matched_later =
         |entry: &Entry<'_>| is_frozen(entry) && (prefix == Prefix::None || entry.holds_blank());
     let entries = entries.iter().filter(|entry| !is_matched_later(entry));
-    let takes = |entry: &Entry<'_>| takes_blanks && !PHI3_WITHOUT_BLANKS.contains(&&*entry.text);
-    let added = entries.filter_map(|entry| added(entry, takes(entry)));
+    let has_rstrip = |entry: &Entry<'_>| rstrip && !PHI3_WITHOUT_BLANKS.contains(&&*entry.text);
+    let added = entries.filter_map(|entry| added(entry, has_rstrip(entry)));
     added.collect()
 }
 
-fn added(entry: &Entry<'_>, takes_blanks: bool) -> Option<AddedToken> {
+fn added(entry: &Entry<'_>, rstrip: bool) -> Option<AddedToken> {
     let is_special = match entry.kind {
         Kind::Control | Kind::Unknown => true,
         Kind::User => false,
         Kind::Normal | Kind::Unused | Kind::Byte => return None,
     };
     let token = AddedToken::from(entry.text.to_string(), is_special);
-    (!entry.is_filler).then(|| token.normalized(false).rstrip(takes_blanks))
+    (!entry.is_filler).then(|| token.normalized(false).rstrip(rstrip))
 }
 
 /// The user-defined pieces that are matched in the normalized text, in its spelling, with their ids: pieces with a
@@ -75,14 +75,14 @@ pub(super) fn restore_blanks(entries: &mut [Entry<'_>]) {
         return;
     }
     let texts = entries.iter().map(|entry| &*entry.text);
-    let taken: HashSet<String> = texts
+    let existing: HashSet<String> = texts
         .filter(|text| restored.contains(*text))
         .map(str::to_owned)
         .collect();
     for entry in entries {
         if is_written(entry) {
             let restored = entry.text.replace(' ', BLANK);
-            if !taken.contains(&restored) {
+            if !existing.contains(&restored) {
                 entry.text = restored.into();
             }
         }

@@ -42,6 +42,7 @@ impl Entry<'_> {
     }
 }
 
+/// The GGUF file, for errors.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a>(pub(super) &'a Path);
 
@@ -89,7 +90,7 @@ pub(super) fn vocabulary(source: Source<'_>, entries: &[Entry<'_>]) -> Result<Vo
         if let Some(other) = vocabulary.insert(entry.text.clone().into_owned(), id) {
             return Err(source.refuse(format!(
                 "tokenizer.ggml.tokens holds {} twice, as {other} and as {id}: convert the model again",
-                shown(&entry.text)
+                quoted(&entry.text)
             )));
         }
     }
@@ -106,7 +107,7 @@ pub(super) fn is_blank(text: &str) -> bool {
     text.chars().all(|c| c.is_whitespace() || BLANK.contains(c))
 }
 
-pub(super) fn shown(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     match text.char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{:?}...", &text[..end]),
         None => format!("{text:?}"),

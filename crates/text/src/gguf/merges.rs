@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use tokenizers::models::bpe::{Merges, Vocab};
 
-use super::entries::{Entry, Kind, Source, longest, shown};
+use super::entries::{Entry, Kind, Source, longest, quoted};
 use souffleur_base::error::LoadError;
 
 /// Limit on the bytes copied to split every token at every character: characters times bytes, summed over the tokens.
@@ -61,10 +61,10 @@ pub(super) fn unknown(
         let Some((left, right)) = split_pair(line) else {
             continue;
         };
-        let made = [left, right].concat();
-        let parts = [left, right, made.as_str()];
+        let merged = [left, right].concat();
+        let parts = [left, right, merged.as_str()];
         if let Some(part) = parts.into_iter().find(|part| !tokens.contains(part)) {
-            let reason = format!("but {} is not a token", shown(part));
+            let reason = format!("but {} is not a token", quoted(part));
             return refuse(source, (place, line), &reason);
         }
     }
@@ -75,7 +75,7 @@ pub(super) fn unknown(
 fn refuse(source: Source<'_>, (place, line): (usize, &str), reason: &str) -> LoadError {
     source.refuse(format!(
         "tokenizer.ggml.merges[{place}] is {}, {reason}: convert the model again",
-        shown(line)
+        quoted(line)
     ))
 }
 
@@ -96,10 +96,10 @@ pub(super) fn from_scores(
     }
     check_work(source, entries)?;
     let mut cuts = Vec::new();
-    for (made, (entry, &score)) in entries.iter().zip(scores).enumerate() {
+    for (merged, (entry, &score)) in entries.iter().zip(scores).enumerate() {
         if is_mergeable(entry) {
             let first = cuts.len();
-            cuts_of(entry, score, made, entries, vocabulary, &mut cuts);
+            cuts_of(entry, score, merged, entries, vocabulary, &mut cuts);
             cuts[first..].sort_by_key(|cut: &Cut| (cut.left, cut.right));
         }
     }
@@ -108,7 +108,7 @@ pub(super) fn from_scores(
         by_score.then_with(|| (b.left_chars, b.right_chars).cmp(&(a.left_chars, a.right_chars)))
     });
     let pair = |cut: Cut| {
-        let text = &entries[cut.made].text;
+        let text = &entries[cut.merged].text;
         let (left, right) = text.split_at(cut.at);
         (left.to_owned(), right.to_owned())
     };
@@ -117,7 +117,7 @@ pub(super) fn from_scores(
 
 struct Cut {
     score: f32,
-    made: usize,
+    merged: usize,
     left: u32,
     right: u32,
     /// Bytes of the left token.
@@ -129,7 +129,7 @@ struct Cut {
 fn cuts_of(
     entry: &Entry<'_>,
     score: f32,
-    made: usize,
+    merged: usize,
     entries: &[Entry<'_>],
     vocabulary: &Vocab,
     cuts: &mut Vec<Cut>,
@@ -146,7 +146,7 @@ fn cuts_of(
         if let (Some(left), Some(right)) = (id_of(left), id_of(right)) {
             cuts.push(Cut {
                 score,
-                made,
+                merged,
                 left,
                 right,
                 at,

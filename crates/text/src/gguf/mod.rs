@@ -1,9 +1,9 @@
 //! Builds the tokenizer and the chat templates of a GGUF file from its metadata.
 //!
 //! The tokenizer is rebuilt from the converter's fields: the tokens with their types, the merges or the scores, and the
-//! name of the pre-tokenizer. A GGUF file does not hold two facts of `tokenizer.json`. Tokens such as `<|this|>` are
-//! special here even if they are plain added tokens there, so decoding without special tokens omits them. And it is
-//! unknown which added tokens absorb the white space after them (`rstrip`), except for Phi-3.
+//! name of the pre-tokenizer. A GGUF file lacks two facts of `tokenizer.json`. Tokens such as `<|this|>` may be plain
+//! added tokens there. Here they are all special, so decoding without special tokens omits them. And a GGUF file does
+//! not mark the added tokens that absorb the white space after them (`rstrip`): only those of Phi-3 are known.
 
 mod added;
 mod entries;

@@ -59,7 +59,7 @@ pub(super) struct Splits {
     /// Prompts start with BOS if the file has no `add_bos_token`.
     pub(super) adds_bos: bool,
     /// Texts are normalized to NFC first.
-    pub(super) composes: bool,
+    pub(super) uses_nfc: bool,
 }
 
 const LETTERS: &str = r"\p{L}";
@@ -88,12 +88,12 @@ impl Splits {
             },
             "smaug-bpe" | "dbrx" | "chatglm-bpe" => with(regular(LETTERS, UP_TO_3_DIGITS)),
             "qwen2" | "deepseek-r1-qwen" | "kormo" => Self {
-                composes: true,
+                uses_nfc: true,
                 ..with(regular(LETTERS, DIGIT))
             },
             "stablelm2" | "megrez" => with(regular(LETTERS, DIGIT)),
             "qwen35" => Self {
-                composes: true,
+                uses_nfc: true,
                 ..with(regular(LETTERS_AND_MARKS, DIGIT))
             },
             "tekken" => Self {
@@ -104,13 +104,13 @@ impl Splits {
             "gpt-4o" | "llama4" => with(by_case(&format!("{CONTRACTIONS}?"), UP_TO_3_DIGITS)),
             "gpt-2" | "mpt" | "olmo" | "phi-2" | "trillion" => Self {
                 words_of_gpt2: true,
-                composes: matches!(name, "mpt" | "olmo"),
+                uses_nfc: matches!(name, "mpt" | "olmo"),
                 ..Self::default()
             },
             "smollm" | "starcoder" | "command-r" | "refact" | "codeshell" | "exaone"
             | "minerva-7b" => Self {
                 words_of_gpt2: true,
-                composes: name == "command-r",
+                uses_nfc: name == "command-r",
                 ..with(DIGIT.to_owned())
             },
             "falcon" => Self {
@@ -168,7 +168,7 @@ fn regular(letters: &str, numbers: &str) -> String {
     )
 }
 
-/// As `regular`, but a word ends before an upper-case letter that follows a lower-case one.
+/// Like `regular`, but a word ends before an upper-case letter that follows a lower-case one.
 fn by_case(suffix: &str, numbers: &str) -> String {
     let before = r"[^\r\n\p{L}\p{N}]?";
     let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";

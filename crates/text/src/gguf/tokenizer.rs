@@ -19,7 +19,7 @@ use tokenizers::tokenizer::SplitDelimiterBehavior;
 use tokenizers::{AddedToken, Tokenizer};
 
 use super::added::{self, Prefix};
-use super::entries::{BLANK, Entry, Source, entries, longest, shown, vocabulary};
+use super::entries::{BLANK, Entry, Source, entries, longest, quoted, vocabulary};
 use super::fields::VocabularyFields;
 use super::merges;
 use super::splits::{KNOWN, Splits};
@@ -58,7 +58,7 @@ pub(super) fn build(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result
         "gemma4" => gemma4(source, fields, entries),
         other => Err(source.refuse(format!(
             "tokenizer.ggml.model is {}, supported: gpt2, llama and gemma4; use a model with one of these",
-            shown(other)
+            quoted(other)
         ))),
     }
 }
@@ -71,7 +71,7 @@ fn byte_level(
     let splits = splits(source, fields.pre.as_deref())?;
     let model = with_listed_merges(source, fields, entries)?.ignore_merges(splits.ignores_merges);
     let mut tokenizer = Tokenizer::new(build_bpe(source, fields, entries, model)?);
-    if splits.composes {
+    if splits.uses_nfc {
         set_normalizer(source, &mut tokenizer, NFC.into())?;
     }
     let words = pre_tokenizers(&splits).map_err(|error| internal(source, &error))?;
@@ -88,7 +88,7 @@ fn splits(source: Source<'_>, name: Option<&str>) -> Result<Splits, LoadError> {
         source.refuse(format!(
             "tokenizer.ggml.pre is {}, supported: {}; convert the model again with a converter that knows its \
              tokenizer",
-            name.map_or_else(|| "missing".to_owned(), shown),
+            name.map_or_else(|| "missing".to_owned(), quoted),
             KNOWN.join(", ")
         ))
     })
@@ -192,8 +192,8 @@ fn with_blanks(
     let normalizer = NormalizerSequence::new(normalizers);
     set_normalizer(source, &mut tokenizer, normalizer.into())?;
     tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
-    let takes_blanks = fields.architecture.as_deref() == Some("phi3");
-    let added = added::of_sentence_piece(entries, prefix, takes_blanks);
+    let rstrip = fields.architecture.as_deref() == Some("phi3");
+    let added = added::of_sentence_piece(entries, prefix, rstrip);
     add_tokens(source, &mut tokenizer, added)?;
     Ok(tokenizer)
 }

@@ -50,7 +50,7 @@ impl Args {
         }
     }
 
-    /// Binds as `bind` does, for functions without keyword arguments.
+    /// Like `bind`, for functions without keyword arguments.
     pub(super) fn by_position<const N: usize>(
         self,
         function: &str,

@@ -116,7 +116,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// Skips white space after a tag: all of it (after `-%}`), or one line break (`trim_blocks`).
-    fn after(&mut self, takes_all: bool, takes_line: bool) {
+    fn skip_after(&mut self, takes_all: bool, takes_line: bool) {
         let rest = self.rest();
         let bytes = match (takes_all, takes_line) {
             (true, _) => rest.len() - rest.trim_start_matches(characters::is_blank).len(),
@@ -135,7 +135,7 @@ impl<'a> Lexer<'a> {
         };
         let sign = rest[..end].chars().next_back();
         self.advance(end + 2);
-        self.after(sign == Some('-'), sign != Some('+'));
+        self.skip_after(sign == Some('-'), sign != Some('+'));
         Ok(())
     }
 
@@ -153,7 +153,7 @@ impl<'a> Lexer<'a> {
                 if let Some(end) = ends.into_iter().find(|end| after.starts_with(end)) {
                     self.text_before(&rest[..start], sign, true);
                     self.advance(rest.len() - after.len() + end.len());
-                    self.after(end.starts_with('-'), end == "%}");
+                    self.skip_after(end.starts_with('-'), end == "%}");
                     return Ok(());
                 }
             }
@@ -178,7 +178,7 @@ impl<'a> Lexer<'a> {
                     if is_end && (sign != "+" || end == Kind::BlockEnd) {
                         self.push(end.clone());
                         self.advance(sign.len() + 2);
-                        self.after(sign == "-", end == Kind::BlockEnd && sign.is_empty());
+                        self.skip_after(sign == "-", end == Kind::BlockEnd && sign.is_empty());
                         return Ok(());
                     }
                 }

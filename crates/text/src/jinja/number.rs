@@ -128,8 +128,8 @@ fn of_small(operator: Arithmetic, a: i64, b: i64) -> Option<i64> {
         Arithmetic::Add => a.checked_add(b),
         Arithmetic::Sub => a.checked_sub(b),
         Arithmetic::Mul => a.checked_mul(b),
-        Arithmetic::FloorDiv if b != 0 && (a, b) != (i64::MIN, -1) => Some(Integer::floor(a, b).0),
-        Arithmetic::Mod if b != 0 && b != -1 => Some(Integer::floor(a, b).1),
+        Arithmetic::FloorDiv if b != 0 && (a, b) != (i64::MIN, -1) => Some(Integer::divmod(a, b).0),
+        Arithmetic::Mod if b != 0 && b != -1 => Some(Integer::divmod(a, b).1),
         Arithmetic::Pow => a.checked_pow(u32::try_from(b).ok()?),
         _ => None,
     }
@@ -139,7 +139,7 @@ struct Integer;
 
 impl Integer {
     /// Quotient and remainder, rounded down.
-    fn floor(a: i64, b: i64) -> (i64, i64) {
+    fn divmod(a: i64, b: i64) -> (i64, i64) {
         let (quotient, remainder) = (a / b, a % b);
         if remainder != 0 && (remainder < 0) != (b < 0) {
             (quotient - 1, remainder + b)
@@ -225,8 +225,8 @@ fn of_floats(operator: Arithmetic, a: f64, b: f64) -> Result<Value> {
             });
         }
         Arithmetic::Div => a / b,
-        Arithmetic::FloorDiv => floor(a, b).0,
-        Arithmetic::Mod => floor(a, b).1,
+        Arithmetic::FloorDiv => divmod(a, b).0,
+        Arithmetic::Mod => divmod(a, b).1,
         Arithmetic::Pow if a == 0.0 && b < 0.0 => {
             return Fault::other("0.0 cannot be raised to a negative power");
         }
@@ -242,7 +242,7 @@ fn of_floats(operator: Arithmetic, a: f64, b: f64) -> Result<Value> {
 }
 
 /// Quotient and remainder of floats, rounded down.
-fn floor(a: f64, b: f64) -> (f64, f64) {
+fn divmod(a: f64, b: f64) -> (f64, f64) {
     let mut remainder = a % b;
     let mut quotient = (a - remainder) / b;
     if remainder != 0.0 && (remainder < 0.0) != (b < 0.0) {

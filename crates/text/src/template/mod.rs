@@ -115,7 +115,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Returns whether instructions may come after a user's message, in chats with or without tools.
+    /// Returns whether system messages may come after a user's message. Chats with tools may have another template.
     pub(super) fn takes_late_system(&self, has_tools: bool) -> bool {
         self.expected[self.name(has_tools)].late_system
     }

@@ -1,19 +1,19 @@
-//! Tests that the formats of tool calls and reasoning are detected.
+//! Tests that the formats of tool calls and thinking are detected.
 
 use super::*;
-use souffleur_output::output::{ReasoningFormat as Thoughts, ToolFormat as Calls};
+use souffleur_output::output::{ReasoningFormat as Thinking, ToolFormat as Calls};
 
-type Case<'a> = (&'a str, &'a [&'a str], Option<Calls>, Option<Thoughts>);
+type Case<'a> = (&'a str, &'a [&'a str], Option<Calls>, Option<Thinking>);
 
 const HERMES: &str = "{{ tools }}<tool_call>{\"name\": }</tool_call>";
 
 fn check(cases: &[Case<'_>]) {
-    for (template, tokens, calls, thoughts) in cases {
+    for (template, tokens, calls, thinking) in cases {
         let model = ModelDir::new(&byte_level_with(tokens))
             .with("chat_template.jinja", template)
             .load();
         assert_eq!(model.tool_format(), *calls, "{template} {tokens:?}");
-        assert_eq!(model.reasoning_format(), *thoughts, "{template} {tokens:?}");
+        assert_eq!(model.reasoning_format(), *thinking, "{template} {tokens:?}");
     }
 }
 
@@ -26,7 +26,7 @@ fn templates_determine_the_formats() {
             HERMES,
             &["<think>", "</think>"],
             Some(Calls::Hermes),
-            Some(Thoughts::Think),
+            Some(Thinking::Think),
         ),
         (
             "<tool_call>\n<function=a>",
@@ -56,9 +56,9 @@ fn templates_determine_the_formats() {
             "<｜tool▁calls▁begin｜></think>",
             &[],
             Some(Calls::DeepSeekV31),
-            Some(Thoughts::Think),
+            Some(Thinking::Think),
         ),
-        ("[THINK][/THINK]", &[], None, Some(Thoughts::MistralThink)),
+        ("[THINK][/THINK]", &[], None, Some(Thinking::MistralThink)),
     ]);
 }
 
@@ -103,19 +103,19 @@ fn tokens_of_the_vocabulary_determine_the_formats() {
             "{{ tools }}",
             &["[TOOL_CALLS]", "[THINK]", "[/THINK]"],
             Some(Calls::Mistral),
-            Some(Thoughts::MistralThink),
+            Some(Thinking::MistralThink),
         ),
         (
             "<|tool_call>call:<|channel>thought\n<channel|>",
             &["<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>"],
             Some(Calls::Gemma4),
-            Some(Thoughts::Gemma4),
+            Some(Thinking::Gemma4),
         ),
         (
             "{{ tools }}",
             &["<|channel|>", "<|message|>", "<|call|>"],
             Some(Calls::GptOss),
-            Some(Thoughts::GptOss),
+            Some(Thinking::GptOss),
         ),
     ]);
 }
@@ -124,7 +124,7 @@ fn tokens_of_the_vocabulary_determine_the_formats() {
 fn the_most_specific_of_several_formats_is_chosen() {
     let channels = ["<|channel|>", "<|message|>", "<|call|>"];
     let hermes = "{{ tools }}<tool_call>{\"name\": \"parameters\": }</tool_call>";
-    let thoughts = Some(Thoughts::Think);
+    let thinking = Some(Thinking::Think);
     check(&[
         (hermes, &["<|python_tag|>"], Some(Calls::Hermes), None),
         (
@@ -137,19 +137,19 @@ fn the_most_specific_of_several_formats_is_chosen() {
             "<tool_call><｜tool▁calls▁begin｜></think>",
             &["[/THINK]"],
             Some(Calls::DeepSeekV31),
-            thoughts,
+            thinking,
         ),
         (
             "<tool_call></think>",
             &channels,
             Some(Calls::GptOss),
-            Some(Thoughts::GptOss),
+            Some(Thinking::GptOss),
         ),
         (
             "<tool_call>[TOOL_CALLS]",
             &["[TOOL_CALLS]", "</think>", "[/THINK]"],
             Some(Calls::Mistral),
-            thoughts,
+            thinking,
         ),
         (
             hermes,
@@ -166,21 +166,21 @@ fn the_template_takes_precedence_over_the_vocabulary() {
     let hermes = "{{ tools }}<tool_call>{\"name\": }</tool_call>";
     let mistral = ["[TOOL_CALLS]", "[THINK]", "[/THINK]"];
     let lfm2 = ["<|tool_call_start|>", "</think>"];
-    let thoughts = Some(Thoughts::MistralThink);
+    let thinking = Some(Thinking::MistralThink);
     check(&[
-        (hermes, &mistral, Some(Calls::Hermes), thoughts),
-        (hermes, &lfm2, Some(Calls::Hermes), Some(Thoughts::Think)),
+        (hermes, &mistral, Some(Calls::Hermes), thinking),
+        (hermes, &lfm2, Some(Calls::Hermes), Some(Thinking::Think)),
         (
             "{{ tools }}[THINK][/THINK]",
             &lfm2,
             Some(Calls::Lfm2),
-            thoughts,
+            thinking,
         ),
         (
             "{{ tools }}<tool_call></think>[/THINK]",
             &mistral,
             Some(Calls::Hermes),
-            Some(Thoughts::Think),
+            Some(Thinking::Think),
         ),
     ]);
 }

@@ -6,7 +6,7 @@ use souffleur::engine::ModelInfo;
 use super::args::OfflineArgs;
 
 /// Tokens of the context and the pool that the engine keeps free in addition to a request's tokens.
-pub const KEPT_TOKENS: usize = 2;
+pub const FREE_TOKENS: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Load {
@@ -64,7 +64,7 @@ pub fn longest_prompt(model: &ModelInfo, output_tokens: u32) -> u32 {
     let pool = model.max_total_tokens.saturating_sub(2 * model.page_size);
     let tokens = model.context_length.min(pool);
     let tokens = tokens
-        .saturating_sub(output_tokens as usize + KEPT_TOKENS)
+        .saturating_sub(output_tokens as usize + FREE_TOKENS)
         .max(1);
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }

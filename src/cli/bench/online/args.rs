@@ -8,9 +8,9 @@ use serde::Serialize;
 use crate::cli::remote::secret::Secret;
 
 /// The lowest accepted request rate, per second.
-const LEAST_RATE: f64 = 0.001;
+const MIN_RATE: f64 = 0.001;
 /// The largest accepted length of a part of a prompt, in tokens.
-const MOST_TOKENS: i64 = 1 << 20;
+const MAX_TOKENS: i64 = 1 << 20;
 
 /// Flags with a server.
 #[derive(Args, Debug)]
@@ -34,7 +34,7 @@ pub struct OnlineArgs {
     pub dataset_name: Dataset,
     /// Tokens of each prompt [default: 512]; with --dataset-name shared-prefix, tokens of each prompt after the prefix
     /// [default: 64]
-    #[arg(long, value_name = "TOKENS", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..=MOST_TOKENS),
+    #[arg(long, value_name = "TOKENS", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..=MAX_TOKENS),
         help_heading = "Bench of a server")]
     pub random_input_len: Option<u32>,
     /// Maximum number of tokens per output
@@ -43,7 +43,7 @@ pub struct OnlineArgs {
     pub random_output_len: u32,
     /// Number of tokens with which all prompts begin under --dataset-name shared-prefix
     #[arg(long, value_name = "TOKENS", default_value_t = 512, requires = "base_url",
-        value_parser = clap::value_parser!(u32).range(1..=MOST_TOKENS), help_heading = "Bench of a server")]
+        value_parser = clap::value_parser!(u32).range(1..=MAX_TOKENS), help_heading = "Bench of a server")]
     pub shared_prefix_len: u32,
     /// Number of requests
     #[arg(long, value_name = "N", default_value_t = 100, requires = "base_url",
@@ -100,7 +100,7 @@ pub enum Dataset {
 
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(rate) if rate >= LEAST_RATE => Ok(rate),
-        _ => Err(format!("must be a number of at least {LEAST_RATE}, or inf")),
+        Ok(rate) if rate >= MIN_RATE => Ok(rate),
+        _ => Err(format!("must be a number of at least {MIN_RATE}, or inf")),
     }
 }

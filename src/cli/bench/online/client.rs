@@ -72,14 +72,14 @@ impl Server {
             body["response_format"] = format.clone();
         }
         let body = body.to_string();
-        let sent = Instant::now();
-        read(self.remote.post("/v1/completions", body).await?, sent).await
+        let sent_at = Instant::now();
+        read(self.remote.post("/v1/completions", body).await?, sent_at).await
     }
 }
 
 async fn read<B: AsRef<[u8]>>(
     body: impl Stream<Item = Result<B, String>> + Unpin,
-    sent: Instant,
+    sent_at: Instant,
 ) -> Result<Answer, String> {
     let mut events = body.eventsource();
     let mut answer = Answer {
@@ -90,7 +90,7 @@ async fn read<B: AsRef<[u8]>>(
     let mut is_finished = false;
     while let Some(event) = events.next().await {
         let event = event.map_err(|error| format!("the stream was interrupted: {error}"))?;
-        let at = sent.elapsed();
+        let at = sent_at.elapsed();
         if event.data == DONE {
             is_finished = true;
             break;

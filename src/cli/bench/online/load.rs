@@ -8,7 +8,7 @@ use super::args::{Dataset, OnlineArgs};
 use crate::cli::bench::prompts::Prompts;
 
 const RANDOM_INPUT_TOKENS: u32 = 512;
-const OWN_INPUT_TOKENS: u32 = 64;
+const UNSHARED_INPUT_TOKENS: u32 = 64;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -52,10 +52,10 @@ pub fn arrivals(args: &OnlineArgs, prompts: &mut Prompts) -> Vec<Arrival> {
         if index > 0 {
             at_s += prompts.arrival_gap_s(args.request_rate);
         }
-        let own = part(args, prompts, own_tokens(args));
+        let unshared = part(args, prompts, unshared_tokens(args));
         let prompt = match &prefix {
-            None => own,
-            Some(prefix) => joined(prefix, own),
+            None => unshared,
+            Some(prefix) => joined(prefix, unshared),
         };
         Arrival {
             at: Duration::try_from_secs_f64(at_s).unwrap_or(Duration::MAX),
@@ -67,14 +67,14 @@ pub fn arrivals(args: &OnlineArgs, prompts: &mut Prompts) -> Vec<Arrival> {
 
 /// A request whose prompt shares no prefix with others.
 pub fn random(args: &OnlineArgs, prompts: &mut Prompts) -> Request {
-    let prompt = part(args, prompts, own_tokens(args));
+    let prompt = part(args, prompts, unshared_tokens(args));
     request(args, prompt)
 }
 
-fn own_tokens(args: &OnlineArgs) -> u32 {
+fn unshared_tokens(args: &OnlineArgs) -> u32 {
     let default = match args.dataset_name {
         Dataset::Random => RANDOM_INPUT_TOKENS,
-        Dataset::SharedPrefix => OWN_INPUT_TOKENS,
+        Dataset::SharedPrefix => UNSHARED_INPUT_TOKENS,
     };
     args.random_input_len.unwrap_or(default)
 }
@@ -95,11 +95,11 @@ fn part(args: &OnlineArgs, prompts: &mut Prompts, tokens: u32) -> Prompt {
     }
 }
 
-fn joined(prefix: &Prompt, own: Prompt) -> Prompt {
-    match (prefix, own) {
-        (Prompt::Text(prefix), Prompt::Text(own)) => Prompt::Text(format!("{prefix} {own}")),
-        (Prompt::Ids(prefix), Prompt::Ids(own)) => Prompt::Ids([&prefix[..], &own].concat()),
-        (_, own) => own,
+fn joined(prefix: &Prompt, unshared: Prompt) -> Prompt {
+    match (prefix, unshared) {
+        (Prompt::Text(prefix), Prompt::Text(rest)) => Prompt::Text(format!("{prefix} {rest}")),
+        (Prompt::Ids(prefix), Prompt::Ids(rest)) => Prompt::Ids([&prefix[..], &rest].concat()),
+        (_, rest) => rest,
     }
 }
 
@@ -115,7 +115,7 @@ mod tests {
         online: OnlineArgs,
     }
 
-    fn sent(flags: &str) -> Vec<Arrival> {
+    fn load(flags: &str) -> Vec<Arrival> {
         let flags = format!("bench --base-url http://h {flags}");
         let args = Flags::try_parse_from(flags.split(' ')).expect("the flags parse");
         arrivals(&args.online, &mut Prompts::new(5, 1000))
@@ -130,27 +130,27 @@ mod tests {
 
     #[test]
     fn random_prompts_have_nothing_in_common() {
-        let sent = sent("--num-prompts 3 --random-input-len 40 --random-output-len 7 --ignore-eos");
-        assert_eq!(sent.len(), 3);
-        for arrival in &sent {
+        let load = load("--num-prompts 3 --random-input-len 40 --random-output-len 7 --ignore-eos");
+        assert_eq!(load.len(), 3);
+        for arrival in &load {
             assert_eq!(ids(arrival).len(), 40);
             assert_eq!(arrival.at, Duration::ZERO);
             assert_eq!(arrival.request.output_tokens, 7);
             assert!(arrival.request.ignore_eos);
         }
-        assert_ne!(ids(&sent[0])[..8], ids(&sent[1])[..8]);
+        assert_ne!(ids(&load[0])[..8], ids(&load[1])[..8]);
     }
 
     #[test]
     fn all_prompts_share_the_prefix_and_have_their_own_tokens_after_it() {
         let flags = "--dataset-name shared-prefix --shared-prefix-len 20 --num-prompts 2";
-        let sent_ids = sent(flags);
-        let [first, second] = [ids(&sent_ids[0]), ids(&sent_ids[1])];
+        let load_ids = load(flags);
+        let [first, second] = [ids(&load_ids[0]), ids(&load_ids[1])];
         assert_eq!((first.len(), second.len()), (20 + 64, 20 + 64));
         assert_eq!(first[..20], second[..20]);
         assert_ne!(first[20..28], second[20..28]);
-        let sent_text = sent(&format!("{flags} --text-prompts --random-input-len 3"));
-        let prompts: Vec<_> = sent_text
+        let load_text = load(&format!("{flags} --text-prompts --random-input-len 3"));
+        let prompts: Vec<_> = load_text
             .iter()
             .map(|arrival| &arrival.request.prompt)
             .collect();
@@ -161,10 +161,10 @@ mod tests {
 
     #[test]
     fn arrivals_have_the_requested_rate() {
-        let sent = sent("--num-prompts 2000 --random-input-len 1 --request-rate 100");
-        assert_eq!(sent[0].at, Duration::ZERO);
-        assert!(sent.is_sorted_by_key(|arrival| arrival.at));
-        let last_s = sent[1999].at.as_secs_f64();
+        let load = load("--num-prompts 2000 --random-input-len 1 --request-rate 100");
+        assert_eq!(load[0].at, Duration::ZERO);
+        assert!(load.is_sorted_by_key(|arrival| arrival.at));
+        let last_s = load[1999].at.as_secs_f64();
         assert!((17.0..23.0).contains(&last_s), "{last_s}");
     }
 

@@ -28,7 +28,7 @@ use load::Arrival;
 use report::{OnlineRecord, Outcome};
 
 /// The vocabulary size assumed if the server reports none and --vocab-size is not given.
-const USUAL_VOCAB_SIZE: u32 = 32_000;
+const DEFAULT_VOCAB_SIZE: u32 = 32_000;
 
 /// Measures the server under the load that the flags describe. Without `model`, the server's first model is used.
 pub fn measure(
@@ -60,7 +60,7 @@ fn format_of(file: &Path) -> Result<Value, Failure> {
 
 async fn run(args: &OnlineArgs, server: Server, seed: u64) -> Result<OnlineRecord, Failure> {
     let vocab_size = args.vocab_size.or(server.vocab_size);
-    let vocab_size = vocab_size.unwrap_or(USUAL_VOCAB_SIZE);
+    let vocab_size = vocab_size.unwrap_or(DEFAULT_VOCAB_SIZE);
     let mut prompts = Prompts::new(seed, vocab_size);
     for _ in 0..args.warmup_requests {
         let request = load::random(args, &mut prompts);

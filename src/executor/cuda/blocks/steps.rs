@@ -47,7 +47,7 @@ impl CudaExecutor {
             _ => None,
         };
         let step = StepBlocks { saves, loads: None };
-        wait_for_saves(plan, &self.under_way, &step, &self.compute)?;
+        wait_for_saves(plan, &self.in_flight, &step, &self.compute)?;
         Ok(step)
     }
 
@@ -75,7 +75,7 @@ impl CudaExecutor {
             return Ok(());
         };
         if let Some(loads) = step.loads {
-            // The copies have ended: the step's results, which were read, come after scatters and copies.
+            // The copies have ended: the step's results were read, which the device writes after copies and scatters.
             drop(loads.release());
         }
         let Some(saves) = step.saves else {
@@ -94,11 +94,11 @@ impl CudaExecutor {
 /// Makes a step's kernels wait for saves, by this step or earlier ones, of pages that the step is granted.
 fn wait_for_saves(
     plan: &StepPlan,
-    under_way: &VecDeque<DeviceStep>,
+    in_flight: &VecDeque<DeviceStep>,
     step: &StepBlocks,
     compute: &Stream,
 ) -> Result<(), DriverError> {
-    let earlier = under_way.iter().map(|step| &step.blocks);
+    let earlier = in_flight.iter().map(|step| &step.blocks);
     let saves = earlier.chain([step]).filter_map(|step| step.saves.as_ref());
     for saves in saves {
         let mut appended = plan.table.iter().filter_map(|delta| match delta {

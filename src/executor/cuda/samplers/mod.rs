@@ -28,26 +28,26 @@ pub(super) struct RowSamplers {
     free_slots: Vec<u32>,
     lists: DeviceBuffer<u32>,
     list_arena: Arena,
-    held: Vec<Held>,
+    row_memory: Vec<RowMemory>,
     vocab_size: usize,
     eos_ids: Arc<[u32]>,
 }
 
 /// The device memory and end tokens of a row, until its next start.
 #[derive(Default)]
-struct Held {
+struct RowMemory {
     count_slot: Option<u32>,
     _biases: Option<Part>,
     _bans: Option<Part>,
     /// The tokens that end the row's output, if they are banned until it has `min_new_tokens`.
-    ends: Vec<u32>,
+    banned_ends: Vec<u32>,
 }
 
 pub(super) struct StartLists {
     begins: Section<RowBegin>,
     runs: Section<CountRun>,
     counted: Section<u32>,
-    most_counted: usize,
+    max_counted: usize,
     /// Biases and bans to be copied: the uploaded words, and the index of their first word in `lists`.
     copies: Vec<(Section<u32>, usize)>,
 }
@@ -68,7 +68,7 @@ impl RowSamplers {
             free_slots: (0..n_slots as u32).rev().collect(),
             lists: device.alloc(LIST_BYTES / size_of::<u32>())?,
             list_arena: Arena::new(LIST_BYTES),
-            held: (0..n_rows).map(|_| Held::default()).collect(),
+            row_memory: (0..n_rows).map(|_| RowMemory::default()).collect(),
             vocab_size,
             eos_ids,
         })
@@ -76,7 +76,7 @@ impl RowSamplers {
 
     /// The tokens that a row does not sample before its output has `min_new_tokens`.
     pub(super) fn bans(&self, row: RowId) -> &[u32] {
-        &self.held[row.index()].ends
+        &self.row_memory[row.index()].banned_ends
     }
 
     pub(super) fn states(&self) -> DevicePtr<RowState> {
@@ -103,8 +103,8 @@ impl RowSamplers {
         stream: &Stream,
     ) -> Result<bool, DriverError> {
         for start in starts {
-            let held = &mut self.held[start.row.index()];
-            self.free_slots.extend(held.count_slot.take());
+            let row_memory = &mut self.row_memory[start.row.index()];
+            self.free_slots.extend(row_memory.count_slot.take());
         }
         let counting = starts.iter().filter(|start| start.sampling.has_penalty());
         let missing = counting.count().saturating_sub(self.free_slots.len());
@@ -129,7 +129,7 @@ impl RowSamplers {
         lists: &mut ListBuffer,
     ) -> Result<StartLists, StepError> {
         let (mut begins, mut runs, mut copies) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut n_counted, mut most_counted) = (0, 0);
+        let (mut n_counted, mut max_counted) = (0, 0);
         for start in starts {
             let sampler = self.sampler(start, lists, &mut copies)?;
             let (prompt, output) = start.counted_tokens();
@@ -142,7 +142,7 @@ impl RowSamplers {
                     n_output,
                 });
                 n_counted += n_prompt + n_output;
-                most_counted = most_counted.max(prompt.len() + output.len());
+                max_counted = max_counted.max(prompt.len() + output.len());
             }
             begins.push(RowBegin {
                 row: start.row.get(),
@@ -160,7 +160,7 @@ impl RowSamplers {
             begins: lists.list(begins),
             runs: lists.list(runs),
             counted,
-            most_counted,
+            max_counted,
             copies,
         })
     }
@@ -175,17 +175,17 @@ impl RowSamplers {
         let biases = sorted_biases(params);
         let bans = params.banned_ends(&self.eos_ids, self.vocab_size);
         let biases = self.allocate(bytemuck::cast_slice(&biases), lists, copies)?;
-        let ends = bans;
-        let bans = self.allocate(&ends, lists, copies)?;
+        let banned_ends = bans;
+        let bans = self.allocate(&banned_ends, lists, copies)?;
         let count_slot = params.has_penalty().then(|| {
             let slot = self.free_slots.pop();
             slot.expect("slots must be reserved for all rows that start")
         });
-        let first = |kept: &Option<(Part, usize)>, bytes: usize| {
-            kept.as_ref()
+        let first = |list: &Option<(Part, usize)>, bytes: usize| {
+            list.as_ref()
                 .map_or(0, |(part, _)| (part.offset() / bytes) as u32)
         };
-        let len = |kept: &Option<(Part, usize)>| kept.as_ref().map_or(0, |kept| kept.1);
+        let len = |list: &Option<(Part, usize)>| list.as_ref().map_or(0, |list| list.1);
         let temperature = f64::from(params.temperature);
         let sampler = RowSampler {
             temperature,
@@ -206,11 +206,11 @@ impl RowSamplers {
             n_bans: len(&bans) as u32,
             reserved: 0,
         };
-        self.held[start.row.index()] = Held {
+        self.row_memory[start.row.index()] = RowMemory {
             count_slot,
-            _biases: biases.map(|kept| kept.0),
-            _bans: bans.map(|kept| kept.0),
-            ends,
+            _biases: biases.map(|list| list.0),
+            _bans: bans.map(|list| list.0),
+            banned_ends,
         };
         Ok(sampler)
     }
@@ -270,7 +270,7 @@ impl RowSamplers {
             vocab: self.vocab_size as u32,
         };
         // SAFETY: as above.
-        unsafe { kernels.count_tokens(stream, &params, lists.most_counted) }
+        unsafe { kernels.count_tokens(stream, &params, lists.max_counted) }
     }
 }
 

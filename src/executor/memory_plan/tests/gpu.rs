@@ -24,7 +24,7 @@ fn a_gpu_gives_most_of_its_memory() {
             && why.contains("512.0 MiB for the page table"),
         "{why}"
     );
-    // The default of 0.9 would use part of a large reserve, or is less than large weights: the pool gets the rest.
+    // Where 0.9 of the memory would include part of the reserve, or not even hold the weights, the pool gets the rest.
     for (weights, reserve) in [(4 * GIB, 3 * GIB), (15 * GIB, GIB / 2)] {
         let tight = MemoryBudget {
             weights_bytes: weights,

@@ -38,7 +38,7 @@ fn wish() -> MemoryWish {
 }
 
 #[test]
-fn tokens_without_keys_are_bounded_by_contexts() {
+fn tokens_that_take_no_kv_memory_are_bounded_by_contexts() {
     for fraction in [None, Some(0.8)] {
         let mut wish = wish();
         (wish.kv_bytes_per_token, wish.mem_fraction_static) = (0, fraction);
@@ -336,7 +336,7 @@ fn the_reserve_grows_with_the_step_and_the_vocabulary() {
 }
 
 #[test]
-fn buffers_of_the_store_are_a_part_of_the_reserve_and_named() {
+fn the_explanation_and_the_error_name_the_buffers_of_the_store() {
     let with_store = MemoryBudget {
         store_bytes: GIB / 2,
         ..budget()

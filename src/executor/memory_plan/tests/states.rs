@@ -14,7 +14,7 @@ fn hybrid() -> MemoryWish {
 #[test]
 fn states_take_their_part_of_the_pool() {
     let plan = MemoryPlan::new(budget(), hybrid()).expect("the plan fits");
-    // The pool is a quarter of 16 GiB. A fifth of the pool has fewer states than the minimum: two for each of 16 rows.
+    // The pool is a quarter of 16 GiB. A fifth holds fewer cached states than the minimum, two for each of 16 rows.
     assert_eq!(
         (plan.limit, plan.state_slots),
         (PoolLimit::DefaultShare, 49)

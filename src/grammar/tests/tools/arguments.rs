@@ -100,7 +100,7 @@ fn braced(arguments: &str) -> String {
 }
 
 #[test]
-fn alternatives_are_decomposed_despite_annotations() {
+fn alternatives_may_have_annotations() {
     let schema = json!({"type": "object", "properties": {"a": {
         "title": "A", "description": "One of three.", "default": null, "examples": [true], "x-order": 1,
         "anyOf": [

@@ -12,7 +12,7 @@ use super::space::CHUNK_ROWS;
 use super::state::Fold;
 use super::tile::Work;
 
-/// Queries in a run: a multiple of a product's tile, but few, so that keys that none of these queries sees are skipped.
+/// Queries in a run: a multiple of a product tile's rows, but few, so that keys that no query of it sees are skipped.
 const RUN_ROWS: usize = 12;
 
 fn runs(n_rows: usize) -> impl Iterator<Item = Range<usize>> {
@@ -79,7 +79,7 @@ impl<F: KvElement> Work<'_, F> {
                 c: space.scores.as_mut_ptr(),
                 ldc: BLOCK,
                 depth: sizes.depth,
-                decay: std::ptr::null(),
+                rescale: std::ptr::null(),
                 scales: space.scales(sizes, row),
             };
             let seen = &space.seen[first..first + n_rows];
@@ -100,7 +100,7 @@ impl<F: KvElement> Work<'_, F> {
                 c: space.span.as_mut_ptr().wrapping_add(row * sizes.record),
                 ldc: sizes.record,
                 depth: F::value_depth(loaded.end as usize),
-                decay: space.decay.as_ptr(),
+                rescale: space.rescale.as_ptr(),
                 scales: space.scales(sizes, row),
             };
             if masks_values {
@@ -154,7 +154,7 @@ impl<F: KvElement> Work<'_, F> {
         let fold = Fold {
             scores: space.scores.as_ptr(),
             weights: space.weights.as_mut_ptr(),
-            decay: space.decay.as_mut_ptr(),
+            rescale: space.rescale.as_mut_ptr(),
             records: space.span.as_mut_ptr().wrapping_add(first),
             record: sizes.record,
             scale: scale * std::f32::consts::LOG2_E,

@@ -36,7 +36,7 @@ impl BlockCache {
         self.entries.resize(CACHED_BLOCKS, nothing);
     }
 
-    /// Drops the cached blocks, before the keys and values of another layer or step.
+    /// Drops the cached blocks. Must be called before keys and values of another layer or step are read.
     pub fn clear(&mut self) {
         for entry in &mut self.entries {
             entry.loaded = Seen::default();
@@ -118,6 +118,7 @@ mod tests {
         let mut others = slots;
         others[40] = pool[BLOCK..].as_ptr();
         let seen = |start, end| Seen { start, end };
+        // `others` differs from `slots` in slot 40 only. Block 3 has entry 4, as entry 0 is scratch.
         assert_eq!(blocks.claim((3, 0), &slots, seen(0, 100)), (4, false));
         assert_eq!(blocks.claim((3, 0), &slots, seen(0, 100)), (4, true));
         assert_eq!(blocks.claim((3, 0), &others, seen(0, 40)), (4, true));

@@ -15,7 +15,7 @@ pub struct Direct<'a, F> {
     /// Starts of the slots in the first head's plane.
     pub slots: &'a [*const F; BLOCK],
     pub n_keys: usize,
-    /// Elements of a key and of a value, whole vectors of words.
+    /// Elements of a key and of a value; both are whole vectors of words.
     pub key_dim: usize,
     pub value_dim: usize,
     pub rows: usize,
@@ -28,7 +28,7 @@ pub struct Direct<'a, F> {
     /// `[rows, BLOCK / PER_WORD]` words.
     pub weights: *const u32,
     /// `[rows]`.
-    pub decay: *const f32,
+    pub rescale: *const f32,
     /// Weighted sums, `[rows, record]`.
     pub sums: *mut f32,
     /// Distance between rows of sums, in values.
@@ -187,12 +187,12 @@ impl<F: FloatKv> Direct<'_, F> {
                 }
             }
             for m in 0..M {
-                let decay = S::splat_at(self.decay.wrapping_add(row + m));
+                let rescale = S::splat_at(self.rescale.wrapping_add(row + m));
                 for n in 0..N {
                     let c = self
                         .sums
                         .wrapping_add((row + m) * self.record + (vector + n) * LANES);
-                    S::store(c, S::mul_add(S::load(c), decay, sums[m][n]));
+                    S::store(c, S::mul_add(S::load(c), rescale, sums[m][n]));
                 }
             }
         }

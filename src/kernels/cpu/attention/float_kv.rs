@@ -88,7 +88,7 @@ impl FloatKv for bf16 {
     }
 }
 
-/// The formats whose words are single f32.
+/// Implements [`FloatKv`] for a type whose elements become words of one f32 each.
 macro_rules! singles {
     ($element:ty) => {
         impl FloatKv for $element {

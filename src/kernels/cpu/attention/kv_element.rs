@@ -38,13 +38,13 @@ pub trait KvElement: Kept {
     unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32;
     unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; VECTORS]);
     unsafe fn pack<S: Lanes>(packing: &mut Packing<'_, Self>, n_keys: usize);
-    /// Scores some rows of packed queries against `vectors` vectors of sixteen packed keys.
+    /// Scores `rows` packed queries against `16 * vectors` packed keys.
     unsafe fn score<S: Lanes>(product: &Product, rows: usize, vectors: usize);
-    /// Adds weighted packed values to the decayed sums of some rows.
+    /// Adds weighted packed values to the rescaled accumulators of `rows` queries (online softmax).
     unsafe fn weigh<S: Lanes>(product: &Product, rows: usize, vectors: usize);
     /// Scores few queries against keys in the pool.
     unsafe fn score_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>);
-    /// Adds weighted values in the pool to the decayed sums of few queries.
+    /// Adds weighted values in the pool to the rescaled accumulators of few queries (online softmax).
     unsafe fn weigh_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>);
     /// Multiplies the weighted sums of a softmax record by a factor, and restores the order of the elements.
     unsafe fn mean<S: Lanes>(sums: &[f32], factor: S::V, out: &mut [f32]);

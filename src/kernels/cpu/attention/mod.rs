@@ -112,7 +112,7 @@ impl Attention {
         let plan = &self.plans[plan].1;
         let shared = Shared::new(out.values_mut());
         with_elements!(kv.layer(layer), kv, scales => {
-            let record = record_of(kv, heads);
+            let record = record_len_of(kv, heads);
             self.states.grow_to(plan.n_records * record);
             let states = Shared::new(&mut self.states);
             let planes = Planes::over(heads, kv);
@@ -184,7 +184,7 @@ impl Attention {
     }
 }
 
-fn record_of<F: KvElement>(_: &[F], heads: &HeadShape) -> usize {
+fn record_len_of<F: KvElement>(_: &[F], heads: &HeadShape) -> usize {
     record_len(F::padded(heads.values.dim()))
 }
 

@@ -19,13 +19,13 @@ use souffleur_base::ids::RowId;
 /// fewer are allowed, so that no small tile remains, which would pack the blocks again.
 const TILE_ROWS: usize = 384;
 /// A segment with at least this many queries shares no prefix: packing a prefix again costs less than storing records.
-const ALONE_ROWS: usize = 96;
+const UNSHARED_ROWS: usize = 96;
 /// Queries of a key head below which attention is memory-bound.
 const FEW_ROWS: usize = 12;
 /// Work items for each thread, for load balancing.
 const ITEMS_PER_THREAD: usize = 4;
-/// An item of many queries is cut by spans only if it exceeds this many fair shares: the records of all its spans then
-/// go through memory, which takes a fifth of the time.
+/// An item of many queries is cut by spans only if it exceeds this many fair shares of a round's cost: the records of
+/// all its spans then go through memory, which takes a fifth of the time.
 const MOST_SHARES: usize = 2;
 
 #[derive(Clone, Copy, Debug)]
@@ -108,11 +108,11 @@ pub struct AttentionPlan {
     items: Vec<Item>,
     /// Items of each node in each round; a single number if heads are not assigned to nodes.
     node_items: Vec<usize>,
-    /// A round begins when the previous one is done.
+    /// In order: a round begins when the previous one is done.
     rounds: Vec<Round>,
     /// Tiles whose spans are merged at the end, and the multiply-adds of the merges.
     merges: (Vec<u32>, usize),
-    /// Sliding window; also `None` if it covers all keys of every query.
+    /// Sliding window, unless it covers all keys of every query.
     pub window: Option<usize>,
     /// Records passed from round to round or merged at the end.
     pub n_records: usize,
@@ -141,22 +141,22 @@ impl AttentionPlan {
         self.window = heads.window.filter(|window| *window < end.unwrap_or(0));
         let group = heads.n_heads / heads.n_kv_heads;
         let tile_tokens = (TILE_ROWS / group).max(1);
-        let mut done: &[u32] = &[];
+        let mut covered: &[u32] = &[];
         let mut last_round = 0;
         if let Some(prefixes) = prefixes.filter(|_| self.window.is_none()) {
-            prefixes.find(segments, table, (ALONE_ROWS / group).max(1));
-            for node in prefixes.nodes() {
+            prefixes.find(segments, table, (UNSHARED_ROWS / group).max(1));
+            for shared in prefixes.shared() {
                 let tokens = prefixes
-                    .rows(node)
+                    .rows(shared)
                     .flat_map(|row| tokens_of(&segments[row]));
-                let row = segments[prefixes.rows(node).next().expect("a node must have rows")].row;
-                self.push_tiles(tokens, tile_tokens, row, node.spans.clone(), node.round);
-                last_round = last_round.max(node.round + 1);
+                let row = segments[prefixes.rows(shared).next().expect("spans must have rows")].row;
+                self.push_tiles(tokens, tile_tokens, row, shared.spans.clone(), shared.round);
+                last_round = last_round.max(shared.round + 1);
             }
-            done = prefixes.done();
+            covered = prefixes.covered();
         }
         for (i, segment) in segments.iter().enumerate() {
-            let from = done.get(i).map_or(0, |spans| *spans as usize);
+            let from = covered.get(i).map_or(0, |spans| *spans as usize);
             self.push_tiles(
                 tokens_of(segment),
                 tile_tokens,
@@ -403,7 +403,7 @@ mod tests {
     /// Prefill chunks of about half a second are divided by heads and tiles only: with a division by spans, the spans'
     /// records would be written and read again.
     #[test]
-    fn short_chunks_at_late_positions_are_not_cut_by_spans() {
+    fn only_chunks_that_heads_and_tiles_cannot_divide_are_cut_by_spans() {
         let shape = |n_heads, n_kv_heads| HeadShape {
             n_heads,
             n_kv_heads,

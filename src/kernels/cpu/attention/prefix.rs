@@ -14,10 +14,10 @@ use crate::cpu::kv::PageTable;
 const MAX_ROUNDS: usize = 3;
 
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct SharedSpans {
     rows: Range<usize>,
     pub spans: Range<usize>,
-    /// Nodes of lower rounds cover the preceding spans.
+    /// The rows share the preceding spans, too, which lower rounds compute.
     pub round: usize,
 }
 
@@ -26,10 +26,11 @@ pub struct Node {
 pub struct Prefixes {
     /// Segments that may share a prefix, sorted so that those with the same pages are adjacent.
     order: Vec<u32>,
+    /// Number of leading spans that each pair of neighbours in `order` has in common.
     common: Vec<u32>,
-    /// Number of leading spans of each segment that nodes cover.
-    done: Vec<u32>,
-    nodes: Vec<Node>,
+    /// Number of leading spans of each segment that are computed as [`SharedSpans`].
+    covered: Vec<u32>,
+    shared: Vec<SharedSpans>,
 }
 
 impl Prefixes {
@@ -37,9 +38,9 @@ impl Prefixes {
     pub fn find(&mut self, segments: &[Segment], table: &PageTable, max_tokens: usize) {
         self.order.clear();
         self.common.clear();
-        self.nodes.clear();
-        self.done.clear();
-        self.done.resize(segments.len(), 0);
+        self.shared.clear();
+        self.covered.clear();
+        self.covered.resize(segments.len(), 0);
         let shareable = |i: &u32| {
             let segment = &segments[*i as usize];
             segment.n_tokens < max_tokens && whole_spans(segment) > 0
@@ -59,18 +60,18 @@ impl Prefixes {
         self.split(0..self.order.len(), 0, 0);
     }
 
-    pub fn nodes(&self) -> &[Node] {
-        &self.nodes
+    pub fn shared(&self) -> &[SharedSpans] {
+        &self.shared
     }
 
-    pub fn rows(&self, node: &Node) -> impl Iterator<Item = usize> + '_ {
-        self.order[node.rows.clone()]
+    pub fn rows(&self, shared: &SharedSpans) -> impl Iterator<Item = usize> + '_ {
+        self.order[shared.rows.clone()]
             .iter()
             .map(|row| *row as usize)
     }
 
-    pub fn done(&self) -> &[u32] {
-        &self.done
+    pub fn covered(&self) -> &[u32] {
+        &self.covered
     }
 
     fn split(&mut self, rows: Range<usize>, from: usize, mut round: usize) {
@@ -85,9 +86,9 @@ impl Prefixes {
             .expect("there must be two rows or more");
         if depth as usize > from {
             for row in rows.clone() {
-                self.done[self.order[row] as usize] = depth;
+                self.covered[self.order[row] as usize] = depth;
             }
-            self.nodes.push(Node {
+            self.shared.push(SharedSpans {
                 rows: rows.clone(),
                 spans: from..depth as usize,
                 round,

@@ -4,10 +4,10 @@ use super::super::simd::{LANES, Lanes};
 use super::float_kv::FloatKv;
 use super::scales::Scales;
 
-/// Operands of `c = a b`, or `c = decay c + a b`, for all rows of `a`.
+/// Operands of `c = a b`, or `c = rescale c + a b`, for all rows of `a`.
 ///
 /// # Shapes
-/// `a: [rows, lda]`, of which `depth` words of a row are read; `b: [depth, ldb]`; `c: [rows, ldc]`; `decay: [rows]`.
+/// `a: [rows, lda]`, of which `depth` words of a row are read; `b: [depth, ldb]`; `c: [rows, ldc]`; `rescale: [rows]`.
 #[derive(Clone, Copy)]
 pub struct Product {
     pub a: *const u32,
@@ -17,8 +17,8 @@ pub struct Product {
     pub c: *mut f32,
     pub ldc: usize,
     pub depth: usize,
-    /// Factors of the values in `c`; null if `c` is replaced.
-    pub decay: *const f32,
+    /// Factors on the values in `c` (online softmax); null if `c` is replaced.
+    pub rescale: *const f32,
     pub scales: Scales,
 }
 
@@ -28,13 +28,13 @@ impl Product {
         Self {
             a: self.a.wrapping_add(row * self.lda),
             c: self.c.wrapping_add(row * self.ldc),
-            decay: self.decay.wrapping_add(row),
+            rescale: self.rescale.wrapping_add(row),
             scales: self.scales.starting_at(row),
             ..self
         }
     }
 
-    /// Computes `rows` rows and `vectors` vectors of sixteen columns. Each element of `a b` is summed in order of
+    /// Computes `rows` rows and `16 * vectors` columns. Each element of `a b` is summed in order of
     /// ascending depth, whatever the tiling.
     ///
     /// # Safety
@@ -45,10 +45,10 @@ impl Product {
         unsafe { self.run::<F, S, false>(rows, vectors) };
     }
 
-    /// As [`Self::replace`], added to `c` times `decay`.
+    /// As [`Self::replace`], added to `c` times `rescale`.
     ///
     /// # Safety
-    /// As for [`Self::replace`], and `decay` is valid for the rows.
+    /// As for [`Self::replace`], and `rescale` is valid for the rows.
     #[inline(always)]
     pub unsafe fn add<F: FloatKv, S: Lanes>(&self, rows: usize, vectors: usize) {
         // SAFETY: the caller guarantees the same.
@@ -125,8 +125,8 @@ impl Product {
                     let c = c.wrapping_add(n * LANES);
                     let mut sum = sums[m][n];
                     if ADD {
-                        let decay = S::splat_at(self.decay.wrapping_add(row.wrapping_add(m)));
-                        sum = S::mul_add(S::load(c), decay, sum);
+                        let rescale = S::splat_at(self.rescale.wrapping_add(row.wrapping_add(m)));
+                        sum = S::mul_add(S::load(c), rescale, sum);
                     }
                     S::store(c, sum);
                 }

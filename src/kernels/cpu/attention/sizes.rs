@@ -17,6 +17,7 @@ pub struct Sizes {
     pub depth: usize,
     /// Elements of a value, padded to whole chunks.
     pub width: usize,
+    /// Values of a softmax record.
     pub record: usize,
     /// Scales of a key and its value.
     pub n_scales: usize,

@@ -31,7 +31,7 @@ pub struct Workspace {
     /// `[CHUNK_ROWS, value_scales]`.
     pub weight_scales: Lines<f32>,
     /// `[CHUNK_ROWS]`.
-    pub decay: Lines<f32>,
+    pub rescale: Lines<f32>,
     /// Records of the current span and of the preceding spans, `[heads, rows]`.
     pub span: Lines<f32>,
     pub total: Lines<f32>,
@@ -50,7 +50,7 @@ impl Workspace {
         self.scores.grow_to(CHUNK_ROWS * BLOCK);
         self.weights.grow_to(CHUNK_ROWS * sizes.weight_words);
         self.weight_scales.grow_to(CHUNK_ROWS * sizes.value_scales);
-        self.decay.grow_to(CHUNK_ROWS);
+        self.rescale.grow_to(CHUNK_ROWS);
         self.span.grow_to(n_records * sizes.record);
         self.total.grow_to(n_records * sizes.record);
     }

@@ -1,7 +1,7 @@
 //! Running state of an online softmax: weighted sum of values, sum of weights, maximum score.
 //!
 //! A record is `[weighted values: width][sum of weights: 16 lanes][maximum: first of 16 lanes]`. Values have the order
-//! of packed operands; the sum of weights decays as the values do. Scores and maxima are base-2 logarithms.
+//! of packed operands. Scores and maxima are base-2 logarithms.
 
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
@@ -40,12 +40,12 @@ const MANY_ROWS: usize = 8;
 /// Scores of a block to turn into weights, and the records that receive their sums and maxima.
 ///
 /// # Shapes
-/// `scores: [rows, BLOCK]`, `weights: [rows, weight_words]`, `decay: [rows]`, `records: [rows, record]`. All are
-/// padded to multiples of sixteen rows, except the records.
+/// `scores: [rows, BLOCK]`, `weights: [rows, weight_words]`, `rescale: [rows]`, `records: [rows, record]`. All
+/// are padded to multiples of sixteen rows, except the records.
 pub struct Fold {
     pub scores: *const f32,
     pub weights: *mut u32,
-    pub decay: *mut f32,
+    pub rescale: *mut f32,
     pub records: *mut f32,
     pub record: usize,
     /// Positive factor of the scores.
@@ -64,7 +64,7 @@ impl Fold {
         }
     }
 
-    /// Processes up to sixteen rows together, which hides the latency of a row's maximum and decay.
+    /// Processes up to sixteen rows together, which hides the latency of a row's maximum and rescaling.
     #[inline(always)]
     unsafe fn sixteen<F: KvElement, S: Lanes>(&self, first: usize, seen: &[Seen]) {
         let max_at = self.record - LANES;
@@ -81,8 +81,8 @@ impl Fold {
             let max = S::max(S::mul(max, S::splat(self.scale)), old);
             S::store(new.as_mut_ptr(), max);
             S::store(below.as_mut_ptr(), S::sub(S::splat(0.0), max));
-            let decay = S::exp2_at_most_126(S::sub(old, max));
-            S::store(self.decay.wrapping_add(first), decay);
+            let rescale = S::exp2_at_most_126(S::sub(old, max));
+            S::store(self.rescale.wrapping_add(first), rescale);
             for (row, seen) in seen.iter().enumerate() {
                 let below = S::splat_at(below.as_ptr().wrapping_add(row));
                 let mut v = self.load::<S>(first + row, *seen);
@@ -105,8 +105,8 @@ impl Fold {
                     total = S::add(total, v[i]);
                 }
                 let sum = record(row).wrapping_add(max_at - LANES);
-                let decay = S::splat_at(self.decay.wrapping_add(first + row));
-                S::store(sum, S::mul_add(S::load(sum), decay, total));
+                let rescale = S::splat_at(self.rescale.wrapping_add(first + row));
+                S::store(sum, S::mul_add(S::load(sum), rescale, total));
                 *record(row).wrapping_add(max_at) = new[row];
                 F::write_weights::<S>(self, first + row, &v);
             }

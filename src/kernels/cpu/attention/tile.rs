@@ -265,7 +265,7 @@ impl<F: KvElement> Work<'_, F> {
             queries: queries.wrapping_add(head * sizes.rows * words),
             scores: space.scores.as_mut_ptr(),
             weights: space.weights.as_ptr(),
-            decay: space.decay.as_ptr(),
+            rescale: space.rescale.as_ptr(),
             sums: space.span.as_mut_ptr().wrapping_add(first),
             record: sizes.record,
             scales: space.scales(sizes, head * sizes.rows),

@@ -89,8 +89,8 @@ pub fn route(backend: &mut CpuBackend, x: &Tensor, router: &Router<CpuBackend>) 
     backend.product(&packed, &router.logits, &mut logits, Write::Store);
     let mut routes = std::mem::take(&mut backend.routes);
     let threads = (&mut backend.pool, backend.isa);
-    let numbers = [&router.correction, &router.factors].map(|numbers| numbers.as_deref());
-    routes.choose(threads, (&router.routing, numbers), &logits);
+    let per_expert = [&router.correction, &router.factors].map(|per_expert| per_expert.as_deref());
+    routes.choose(threads, (&router.routing, per_expert), &logits);
     routes
 }
 
@@ -126,8 +126,8 @@ impl<'a> Mixing<'a> {
         if self.routes.rows() == 0 {
             return;
         }
-        let packed = self.pick(experts, x);
-        let gated = self.gate(experts, &packed);
+        let packed = self.pack_inputs(experts, x);
+        let gated = self.gated(experts, &packed);
         let product = ExpertProduct {
             x: &gated,
             experts: &experts.down,
@@ -143,7 +143,7 @@ impl<'a> Mixing<'a> {
         add_experts(self.pool, self.isa, product, weighted);
     }
 
-    fn pick(&mut self, experts: &Experts, x: &Tensor) -> Packed<'a> {
+    fn pack_inputs(&mut self, experts: &Experts, x: &Tensor) -> Packed<'a> {
         let picked = &self.routes.tokens;
         if experts.gate_up_encodings.as_slice() == [PICKED] {
             let threads = (&mut *self.pool, self.isa);
@@ -157,7 +157,7 @@ impl<'a> Mixing<'a> {
         self.pack(source, &experts.gate_up_encodings)
     }
 
-    fn gate(&mut self, experts: &Experts, packed: &[ExpertRows<'_>]) -> Packed<'a> {
+    fn gated(&mut self, experts: &Experts, packed: &[ExpertRows<'_>]) -> Packed<'a> {
         let (rows, width) = (self.routes.rows(), experts.width);
         if !experts.alternates || experts.gate != Gate::Silu {
             let mut both = self.scratch.tensor(rows, 2 * width);

@@ -12,11 +12,11 @@ use crate::routing::Routing;
 /// Approximate cost of choosing, per logit, in multiply-adds.
 const LOGIT_COST: usize = 32;
 const ITEM_TOKENS: usize = 16;
-/// Minimum average rows of an expert in a block of tokens, per thread: with fewer, groups of rows are often not full,
-/// while each thread reads all weights.
+/// Tokens are divided into blocks if a block has, on average, at least this many rows per expert and thread. Otherwise
+/// groups of rows would often not be full, although each thread reads all weights.
 const LEAST_BLOCK_ROWS: usize = 16;
 
-/// `[n_experts]` biases, added to scores for the choice only, and factors on the weights of the chosen experts.
+/// Biases that are added to scores for the choice only; factors on the weights of chosen experts. Each `[n_experts]`.
 pub type PerExpert<'a> = [Option<&'a [f32]>; 2];
 
 /// The rows of a step: a *row* is a token at one of its experts. Rows are ordered by block of tokens, within a block by

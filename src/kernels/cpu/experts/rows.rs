@@ -1,4 +1,4 @@
-//! Packed activations sorted by expert: the rows of an expert in a block of tokens are contiguous, in separate groups.
+//! Packed activations for MoE: the rows of an expert in a block of tokens are contiguous, or picked by index.
 
 use super::super::activations::{RowGroups, most_group_rows, uninit_words};
 use super::super::format::{Encoding, n_groups};
@@ -17,7 +17,7 @@ const VALUE_COST: usize = 64;
 
 pub struct ExpertRows<'a> {
     words: Tensor,
-    /// Index of each row in `words`; if `None`, rows are in the order of the experts.
+    /// Index of each row in `words`, unless `words` has the rows in the order of the experts.
     picked: Option<&'a [u32]>,
     inputs: usize,
     encoding: Encoding,

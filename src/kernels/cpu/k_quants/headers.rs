@@ -12,8 +12,8 @@ const UPPER_TWO: u32 = 0x3030_3030;
 const EVEN_BYTES: u32 = 0x00ff_00ff;
 const EVEN_LOW_HALVES: u32 = 0x000f_000f;
 
-/// Lines of scales, one for each sixteen inputs and four in a word: bytes 0 and 2 belong to an even sub-block, bytes 1
-/// and 3 to the next, odd one.
+/// Lines of scale bytes, one byte for each sixteen inputs. In a word, bytes 0 and 2 belong to an even sub-block, bytes
+/// 1 and 3 to the next, odd one.
 const PAIR_LINES: usize = 4;
 
 /// `acc + scaled (d dx) - minima (dmin dx)`.

@@ -23,9 +23,9 @@ use crate::Linear;
 /// Panels of an item with several groups of rows; the rows stay in cache while the weights stream.
 const ITEM_PANELS: usize = 2 * MAX_PANELS;
 
-/// Spans of a matrix per thread; each is multiplied with the rows of a block's experts in turn.
+/// Maximum spans per thread of a matrix. An item multiplies the same span of each expert of a block in turn.
 const SPANS: usize = 5;
-/// Spans per thread if weights are multiplied from strips: smaller steps to rebalance a preempted thread's work.
+/// Maximum spans per thread if weights are multiplied from strips: smaller steps rebalance a preempted thread's work.
 const STRIP_SPANS: usize = 8;
 
 /// # Shapes
@@ -78,7 +78,7 @@ pub fn multiply_experts(
         let this = item_of(item);
         let next = (item + 1 < n_items).then(|| item_of(item + 1).start());
         let next = next.filter(|next| next.weight.node == this.weight.node);
-        this.before(next).run(isa);
+        this.with_next(next).run(isa);
     });
 }
 
@@ -114,7 +114,7 @@ pub fn add_experts(
             } else {
                 (span + 1 < parts[node].n_spans).then(|| of_part(block.start, span + 1).start())
             };
-            of_part(index, span).before(next).run(isa);
+            of_part(index, span).with_next(next).run(isa);
         }
     });
 }
@@ -156,8 +156,8 @@ impl NodePanels {
     }
 
     fn span(&self, span: usize) -> Range<usize> {
-        let thread = group_rows(span / self.thread_spans, self.threads, self.n_panels);
-        let n_tiles = thread.len().div_ceil(self.tile);
+        let panels = group_rows(span / self.thread_spans, self.threads, self.n_panels);
+        let n_tiles = panels.len().div_ceil(self.tile);
         let (span, spans) = (span % self.thread_spans, self.thread_spans);
         // Shrinking spans: the last has one part, the one before it two.
         let parts = |spans: usize| spans * (spans + 1) / 2;
@@ -167,7 +167,7 @@ impl NodePanels {
         } else {
             group_rows(span, spans, n_tiles)
         };
-        let panel = |tile: usize| thread.end.min(thread.start + tile * self.tile);
+        let panel = |tile: usize| panels.end.min(panels.start + tile * self.tile);
         panel(tiles.start)..panel(tiles.end)
     }
 }
@@ -264,11 +264,11 @@ impl<'a> ExpertSections<'a> {
         };
         let rows = self.rows_for(weight, active);
         // With many experts, items need not be small to be balanced.
-        let stride = match rows.n_groups {
+        let span_panels = match rows.n_groups {
             1 => (STREAM_BYTES / (4 * weight.panel_words)).max(1),
             _ => ITEM_PANELS,
         };
-        Section::with_stride(rows, weight, output, stride)
+        Section::with_spans(rows, weight, output, span_panels)
     }
 
     fn rows_for(&self, weight: &Matrix, active: &ActiveExpert) -> RowGroups<'a> {

@@ -50,11 +50,11 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
             weighted: None,
         };
         // With many heads, items need not be small to be balanced.
-        let stride = match rows.n_groups {
+        let span_panels = match rows.n_groups {
             1 => (STREAM_BYTES / (4 * weight.panel_words)).max(1),
             _ => ITEM_PANELS,
         };
-        Section::with_stride(rows, weight, output, stride)
+        Section::with_spans(rows, weight, output, span_panels)
     };
     // Every head gets as many items as the node's largest head: formats, and so panel sizes, may differ.
     let most = (0..heads[0].n_nodes()).map(|node| {

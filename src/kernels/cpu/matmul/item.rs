@@ -29,7 +29,7 @@ pub struct Item<'a> {
     pub panels: Range<usize>,
     pub groups: Range<usize>,
     /// The start of this thread's next item, unless it is unknown or begins at the following panels.
-    pub then: Option<Start<'a>>,
+    pub next_start: Option<Start<'a>>,
 }
 
 #[derive(Clone, Copy)]
@@ -40,8 +40,8 @@ pub struct Start<'a> {
 }
 
 impl<'a> Item<'a> {
-    pub fn before(self, then: Option<Start<'a>>) -> Self {
-        Self { then, ..self }
+    pub fn with_next(self, next_start: Option<Start<'a>>) -> Self {
+        Self { next_start, ..self }
     }
 
     pub fn start(&self) -> Start<'a> {
@@ -107,7 +107,7 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
             let n = item.tile_panels::<S, T>(item.panels.end - panel);
             let next = item.next_tile::<S, T>(panel + n);
             for group in item.groups.clone() {
-                item.group::<S, T>(group, (panel, n), &next);
+                item.multiply_group::<S, T>(group, (panel, n), &next);
             }
             panel += n;
         }
@@ -168,7 +168,7 @@ impl<'a> Item<'a> {
     }
 
     #[inline(always)]
-    fn group<S: Lanes, T: Tile>(
+    fn multiply_group<S: Lanes, T: Tile>(
         &self,
         group: usize,
         (panel, n): (usize, usize),
@@ -192,8 +192,8 @@ impl<'a> Item<'a> {
 
     pub fn after(&self, panel: usize) -> Start<'a> {
         let weight = self.weight;
-        let end = match self.then {
-            Some(then) if panel == self.panels.end => return then,
+        let end = match self.next_start {
+            Some(next_start) if panel == self.panels.end => return next_start,
             Some(_) => self.panels.end,
             None => panels_of(weight, self.output.write),
         };

@@ -19,11 +19,11 @@ pub enum Write {
     AddWeighted,
     /// The first half of the outputs is gate, the second half up: `silu(gate) * up`.
     GatedSilu,
-    /// The same, and the output is `PackedRows` words as [`Encoding::Bf16`].
+    /// As [`Self::GatedSilu`], but the output is `PackedRows` words in [`Encoding::Bf16`].
     GatedPairs,
-    /// The same as [`Encoding::WideBf16`].
+    /// As [`Self::GatedPairs`], but in [`Encoding::WideBf16`].
     GatedRounded,
-    /// The same as [`Encoding::Bf16Rows`]; does not write the padding of rows.
+    /// As [`Self::GatedPairs`], but in [`Encoding::Bf16Rows`]; does not write the padding of rows.
     GatedRows,
 }
 

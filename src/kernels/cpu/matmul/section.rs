@@ -10,10 +10,10 @@ use super::super::strips;
 use super::item::Item;
 use super::output::{Output, panels_of};
 
-/// Bytes of weights in an item when one group of rows is multiplied: long enough to stream, short enough to balance
-/// threads.
+/// Bytes of weights in an item if there is one group of rows: enough to stream, few enough to balance threads.
 pub const STREAM_BYTES: usize = 128 << 10;
 
+/// Minimum groups of rows in a block, even if they exceed the maximum bytes.
 const LEAST_BLOCK_GROUPS: usize = 8;
 /// Maximum groups of rows in a block; an item multiplies a whole block. A thread multiplies the same rows in each
 /// kernel, so smaller items cost nothing, and threads wait less for the last item.
@@ -21,7 +21,7 @@ const BLOCK_GROUPS: usize = 16;
 /// Maximum bytes of a block, which stays in cache together with the panels of an item.
 const BLOCK_BYTES: usize = 512 << 10;
 
-/// The same for AMX tiles, which would otherwise be memory-bound.
+/// Maximum bytes and groups of a block for AMX tiles, which smaller blocks would make memory-bound.
 const TILES_BLOCK_BYTES: usize = 1 << 20;
 const TILES_BLOCK_GROUPS: usize = 64;
 /// Panels of an item with AMX tiles, or pairs of them.
@@ -33,7 +33,7 @@ pub struct Section<'a> {
     output: Output<'a>,
     /// Number of panels; if gated, of pairs of panels.
     pub panels: usize,
-    stride: usize,
+    span_panels: usize,
     n_spans: usize,
     n_blocks: usize,
 }
@@ -46,15 +46,15 @@ impl<'a> Section<'a> {
         n_threads: usize,
     ) -> Self {
         let panels = panels_of(weight, output.write);
-        let stride = item_panels(weight, panels, packed, n_threads);
-        Self::with_stride(packed, weight, output, stride)
+        let span_panels = item_panels(weight, panels, packed, n_threads);
+        Self::with_spans(packed, weight, output, span_panels)
     }
 
-    pub fn with_stride(
+    pub fn with_spans(
         packed: RowGroups<'a>,
         weight: &'a Matrix,
         output: Output<'a>,
-        stride: usize,
+        span_panels: usize,
     ) -> Self {
         let panels = panels_of(weight, output.write);
         Self {
@@ -62,13 +62,13 @@ impl<'a> Section<'a> {
             weight,
             output,
             panels,
-            stride,
-            n_spans: panels.div_ceil(stride),
+            span_panels,
+            n_spans: panels.div_ceil(span_panels),
             n_blocks: packed.n_groups.div_ceil(block_groups(packed)),
         }
     }
 
-    /// Whether many rows are multiplied from strips, if the instruction set and the format support it.
+    /// Whether there are enough rows to multiply them from strips, if instruction set and format support that.
     pub fn uses_strips(&self) -> bool {
         self.packed.may_use_strips() && self.packed.n_groups >= strips::LEAST_GROUPS
     }
@@ -84,14 +84,14 @@ impl<'a> Section<'a> {
             output: self.output,
             panels,
             groups: 0..self.packed.n_groups,
-            then: None,
+            next_start: None,
         }
     }
 
     /// First panel of a span. A last span with a single panel would be slow, so it takes a panel of the previous span.
     fn cut(&self, span: usize) -> usize {
-        let at = span * self.stride;
-        let leaves_one = span > 0 && at + 1 == self.panels && self.stride == MAX_PANELS;
+        let at = span * self.span_panels;
+        let leaves_one = span > 0 && at + 1 == self.panels && self.span_panels == MAX_PANELS;
         if leaves_one && !self.packed.may_use_strips() {
             at - 1
         } else {
@@ -113,7 +113,7 @@ impl<'a> Section<'a> {
             output: self.output,
             panels,
             groups: group_rows(block, self.n_blocks, n_groups),
-            then: None,
+            next_start: None,
         }
     }
 }

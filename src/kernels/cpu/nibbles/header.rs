@@ -17,7 +17,7 @@ pub(super) const CODE_LINES: usize = BLOCK_STEPS / 2;
 /// | Q4_1 | 2 | d likewise; the minima likewise |
 /// | Affine4 | 2 | d likewise; a word per output: the zero points of both blocks, 16 bits each |
 /// | IQ4_XS | 1 | d (f16) of all outputs; for each output two bytes: the scales s of both blocks |
-/// | MXFP4 | 1 | a word per output: both f32 exponents of half the scale, at least 0; both scale bytes of the file |
+/// | MXFP4 | 1 | a word per output: of both blocks the f32 exponent of half the scale, at least 0; both scale bytes |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
     Around8,

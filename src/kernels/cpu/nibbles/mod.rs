@@ -1,7 +1,7 @@
 //! Products with blocks of 32 four-bit codes: Q4_0, Q4_1, IQ4_NL, IQ4_XS, MXFP4, and Affine4 with zero points.
 //!
 //! For each two blocks, a panel has one or two header lines ([`Header`]) and eight lines of codes, four per block. As
-//! in files, line u holds inputs 4u to 4u + 3 of an output in the low halves of its bytes, and inputs 16 + 4u to 16 +
+//! in GGUF, line u holds inputs 4u to 4u + 3 of an output in the low halves of its bytes, and inputs 16 + 4u to 16 +
 //! 4u + 3 in the high halves. Activations are those of [`block32`](super::block32): signed bytes with a scale for each
 //! row and 32 inputs.
 //!

@@ -5,8 +5,7 @@ use std::time::Instant;
 use super::super::probe::Arithmetic;
 use super::choice::Rates;
 
-/// Passes of each instruction, of which the best counts. An earlier pass is ignored: a core needs time to run wide
-/// vectors at full speed.
+/// Timed passes of each instruction, of which the best counts. An untimed pass before them warms up the core.
 const PASSES: usize = 9;
 /// About a millisecond.
 const F32_OPS_PER_PASS: usize = 1 << 27;

@@ -20,11 +20,11 @@ const MOST_BYTES: u64 = 4096;
 /// Rates of debug kernels say nothing about a release build.
 const BUILD: &str = if cfg!(debug_assertions) { "-debug" } else { "" };
 
-/// The cache folder of this program: `XDG_CACHE_HOME/souffleur`, else `HOME/.cache/souffleur`. Empty variables count as
-/// unset, and so does an `XDG_CACHE_HOME` that is relative.
+/// The cache folder of this program: `XDG_CACHE_HOME/souffleur`, else `HOME/.cache/souffleur`. Empty variables and
+/// relative paths count as unset.
 ///
 /// # Errors
-/// If neither is set.
+/// If neither is an absolute path.
 pub fn cache_folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, String> {
     let absolute = |name| {
         let path = PathBuf::from(variable(name)?);

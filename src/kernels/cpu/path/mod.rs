@@ -91,8 +91,9 @@ impl KernelPath {
                 tracing::warn!(
                     %error,
                     path = by_flags.name(),
-                    "failed to save the kernel path measurement: choosing the path by CPU flags, which may not be the \
-                     fastest; set XDG_CACHE_HOME to a writable folder, or SOUFFLEUR_CPU_ISA to a kernel path"
+                    "failed to save which instruction set is fastest: choosing one by CPU flags, which may not be the \
+                     fastest; set XDG_CACHE_HOME to a writable folder, or SOUFFLEUR_CPU_ISA to an instruction set, \
+                     such as avx2"
                 );
                 of(by_flags, Reason::Flags { error })
             }

@@ -2,8 +2,8 @@
 //!
 //! Cycles per instruction are those of InstLatx64. For an FMA, a `vdpbf16ps` or a `vpdpbusd` of 512 bits, Zen 4 takes
 //! one cycle and Zen 5 half a cycle (its mobile form one), so a `vdpbf16ps` does twice the work of an FMA. Golden Cove
-//! takes two cycles for a `vdpbf16ps` of any width. For the other two, it takes one cycle with one 512-bit unit and
-//! half a cycle with two, which servers have: there a `vdpbf16ps` does half the work of FMAs. A product of tiles takes
+//! takes two cycles for a `vdpbf16ps` of any width. An FMA or a `vpdpbusd` takes one cycle with one 512-bit unit and
+//! half a cycle with two, which servers have: there `vdpbf16ps` does half the work of FMAs. A product of tiles takes
 //! sixteen cycles (Intel's manual). Cooper Lake and Granite Rapids are not in those tables, so they are measured.
 
 use super::super::probe::Arithmetic;

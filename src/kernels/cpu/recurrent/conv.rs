@@ -23,11 +23,11 @@ pub struct ConvInput<'a> {
     /// At most [`MAX_TAPS`].
     pub n_taps: usize,
     pub bias: Option<&'a [f32]>,
-    pub after: After,
+    pub epilogue: Epilogue,
 }
 
 #[derive(Clone, Copy)]
-pub enum After {
+pub enum Epilogue {
     /// `s / (1 + e^-s)`.
     Silu,
     /// The sum times the columns of `x` from `first` on.
@@ -190,9 +190,9 @@ impl Kernel for ConvRow<'_> {
                     let taps = &input.taps[j * channels..][here.clone()];
                     sum = S::mul_add(load(taps), load(&self.inputs[j][here.clone()]), sum);
                 }
-                let out = match input.after {
-                    After::Silu => silu::<S>(sum),
-                    After::Times { first } => {
+                let out = match input.epilogue {
+                    Epilogue::Silu => silu::<S>(sum),
+                    Epilogue::Times { first } => {
                         S::mul(sum, load(&self.factors[first..][here.clone()]))
                     }
                 };

@@ -1,4 +1,4 @@
-//! The gated delta rule (linear attention): a head's state matrix decays, and learns the value of the token's key.
+//! The gated delta rule (linear attention): a head's state matrix decays, then maps a token's key nearer to its value.
 
 use std::ops::Range;
 
@@ -107,7 +107,7 @@ impl DeltaRule<'_> {
         });
         for (end, slot) in ends.chain([(segment.n_tokens, None)]) {
             let tokens = segment.first_token + done..segment.first_token + end;
-            let extent = Extent {
+            let chunk = Chunk {
                 rule: self,
                 state: &mut *state,
                 head,
@@ -115,8 +115,8 @@ impl DeltaRule<'_> {
                 tokens,
             };
             match blocks.len() {
-                ITEM_BLOCKS => dispatch(isa, Blocks::<ITEM_BLOCKS>(extent)),
-                _ => dispatch(isa, Blocks::<1>(extent)),
+                ITEM_BLOCKS => dispatch(isa, Blocks::<ITEM_BLOCKS>(chunk)),
+                _ => dispatch(isa, Blocks::<1>(chunk)),
             }
             if let Some(slot) = slot {
                 // SAFETY: each saved slot belongs to one row and is written once.
@@ -127,7 +127,7 @@ impl DeltaRule<'_> {
     }
 }
 
-struct Extent<'a> {
+struct Chunk<'a> {
     rule: &'a DeltaRule<'a>,
     /// Each block is `[key_dim, 16]`.
     state: &'a mut [f32],
@@ -137,14 +137,14 @@ struct Extent<'a> {
     tokens: Range<usize>,
 }
 
-struct Blocks<'a, const N: usize>(Extent<'a>);
+struct Blocks<'a, const N: usize>(Chunk<'a>);
 
 impl<const N: usize> Kernel for Blocks<'_, N> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        let Extent {
+        let Chunk {
             rule,
             state,
             head,
@@ -160,7 +160,7 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
         let end_column = shape.value_dim.min(first_column + N * LANES);
         let n_columns = end_column - first_column;
         let state = state.as_mut_ptr();
-        let mut due: Option<PendingUpdate<'_, S, N>> = None;
+        let mut pending: Option<PendingUpdate<'_, S, N>> = None;
         let end = tokens.end;
         for token in tokens {
             let row = rule.mixed.row(token);
@@ -180,27 +180,27 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
             // SAFETY: `state` holds `N` blocks of `dim` rows, `q` and `k` have `dim` elements, `load_up_to` and
             // `store_up_to` stay within their slices; `dispatch` detected the instruction set.
             unsafe {
-                let products = match &due {
-                    Some(due) => learn_and_read::<S, N>(state, block, due, (k, q)),
+                let products = match &pending {
+                    Some(pending) => update_and_read::<S, N>(state, block, pending, (k, q)),
                     None => read::<S, N>(state, block, (k, q)),
                 };
                 let (decay, beta) = (S::splat(decay), S::splat(beta));
                 let key_query = S::splat(product::<S>(k, q));
                 let mut change = [S::splat(0.0); N];
                 for (n, v) in v.chunks(LANES).enumerate() {
-                    let missing = S::sub(load_up_to::<S>(v), S::mul(products[n].by_key, decay));
-                    change[n] = S::mul(missing, beta);
+                    let error = S::sub(load_up_to::<S>(v), S::mul(products[n].by_key, decay));
+                    change[n] = S::mul(error, beta);
                 }
                 for (n, out) in out.chunks_mut(LANES).enumerate() {
-                    let kept = S::mul(products[n].by_query, decay);
-                    store_up_to::<S>(S::mul_add(change[n], key_query, kept), out);
+                    let decayed = S::mul(products[n].by_query, decay);
+                    store_up_to::<S>(S::mul_add(change[n], key_query, decayed), out);
                 }
-                due = Some(PendingUpdate { k, decay, change });
+                pending = Some(PendingUpdate { k, decay, change });
             }
         }
-        if let Some(due) = due {
+        if let Some(pending) = pending {
             // SAFETY: as above.
-            unsafe { learn::<S, N>(state, block, &due) };
+            unsafe { update::<S, N>(state, block, &pending) };
         }
     }
 }
@@ -293,23 +293,23 @@ unsafe fn read<S: Lanes, const N: usize>(
 /// Applies the pending update to the blocks, and multiplies the result with `k` and `q`.
 ///
 /// # Safety
-/// As [`read`], and `due.k` has as many elements.
+/// As [`read`], and `pending.k` has as many elements.
 #[inline(always)]
-unsafe fn learn_and_read<S: Lanes, const N: usize>(
+unsafe fn update_and_read<S: Lanes, const N: usize>(
     state: *mut f32,
     block: usize,
-    due: &PendingUpdate<'_, S, N>,
+    pending: &PendingUpdate<'_, S, N>,
     (k, q): (&[f32], &[f32]),
 ) -> [Products<S>; N] {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let mut products = [Products::none(); N];
-        for (i, (learned, (k, q))) in due.k.iter().zip(k.iter().zip(q)).enumerate() {
-            let learned = S::splat_at(learned);
+        for (i, (old_k, (k, q))) in pending.k.iter().zip(k.iter().zip(q)).enumerate() {
+            let old_k = S::splat_at(old_k);
             let (k, q) = (S::splat_at(k), S::splat_at(q));
             for (n, products) in products.iter_mut().enumerate() {
                 let at = state.wrapping_add(n * block + i * LANES);
-                let row = due.applied(n, learned, S::load(at));
+                let row = pending.applied(n, old_k, S::load(at));
                 S::store(at, row);
                 products.add(row, k, q);
             }
@@ -319,20 +319,20 @@ unsafe fn learn_and_read<S: Lanes, const N: usize>(
 }
 
 /// # Safety
-/// As [`learn_and_read`].
+/// As [`update_and_read`].
 #[inline(always)]
-unsafe fn learn<S: Lanes, const N: usize>(
+unsafe fn update<S: Lanes, const N: usize>(
     state: *mut f32,
     block: usize,
-    due: &PendingUpdate<'_, S, N>,
+    pending: &PendingUpdate<'_, S, N>,
 ) {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        for (i, k) in due.k.iter().enumerate() {
+        for (i, k) in pending.k.iter().enumerate() {
             let k = S::splat_at(k);
             for n in 0..N {
                 let at = state.wrapping_add(n * block + i * LANES);
-                S::store(at, due.applied(n, k, S::load(at)));
+                S::store(at, pending.applied(n, k, S::load(at)));
             }
         }
     }

@@ -8,7 +8,7 @@ mod delta;
 mod gates;
 pub(super) mod pool;
 
-use self::conv::{After, ConvInput, convolve};
+use self::conv::{ConvInput, Epilogue, convolve};
 use super::batch::CpuBatch;
 use super::matmul::Write;
 use super::tensor::Tensor;
@@ -32,7 +32,7 @@ pub fn gated_conv(
         taps: &weights.taps,
         n_taps: weights.n_taps,
         bias: weights.bias.as_deref(),
-        after: After::Times { first: channels },
+        epilogue: Epilogue::Times { first: channels },
     };
     let out = backend.scratch.tensor(x.rows(), channels);
     let threads = (&mut backend.pool, backend.isa);
@@ -55,7 +55,7 @@ pub fn delta_net(
         taps: &weights.taps,
         n_taps: shape.n_taps,
         bias: None,
-        after: After::Silu,
+        epilogue: Epilogue::Silu,
     };
     let mixed = backend.scratch.tensor(x.rows(), shape.channels());
     let rates = backend.scratch.tensor(x.rows(), 2 * shape.value_heads);

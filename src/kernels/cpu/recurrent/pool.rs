@@ -78,7 +78,7 @@ impl StatePool {
     }
 
     /// Places all memory on its NUMA node by first touch. Does nothing with one node.
-    pub fn settle(&mut self, pool: &mut ThreadPool) {
+    pub fn place_on_nodes(&mut self, pool: &mut ThreadPool) {
         if pool.nodes().count() == 1 {
             return;
         }
@@ -233,7 +233,7 @@ mod tests {
         for threads in [&[1][..], &[2, 1], &[1, 2, 1], &[1; 5]] {
             let mut pool = ThreadPool::on_nodes(threads).expect("threads start");
             let mut states = StatePool::new(&layout(), 3);
-            states.settle(&mut pool);
+            states.place_on_nodes(&mut pool);
             let [first, second, third] = [1, 2, 3].map(StateSlot::new);
             states.scatter(first, state);
             states.scatter(third, state);

@@ -76,7 +76,7 @@ impl Isa {
         }
     }
 
-    /// The instruction set with the same float kernels and without VNNI, which has integer products only.
+    /// The instruction set that has the same float kernels: VNNI only adds integer products.
     pub fn of_floats(self) -> Self {
         match self {
             Self::Avx2Vnni => Self::Avx2,

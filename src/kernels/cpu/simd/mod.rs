@@ -2,8 +2,8 @@
 //!
 //! Kernels are written once against [`Lanes`] and compiled for each instruction set by [`dispatch`] or
 //! [`dispatch_integers`]. The lane structure, and with it the order of every sum, is the same everywhere. Instruction
-//! sets differ in whether `mul_add` rounds once (AVX2 and AVX-512, which agree bit for bit) or twice (portable), and in
-//! how the two products of a bf16 pair are rounded (`dot_pairs`).
+//! sets differ in whether `mul_add` rounds once (AVX2 and AVX-512, which agree bit for bit) or twice (portable, if the
+//! compilation target has no FMA), and in how the two products of a bf16 pair are rounded (`dot_pairs`).
 
 mod isa;
 pub(super) mod lanes;

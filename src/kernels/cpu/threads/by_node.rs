@@ -77,7 +77,7 @@ impl ThreadPool {
         }
         self.set_runs(node_items, Taking::Runs);
         let (runs, nodes, shared) = (self.runs.clone(), self.nodes.clone(), self.shared.clone());
-        let at_home = |_: usize| {
+        let of_node = |_: usize| {
             let own = NUMBER.get();
             let threads = nodes.threads(nodes.of_thread(own));
             for run in rotated(threads, own).map(|thread| &runs[thread]) {
@@ -94,7 +94,7 @@ impl ThreadPool {
         };
         let own_cpus = self.own_cpus.clone();
         run_on(&own_cpus, || {
-            self.for_each(runs.len(), usize::MAX, &at_home)
+            self.for_each(runs.len(), usize::MAX, &of_node)
         });
     }
 

@@ -70,7 +70,7 @@ struct Shared {
     ticket: AtomicU64,
     pending: AtomicUsize,
     parked: Vec<AtomicBool>,
-    /// Whether a step is in flight, so that more kernels come soon.
+    /// Whether a step is in flight: more kernels come soon.
     awake: AtomicBool,
     stop: AtomicBool,
     panicked: AtomicBool,
@@ -214,8 +214,8 @@ impl ThreadPool {
         self.shared.awake.store(false, Ordering::SeqCst);
     }
 
-    /// As [`ThreadPool::for_each`], with exclusive use of one of `lanes` in each call, unspecified which. At most as
-    /// many threads as lanes share the work.
+    /// As [`ThreadPool::for_each`], with exclusive use of any one of `lanes` in each call. At most as many threads as
+    /// lanes share the work.
     ///
     /// # Panics
     /// If an item panics, or if there are items but no lanes.
@@ -245,8 +245,8 @@ impl ThreadPool {
         });
     }
 
-    /// As [`ThreadPool::for_each`], but each thread first takes its own consecutive items: it reads memory as one
-    /// stream, and its next item is known.
+    /// As [`ThreadPool::for_each`], but each thread first takes its own consecutive items, so it reads memory as
+    /// one stream, and its next item is known.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`].

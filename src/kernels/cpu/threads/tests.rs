@@ -129,7 +129,7 @@ const DIVISIONS: [(&[usize], &[usize]); 5] = [
 ];
 
 #[test]
-fn dealt_items_run_once_with_exclusive_lanes() {
+fn items_divided_among_nodes_run_once_with_exclusive_lanes() {
     for (threads, node_items) in DIVISIONS {
         let mut pool = ThreadPool::on_nodes(threads).expect("threads start");
         let n_items: usize = node_items.iter().sum();

@@ -49,7 +49,7 @@ pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocesso
 /// # Errors
 /// Names the first unsupported layer, and the KV or state that it keeps.
 pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
-    let is_served =
+    let is_supported =
         |pages: &PagedKv| matches!(pages.values, Values::Own { dim } if dim == pages.key_dim);
     let first = layout.layers().first();
     for (index, layer) in layout.layers().iter().enumerate() {
@@ -57,7 +57,7 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
             LayerKv::State { .. } => "there are no CUDA kernels for recurrent states",
             LayerKv::Window { .. } => "there are no CUDA kernels for sliding-window pages",
             LayerKv::Shared(_) => "the CUDA kernels need keys and values in every layer",
-            LayerKv::Pages(pages) if !is_served(pages) => {
+            LayerKv::Pages(pages) if !is_supported(pages) => {
                 "the CUDA kernels need separate values, as wide as the keys"
             }
             LayerKv::Pages(pages) if pages.dtype == KvDtype::Int8 => {

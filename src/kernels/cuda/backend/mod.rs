@@ -25,7 +25,7 @@ mod vectors;
 
 use memory::KvPool;
 pub use memory::{activation_bytes, check_layout};
-use vectors::VectorUploads;
+use vectors::EmbeddingUploads;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CudaFailure {
@@ -135,7 +135,7 @@ pub struct CudaBackend {
     arena: Arena,
     pub activations: DeviceBuffer<u8>,
     loader: Option<WeightLoader>,
-    vectors: VectorUploads,
+    embeddings: EmbeddingUploads,
     failure: Option<CudaFailure>,
 }
 
@@ -179,7 +179,7 @@ impl CudaBackend {
             arena: Arena::new(0),
             activations: device.alloc(0)?,
             loader: Some(WeightLoader::new(device, bytes, n_tensors)?),
-            vectors: VectorUploads::default(),
+            embeddings: EmbeddingUploads::default(),
             failure: None,
             device: device.clone(),
             stream,

@@ -36,10 +36,10 @@ impl Vector {
     }
 }
 
-/// Has no values: MoE models are refused before loading, as there are no CUDA kernels for them.
+/// Uninhabited: MoE models are refused before loading, as there are no CUDA kernels for them.
 pub enum NoExperts {}
 
-/// Has no values: there are no CUDA kernels for latent attention.
+/// Uninhabited: models with latent attention are refused, as there are no CUDA kernels for them.
 pub enum NoHeadMatrices {}
 
 pub struct DeviceRope {
@@ -307,7 +307,7 @@ impl Backend for CudaBackend {
                 .embed
                 .embed(stream, out.f32(), table.ptr(), batch.tokens, shape)
         });
-        self.upload_vectors(&out);
+        self.upload_embeddings(&out);
         out
     }
 

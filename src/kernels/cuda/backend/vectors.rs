@@ -1,27 +1,27 @@
-//! Uploads prompt vectors over the embeddings of their placeholder tokens.
+//! Uploads prompt embeddings, which replace the looked-up embeddings of placeholder tokens.
 //!
-//! The vectors of a step may be as large as its residual stream, so they pass through pinned memory of a fixed size,
-//! allocated on first use.
+//! The embeddings of a step may be as large as its residual stream, so they pass through pinned memory of a fixed size,
+//! which is allocated on first use.
 
 use super::{CudaBackend, Tensor};
 use crate::cuda::driver::{DriverError, Uploader};
 use souffleur_base::prompt_vectors::VectorRun;
 
 #[derive(Default)]
-pub(super) struct VectorUploads {
+pub(super) struct EmbeddingUploads {
     runs: Vec<VectorRun>,
     uploader: Option<Uploader>,
 }
 
 impl CudaBackend {
     pub fn place_vectors(&mut self, runs: &mut Vec<VectorRun>) {
-        self.vectors.runs.clear();
-        self.vectors.runs.append(runs);
+        self.embeddings.runs.clear();
+        self.embeddings.runs.append(runs);
     }
 
-    /// Enqueues the copy of the step's vectors to the rows of their tokens.
-    pub(super) fn upload_vectors(&mut self, residual: &Tensor) {
-        for run in std::mem::take(&mut self.vectors.runs) {
+    /// Enqueues the copy of the step's prompt embeddings to the rows of the tokens that they replace.
+    pub(super) fn upload_embeddings(&mut self, residual: &Tensor) {
+        for run in std::mem::take(&mut self.embeddings.runs) {
             if self.failure.is_none()
                 && let Err(error) = self.upload_run(residual, &run)
             {
@@ -31,7 +31,7 @@ impl CudaBackend {
     }
 
     fn upload_run(&mut self, residual: &Tensor, run: &VectorRun) -> Result<(), DriverError> {
-        let uploads = &mut self.vectors;
+        let uploads = &mut self.embeddings;
         let uploader = match &mut uploads.uploader {
             Some(uploader) => uploader,
             None => {

@@ -1,6 +1,8 @@
 //! Errors of the CUDA driver, and the reasons why no GPU is available.
 
+use std::error::Error;
 use std::ffi::c_int;
+use std::fmt;
 
 use super::device::CudaVersion;
 use super::table::Functions;
@@ -18,19 +20,35 @@ const LAUNCH_OUT_OF_RESOURCES: c_int = 701;
 const NOT_SUPPORTED: [c_int; 2] = [800, 801];
 const SYSTEM_NOT_READY: c_int = 802;
 const DRIVER_MISMATCH: c_int = 803;
-/// Greater than every code of the driver.
+/// [`DriverError::call`] of errors that this crate returns and not the driver.
+const KERNELS: &str = "kernels";
+/// Added to the codes of other libraries: greater than every code of the driver.
 const LIBRARY_CODES: c_int = 100_000;
 const CAPTURE: std::ops::RangeInclusive<c_int> = 900..=908;
 
 /// A call that the driver refused, or that reported an earlier failure on the device.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call}: {name} ({code}): {text}")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverError {
     pub call: &'static str,
     pub code: i32,
     pub name: &'static str,
     pub text: String,
 }
+
+impl fmt::Display for DriverError {
+    /// An error that the driver did not return is shown without a code.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            call, code, name, ..
+        } = self;
+        if *call != KERNELS {
+            write!(f, "{call}: {name} ({code}): ")?;
+        }
+        f.write_str(&self.text)
+    }
+}
+
+impl Error for DriverError {}
 
 impl DriverError {
     pub(super) fn new(call: &'static str, code: c_int) -> Self {
@@ -55,7 +73,7 @@ impl DriverError {
 
     pub(in super::super) fn unsupported(text: String) -> Self {
         Self {
-            call: "kernels",
+            call: KERNELS,
             code: NOT_SUPPORTED[1],
             name: "CUDA_ERROR_NOT_SUPPORTED",
             text,

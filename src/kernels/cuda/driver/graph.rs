@@ -35,27 +35,27 @@ pub(super) fn context_lock(ordinal: usize) -> Arc<ContextLock> {
 }
 
 thread_local! {
-    static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
+    static IS_CAPTURING: Cell<bool> = const { Cell::new(false) };
 }
 
 const CAPTURE_UNSUPPORTED: c_int = 900;
 
-struct Recording<'a>(
-    #[expect(dead_code, reason = "released with the recording")] RwLockReadGuard<'a, ()>,
+struct Capture<'a>(
+    #[expect(dead_code, reason = "released with the capture")] RwLockReadGuard<'a, ()>,
 );
 
-impl<'a> Recording<'a> {
+impl<'a> Capture<'a> {
     fn begin(lock: &'a ContextLock) -> Result<Self, DriverError> {
-        refuse_while_recording("cuStreamBeginCapture")?;
+        refuse_while_capturing("cuStreamBeginCapture")?;
         let guard = lock.read().unwrap_or_else(PoisonError::into_inner);
-        IS_RECORDING.set(true);
+        IS_CAPTURING.set(true);
         Ok(Self(guard))
     }
 }
 
-impl Drop for Recording<'_> {
+impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        IS_RECORDING.set(false);
+        IS_CAPTURING.set(false);
     }
 }
 
@@ -67,12 +67,12 @@ pub(super) fn lock_out_captures<'a>(
     lock: &'a ContextLock,
     call: &'static str,
 ) -> Result<RwLockWriteGuard<'a, ()>, DriverError> {
-    refuse_while_recording(call)?;
+    refuse_while_capturing(call)?;
     Ok(lock.write().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn refuse_while_recording(call: &'static str) -> Result<(), DriverError> {
-    if IS_RECORDING.get() {
+fn refuse_while_capturing(call: &'static str) -> Result<(), DriverError> {
+    if IS_CAPTURING.get() {
         Err(DriverError::new(call, CAPTURE_UNSUPPORTED))
     } else {
         Ok(())
@@ -92,27 +92,27 @@ impl Stream {
         let device = self.device().clone();
         let functions = device.functions();
         device.bind()?;
-        let recording = Recording::begin(device.context_lock())?;
+        let capture = Capture::begin(device.context_lock())?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the handle is valid while `self` lives.
         let code = unsafe { (functions.stream_begin_capture)(self.raw(), mode) };
         check("cuStreamBeginCapture", code)?;
-        let worked = work();
+        let outcome = work();
         let mut graph = std::ptr::null_mut();
-        // SAFETY: a recording was begun on this thread; `graph` outlives the call.
+        // SAFETY: a capture was begun on this thread; `graph` outlives the call.
         let code = unsafe { (functions.stream_end_capture)(self.raw(), &mut graph) };
         let ended = check("cuStreamEndCapture", code);
-        drop(recording);
-        let made = worked.and_then(|()| {
+        drop(capture);
+        let made = outcome.and_then(|()| {
             ended?;
             let mut exec = std::ptr::null_mut();
-            // SAFETY: `graph` is the finished recording, `exec` outlives the call.
+            // SAFETY: `graph` is the finished capture, `exec` outlives the call.
             let code = unsafe { (functions.graph_instantiate)(&mut exec, graph, 0) };
             check("cuGraphInstantiate", code)?;
             Ok(exec)
         });
         if !graph.is_null() {
-            // SAFETY: made by the recording and no longer used: the executable graph does not depend on it.
+            // SAFETY: made by the capture and no longer used: the executable graph does not depend on it.
             let _ = unsafe { (functions.graph_destroy)(graph) };
         }
         Ok(Graph {

@@ -62,8 +62,7 @@ impl Embed {
         unsafe { self.pick.launch(stream, grid, &(out, x, tokens, words)) }
     }
 
-    /// Writes the cosines, then sines, of `positions[t] * inv_freq[i]`, times `scale`, to row `t` of `out[T, 2 *
-    /// half]`.
+    /// Writes cosines, then sines, of `positions[t] * inv_freq[i]`, times `scale`, to row `t` of `out[T, 2 * half]`.
     ///
     /// # Safety
     /// See the module.

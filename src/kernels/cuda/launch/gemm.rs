@@ -115,7 +115,7 @@ impl OwnGemm {
         }
     }
 
-    /// As `workspace_bytes`, before kernels are loaded.
+    /// Upper bound of `workspace_bytes`, before kernels are loaded.
     pub fn max_workspace_bytes(multiprocessors: u32) -> usize {
         PARTIAL_BYTES * multiprocessors as usize
     }
@@ -184,8 +184,8 @@ impl TensorKernels {
 
 fn choose(element: ElementType, multiprocessors: u32, shape: GemmShape) -> GemmChoice {
     let GemmShape { m, n, k, aligned } = shape;
-    let vectors = aligned && k.is_multiple_of(ROW_ELEMENTS);
-    if element == ElementType::F32 || !vectors {
+    let loads_vectors = aligned && k.is_multiple_of(ROW_ELEMENTS);
+    if element == ElementType::F32 || !loads_vectors {
         let blocks = [n.div_ceil(SIMT_TILE), m.div_ceil(SIMT_TILE), 1];
         return GemmChoice {
             variant: Variant::Simt,

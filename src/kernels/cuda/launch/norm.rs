@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_has_a_warp_for_256_elements() {
+    fn a_block_has_a_warp_per_256_elements_but_at_most_32() {
         let rows = [(1, 32), (256, 32), (257, 64), (4096, 512), (20_000, 1024)];
         for (width, expected) in rows {
             assert_eq!(threads(width), expected, "{width}");

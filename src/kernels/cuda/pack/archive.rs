@@ -7,7 +7,7 @@
 use std::io::Read;
 use std::ops::Range;
 
-use super::sources::{EMBEDDED_PACK, PTX_TARGET, SourceHash, suits};
+use super::sources::{EMBEDDED_PACK, PTX_TARGET, SourceHash, distance};
 
 const MAGIC: &[u8] = b"SFLPACK1";
 const TARGET_BYTES: usize = 16;
@@ -57,8 +57,8 @@ impl Archive {
     /// The best machine code of a unit for a GPU.
     pub fn machine_code(&self, unit: &str, capability: (u32, u32)) -> Option<&Entry> {
         let of_unit = self.entries.iter().filter(|entry| entry.unit == unit);
-        let suiting = of_unit.filter_map(|entry| Some((suits(&entry.target, capability)?, entry)));
-        suiting
+        let codes = of_unit.filter_map(|entry| Some((distance(&entry.target, capability)?, entry)));
+        codes
             .min_by_key(|(distance, _)| *distance)
             .map(|(_, entry)| entry)
     }

@@ -23,7 +23,7 @@ use self::sources::{ALL_UNITS, SourceHash, pack_compiler, source_hash};
 use super::driver::{Device, DriverError, Kernel, Module};
 
 const ELF: &[u8] = b"\x7fELF";
-/// The compiler version in the hashes that name cache files.
+/// Replaces the compiler version in the hashes that name cache files, which are read whatever version compiled them.
 const ANY_COMPILER: &str = "";
 
 /// Identifies the kernels of a GPU: changes if any source, compiler option or compiler version changes.
@@ -34,7 +34,7 @@ pub fn kernels_name(capability: (u32, u32)) -> String {
     format!("{target} {hash}")
 }
 
-/// Where kernels are loaded from, in addition to the pack.
+/// Where kernels are loaded from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     pub skips_pack: bool,

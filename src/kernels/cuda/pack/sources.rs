@@ -66,7 +66,7 @@ pub fn target((major, minor): (u32, u32)) -> String {
 
 /// How far a GPU is from machine code for `target`; `None` if the code does not run on the GPU. Code needs the same
 /// major version and no higher minor version; a target that ends in a letter runs only on its own capability.
-pub fn suits(target: &str, (major, minor): (u32, u32)) -> Option<u32> {
+pub fn distance(target: &str, (major, minor): (u32, u32)) -> Option<u32> {
     if target == self::target((major, minor)) {
         return Some(0);
     }
@@ -93,7 +93,7 @@ mod tests {
         ];
         for (target, capability, expected) in table {
             assert_eq!(
-                suits(target, capability),
+                distance(target, capability),
                 expected,
                 "{target} {capability:?}"
             );

@@ -1,7 +1,7 @@
-//! Sampling, log probabilities and batch setup on the GPU: mirrors of the structs in `kernels/sampling.cuh`, and
-//! launches.
+//! Sampling, log probabilities and batch setup on the GPU: launches, and mirrors of structs in `kernels/sampling.cuh`.
 //!
-//! All state is indexed by row of the page table and persists on the device from step to step.
+//! State persists on the device from step to step. It is indexed by row of the page table, except counts of tokens:
+//! rows with penalties have slots of counts.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -28,7 +28,7 @@ pub struct RowSampler {
     pub temperature: f64,
     pub inverse_temperature: f64,
     pub seed: u64,
-    /// In [0, 1]; 0 keeps the most likely token.
+    /// In [0, 1]; 0 keeps only the most likely token.
     pub top_p: f32,
     /// In [0, 1].
     pub min_p: f32,
@@ -42,7 +42,7 @@ pub struct RowSampler {
     pub top_k: u32,
     /// 1: argmax.
     pub is_greedy: u32,
-    /// Number of output tokens before which banned tokens are not sampled.
+    /// Banned tokens are not sampled before the row has this number of output tokens.
     pub min_new_tokens: u32,
     /// Slot of [`SampleParams::counts`]; [`NONE`] if no penalty is set.
     pub count_slot: u32,
@@ -145,7 +145,7 @@ pub struct SampleWork {
     pub logits_row: u32,
     /// Index of the row's mask, or [`NONE`].
     pub mask: u32,
-    /// 1 if banned tokens may be excluded.
+    /// 0 if the mask allows only banned tokens: then no ban applies. Else 1.
     pub may_ban: u32,
 }
 
@@ -216,8 +216,7 @@ pub struct LogprobWork {
     /// Index of the first requested token in [`LogprobParams::ids`].
     pub first_id: u32,
     pub n_ids: u32,
-    /// Index of the first of `1 + top + n_ids` results in [`LogprobParams::out`]: the token, the most likely tokens,
-    /// ids.
+    /// Index in [`LogprobParams::out`] of the first of `1 + top + n_ids` results: for `token`, the most likely, `ids`.
     pub first_out: u32,
     pub reserved: u32,
 }
@@ -268,7 +267,7 @@ pub struct TableRun {
 pub struct EditTableParams {
     /// `[n_rows, table_stride]`.
     pub page_table: DevicePtr<u32>,
-    /// Applied as if in order.
+    /// Where runs overlap, the last one counts.
     pub runs: DevicePtr<TableRun>,
     /// Pages of all runs.
     pub pages: DevicePtr<u32>,

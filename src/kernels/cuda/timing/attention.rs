@@ -76,7 +76,7 @@ impl Pool {
         Ok(Self {
             keys: lab.elements(ELEMENT, len)?,
             values: lab.elements(ELEMENT, len)?,
-            table: lab.list(&pages)?,
+            table: lab.upload(&pages)?,
             stride,
         })
     }
@@ -127,7 +127,7 @@ fn decode(
             first_position: contexts.tokens - 1,
         })
         .collect();
-    let segments = lab.list(&segments)?;
+    let segments = lab.upload(&segments)?;
     let n_splits = attention.n_splits(contexts.rows, contexts.tokens);
     let partials = attention.partials_len(contexts.rows, n_splits).max(1);
     let partials: DeviceBuffer<f32> = lab.device.alloc(partials)?;
@@ -167,7 +167,7 @@ fn prefill(
     let width = (shape.n_heads * shape.head_dim) as usize;
     let q = lab.elements(ELEMENT, contexts.tokens as usize * width)?;
     let out = lab.elements(ELEMENT, contexts.tokens as usize * width)?;
-    let segments = lab.list(&[Segment {
+    let segments = lab.upload(&[Segment {
         row: 0,
         first_token: 0,
         n_tokens: contexts.tokens,
@@ -184,7 +184,7 @@ fn prefill(
         .map(tile)
         .collect();
     let n_tiles = tiles.len() as u32;
-    let tiles = lab.list(&tiles)?;
+    let tiles = lab.upload(&tiles)?;
     let seconds = lab.time(|stream, nth| {
         let params = AttendParams {
             segments: segments.ptr(),

@@ -23,7 +23,7 @@ const MOST_SIDE: u32 = 8192;
 const READ_INPUTS: u32 = 4096;
 /// Long enough that startup and tail don't matter.
 const LONG_ENOUGH_S: f64 = 5e-4;
-/// Operands are uniform in [-1, 1].
+/// Operands are uniform in [-1, 1]: random integers in `-STEPS..STEPS`, times `WIDTH / STEPS`.
 const WIDTH: f32 = 1.0;
 const STEPS: f32 = 8_388_608.0;
 
@@ -213,7 +213,7 @@ impl Lab {
         Ok(Copies { buffer, bytes, n })
     }
 
-    pub(super) fn list<T: bytemuck::Pod>(
+    pub(super) fn upload<T: bytemuck::Pod>(
         &self,
         list: &[T],
     ) -> Result<DeviceBuffer<T>, DriverError> {
@@ -233,7 +233,7 @@ impl Lab {
         stream.synchronize()?;
         // The first launch loads code and chooses algorithms; the second estimates the duration.
         launch(stream, 0)?;
-        let once = self.between(|| launch(stream, 1))?;
+        let once = self.elapsed(|| launch(stream, 1))?;
         let wanted = (GRAPH_SECONDS / once.max(1e-7)).ceil() as usize;
         let n = wanted.clamp(1, self.sized(MAX_LAUNCHES, 2));
         let graph = stream.capture(|| (0..n).try_for_each(|nth| launch(stream, nth)))?;
@@ -241,14 +241,14 @@ impl Lab {
         let rounds = 0..self.sized(ROUNDS, 1);
         let times = rounds.map(|_| {
             // SAFETY: the recorded work uses operands that the caller keeps until this returns.
-            self.between(|| unsafe { graph.launch(stream) })
+            self.elapsed(|| unsafe { graph.launch(stream) })
         });
         let mut times = times.collect::<Result<Vec<f64>, _>>()?;
         times.sort_by(f64::total_cmp);
         Ok(times[times.len() / 2] / n as f64)
     }
 
-    fn between(&self, work: impl FnOnce() -> Result<(), DriverError>) -> Result<f64, DriverError> {
+    fn elapsed(&self, work: impl FnOnce() -> Result<(), DriverError>) -> Result<f64, DriverError> {
         self.stream.record(&self.begin)?;
         work()?;
         self.stream.record(&self.end)?;

@@ -33,19 +33,19 @@ pub(super) fn measure(lab: &mut Lab, report: &mut dyn FnMut(Timing)) -> Result<(
             }
             Err(error) => return Err(error),
         };
-        for (what, n, k, write) in lab.sized(&LLAMA[..], &TINY[..]) {
+        for (name, n, k, write) in lab.sized(&LLAMA[..], &TINY[..]) {
             let many = (*write != GemmWrite::StoreF32).then_some(lab.sized(MANY_ROWS, 130));
             let rows = lab.sized(&ROWS[..], &[1, 20]);
             for m in rows.iter().copied().chain(many) {
                 let seconds = lab.time_product(&mut products, element, [m, *n, *k], *write)?;
-                report(timing(products.name(), what, [m, *n, *k], *write, seconds));
+                report(timing(products.name(), name, [m, *n, *k], *write, seconds));
             }
         }
     }
     Ok(())
 }
 
-fn timing(who: &str, what: &str, shape: [u32; 3], write: GemmWrite, seconds: f64) -> Timing {
+fn timing(library: &str, name: &str, shape: [u32; 3], write: GemmWrite, seconds: f64) -> Timing {
     let [m, n, k] = shape.map(u64::from);
     let out_bytes = match write {
         GemmWrite::Store => 2,
@@ -53,7 +53,7 @@ fn timing(who: &str, what: &str, shape: [u32; 3], write: GemmWrite, seconds: f64
         GemmWrite::AddF32 => 8,
     };
     Timing {
-        name: format!("product {what}, {m} rows, {n} x {k}, {who}"),
+        name: format!("product {name}, {m} rows, {n} x {k}, {library}"),
         seconds,
         bytes: 2 * (n * k + m * k) + out_bytes * m * n,
         flop: 2 * m * n * k,

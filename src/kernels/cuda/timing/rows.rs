@@ -56,7 +56,7 @@ fn embed(lab: &Lab, sizes: Sizes, rows: u32) -> Result<Timing, DriverError> {
     let tokens: Vec<u32> = (0..rows)
         .map(|row| row.wrapping_mul(7919) % vocab)
         .collect();
-    let tokens = lab.list(&tokens)?;
+    let tokens = lab.upload(&tokens)?;
     let seconds = lab.time(|stream, nth| {
         let (out, table) = (out.at(nth), table.at(nth));
         // SAFETY: operands have the shapes given and live until the time is read.
@@ -105,7 +105,7 @@ fn rope_store(lab: &Lab, sizes: Sizes, rows: u32) -> Result<Timing, DriverError>
     let (qkv, out) = (elements(rows, q + 2 * kv)?, elements(rows, q)?);
     let (keys, values) = (elements(rows + 1, kv)?, elements(rows + 1, kv)?);
     let rotations = lab.elements(ElementType::F32, rows as usize * head_dim as usize)?;
-    let slots = lab.list(&(1..=rows).collect::<Vec<u32>>())?;
+    let slots = lab.upload(&(1..=rows).collect::<Vec<u32>>())?;
     let seconds = lab.time(|stream, nth| {
         let params = RopeStoreParams {
             q: out.at(nth),

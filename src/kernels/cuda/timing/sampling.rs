@@ -32,16 +32,16 @@ pub(super) fn measure(lab: &mut Lab, report: &mut dyn FnMut(Timing)) -> Result<(
         is_greedy: 0,
         ..greedy
     };
-    let ways = [("greedy", greedy), ("top-p 0.9", top_p)];
+    let modes = [("greedy", greedy), ("top-p 0.9", top_p)];
     for rows in lab.sized(&ROWS[..], &[1, 3]) {
-        for (way, sampler) in ways {
-            report(sample(lab, *rows, way, sampler)?);
+        for (mode, sampler) in modes {
+            report(sample(lab, *rows, mode, sampler)?);
         }
     }
     Ok(())
 }
 
-fn sample(lab: &Lab, rows: usize, way: &str, sampler: RowSampler) -> Result<Timing, DriverError> {
+fn sample(lab: &Lab, rows: usize, mode: &str, sampler: RowSampler) -> Result<Timing, DriverError> {
     let vocab = lab.sized(VOCAB, TINY_VOCAB);
     let kernels = SamplingKernels::load(&lab.modules)?;
     let shape = SamplingShape::new(rows, vocab, lab.multiprocessors());
@@ -60,7 +60,7 @@ fn sample(lab: &Lab, rows: usize, way: &str, sampler: RowSampler) -> Result<Timi
             },
         })
         .collect();
-    let begins = lab.list(&begins)?;
+    let begins = lab.upload(&begins)?;
     let params = BeginRowsParams {
         samplers: samplers.ptr(),
         states: states.ptr(),
@@ -78,7 +78,7 @@ fn sample(lab: &Lab, rows: usize, way: &str, sampler: RowSampler) -> Result<Timi
             may_ban: 0,
         })
         .collect();
-    let works = lab.list(&works)?;
+    let works = lab.upload(&works)?;
     let seconds = lab.time(|stream, nth| {
         let params = SampleParams {
             out: out.ptr(),
@@ -101,7 +101,7 @@ fn sample(lab: &Lab, rows: usize, way: &str, sampler: RowSampler) -> Result<Timi
         unsafe { kernels.sample(stream, &params) }
     })?;
     Ok(Timing {
-        name: format!("sample {way}, {rows} rows of {vocab}"),
+        name: format!("sample {mode}, {rows} rows of {vocab}"),
         seconds,
         bytes: 4 * (rows * vocab) as u64,
         flop: 0,

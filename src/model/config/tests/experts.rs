@@ -3,14 +3,14 @@
 use super::*;
 
 #[test]
-fn experts_take_the_defaults_of_their_class() {
+fn experts_follow_the_keys_defaults_and_limits_of_their_class() {
     let experts = |config: &Value| parse(config).expect("supported").experts;
     let qwen = base("Qwen3MoeForCausalLM");
     let read = parse(&qwen).expect("supported");
     assert_eq!((read.head_dim, read.num_key_value_heads), (16, 2));
-    let own = read.experts.expect("has experts");
-    assert_eq!(own.routing, Routing::softmax(128, 8, false));
-    assert_eq!((own.width, own.layers), (768, vec![true; 3]));
+    let moe = read.experts.expect("has experts");
+    assert_eq!(moe.routing, Routing::softmax(128, 8, false));
+    assert_eq!((moe.width, moe.layers), (768, vec![true; 3]));
     for (edits, layers) in [
         (
             json!({"decoder_sparse_step": 2}),
@@ -35,9 +35,9 @@ fn experts_take_the_defaults_of_their_class() {
     let read = parse(&mixtral).expect("supported");
     assert_eq!((read.rope.theta, read.rms_norm_eps), (1e6, 1e-5));
     assert_eq!(read.windows, [None; 3]);
-    let own = read.experts.expect("has experts");
-    assert_eq!(own.routing, Routing::softmax(8, 2, true));
-    assert_eq!(own.width, read.intermediate_size);
+    let moe = read.experts.expect("has experts");
+    assert_eq!(moe.routing, Routing::softmax(8, 2, true));
+    assert_eq!(moe.width, read.intermediate_size);
     for (edits, problem) in [
         (
             json!({"num_experts_per_tok": 9}),
@@ -64,7 +64,7 @@ fn experts_take_the_defaults_of_their_class() {
 }
 
 #[test]
-fn impossible_expert_groups_are_rejected() {
+fn invalid_values_of_deepseek_and_glm_are_rejected() {
     let v3 = with(
         base("DeepseekV3ForCausalLM"),
         json!({"first_k_dense_replace": 0}),

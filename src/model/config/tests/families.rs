@@ -128,7 +128,7 @@ fn gpt_oss_takes_the_defaults_of_its_class() {
 #[test]
 fn dense_families_take_the_defaults_of_their_classes() {
     let granite = parse(&base("GraniteForCausalLM")).expect("supported");
-    assert_eq!(granite.attention_scale(), 1.0, "not 1/sqrt of a head");
+    assert_eq!(granite.attention_scale(), 1.0, "not 1/sqrt(head_dim)");
     assert_eq!(
         (granite.embedding_scale, granite.logits_divisor),
         (None, None)
@@ -193,7 +193,7 @@ fn dense_families_take_the_defaults_of_their_classes() {
 #[test]
 fn smollm3_layers_without_rope_are_read() {
     let read = |edits| parse(&with(base("SmolLM3ForCausalLM"), edits));
-    let marked = read(json!({"no_rope_layers": [0, 1, 0, 1]})).expect("longer lists are cut");
+    let marked = read(json!({"no_rope_layers": [0, 1, 0, 1]})).expect("longer lists are valid");
     assert_eq!(marked.rotated, [false, true, false]);
     let sliding =
         json!({"no_rope_layer_interval": 2, "use_sliding_window": true, "sliding_window": 8});
@@ -271,7 +271,7 @@ fn phi3_rope_follows_its_keys() {
 }
 
 #[test]
-fn vision_mistral_has_a_decoder_of_either_family() {
+fn mistral_3_vision_models_have_mistral_or_ministral_3_decoders() {
     let wrapped = |kind: Value| {
         let decoder = with(base("Ministral3ForCausalLM"), json!({"model_type": kind}));
         parse(&json!({

@@ -1,6 +1,6 @@
 //! Tests of the configuration of Gemma's families.
 
-use super::super::gemma as own;
+use super::super::gemma as gemma_config;
 use super::*;
 
 #[test]
@@ -37,7 +37,7 @@ fn gemma_2_takes_the_defaults_of_its_class() {
 }
 
 #[test]
-fn gemma_3_rotates_by_kinds_of_layers() {
+fn gemma_3_has_a_rope_for_each_kind_of_layers() {
     let linear = json!({"rope_type": "linear", "factor": 8});
     let default = json!({"rope_type": "default", "rope_theta": 300});
     let table = [
@@ -133,7 +133,7 @@ fn unsupported_gemma_keys_are_rejected() {
 
 #[test]
 fn embedding_scales_are_rounded_to_the_element_type() {
-    let scale = own::embedding_scale(2560);
+    let scale = gemma_config::embedding_scale(2560);
     assert_eq!(Dtype::BF16.rounded(scale), 50.5);
     assert_eq!(Dtype::F32.rounded(scale), scale);
     assert_eq!(Dtype::F16.rounded(scale), 50.59375);
@@ -166,8 +166,8 @@ fn gemma_4_has_heads_of_two_sizes() {
         (read.attention_scale(), read.stores_norms_minus_one()),
         (1.0, false)
     );
-    let own = read.gemma4().expect("the model is a Gemma");
-    let inputs = own.inputs.expect("per-layer inputs are the default");
+    let gemma = read.gemma4().expect("the model is a Gemma");
+    let inputs = gemma.inputs.expect("per-layer inputs are the default");
     assert_eq!((inputs.width, inputs.vocab_size), (256, 262_144));
     let proportional = RopeScaling::Proportional {
         part: 0.25,
@@ -184,11 +184,11 @@ fn gemma_4_has_heads_of_two_sizes() {
 
 #[test]
 fn a_projection_shared_by_keys_and_values_counts_once() {
-    let of = |keys_are_values: bool| {
+    let config_with = |keys_are_values: bool| {
         let edits = json!({"attention_k_eq_v": keys_are_values, "head_dim": 32});
         gemma4(edits).expect("supported")
     };
-    let (plain, shared) = (of(false), of(true));
+    let (plain, shared) = (config_with(false), config_with(true));
     let (kv_heads, head_dim) = shared.heads_in(2);
     let values = (kv_heads * head_dim * shared.hidden_size) as u64;
     assert_eq!(plain.parameters() - shared.parameters(), values);

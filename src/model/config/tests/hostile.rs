@@ -1,4 +1,4 @@
-//! Tests of invalid configurations: rejected, or within bounds.
+//! Tests that invalid configurations are rejected, or give sizes and factors within bounds.
 
 use super::*;
 

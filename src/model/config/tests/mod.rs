@@ -87,7 +87,7 @@ fn fixtures_are_read_as_transformers_reads_them() {
 }
 
 #[test]
-fn fixtures_have_the_biases_experts_and_windows_of_their_keys() {
+fn qwen_fixtures_have_the_biases_windows_and_heads_of_their_keys() {
     let qwen2 = fixture("qwen2");
     assert_eq!(
         qwen2.bias,
@@ -125,7 +125,7 @@ fn experts_and_windows_of_fixtures_are_read_as_transformers_reads_them() {
 }
 
 #[test]
-fn absent_keys_take_the_defaults_of_their_class() {
+fn absent_keys_take_the_defaults_of_their_class_but_null_does_not() {
     let table = [
         ("LlamaForCausalLM", 16, 2048, Some(1), vec![2], None),
         (
@@ -180,7 +180,7 @@ fn absent_keys_take_the_defaults_of_their_class() {
 }
 
 #[test]
-fn qwen_windows_follow_its_keys() {
+fn the_windows_of_qwen_3_follow_its_keys() {
     let on = json!({"use_sliding_window": true, "sliding_window": 8});
     let table = [
         (json!({"max_window_layers": 1}), [None, Some(8), Some(8)]),

@@ -46,7 +46,7 @@ const BY_SCORES: Vocabulary = Vocabulary {
     merges: &[],
 };
 
-/// Two layers with a matrix of each type, and a tokenizer.
+/// Two layers with a matrix of each type (by GGUF id: 1 is F16, 30 is BF16, the others are blocks), and a tokenizer.
 fn in_blocks(words: &Vocabulary) -> File {
     let n_tokens = words.tokens.len();
     let mut random = fastrand::Rng::with_seed(5);

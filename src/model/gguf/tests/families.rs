@@ -51,7 +51,7 @@ fn factors_are_read_where_a_family_has_them_and_refused_elsewhere() {
 }
 
 #[test]
-fn queries_are_scaled_by_the_original_context() {
+fn the_query_scale_has_the_original_context_as_its_period() {
     let file = tiny("mistral3")
         .text("mistral3.rope.scaling.type", "yarn")
         .number("mistral3.rope.scaling.factor", 4.0)

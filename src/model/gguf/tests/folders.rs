@@ -7,23 +7,23 @@ const FIRST: &str = "a-b-00001-of-00002.gguf";
 const SECOND: &str = "a-b-00002-of-00002.gguf";
 
 #[test]
-fn a_folder_with_one_model_resolves_to_it() {
-    let of = |dir: &tempfile::TempDir| ModelLocation::find(dir.path());
+fn paths_resolve_to_a_gguf_file_or_a_folder() {
+    let find = |dir: &tempfile::TempDir| ModelLocation::find(dir.path());
     let one = folder(&[("m.gguf", b""), ("README.md", b"")]);
-    let found = of(&one).expect("one model");
+    let found = find(&one).expect("one model");
     assert_eq!(found, ModelLocation::Gguf(one.path().join("m.gguf")));
     let split = folder(&[(FIRST, b""), (SECOND, b"")]);
-    let found = of(&split).expect("one model");
+    let found = find(&split).expect("one model");
     assert_eq!(found, ModelLocation::Gguf(split.path().join(FIRST)));
     let both = folder(&[("m.gguf", b""), ("config.json", b"")]);
-    let found = of(&both).expect("one model");
+    let found = find(&both).expect("one model");
     assert_eq!(found, ModelLocation::Gguf(both.path().join("m.gguf")));
     let both = folder(&[("m.gguf", b""), ("model.safetensors", b"")]);
-    let found = of(&both).expect("valid");
+    let found = find(&both).expect("valid");
     assert_eq!(found, ModelLocation::Folder(both.path().to_owned()));
     let two = folder(&[("m.gguf", b""), ("n.gguf", b"")]);
     refused(
-        of(&two),
+        find(&two),
         "holds 2 GGUF models, including m.gguf, n.gguf: set --model-path to the file of one of them",
     );
     let found = ModelLocation::find(&two.path().join("n.gguf")).expect("a file");
@@ -35,6 +35,6 @@ fn a_folder_with_one_model_resolves_to_it() {
     );
     refused(Gguf::open(&absent), "absent.gguf: ");
     let nothing = folder(&[]);
-    let found = of(&nothing).expect("opened later");
+    let found = find(&nothing).expect("opened later");
     assert_eq!(found, ModelLocation::Folder(nothing.path().to_owned()));
 }

@@ -15,12 +15,12 @@ fn layers(architecture: &str, count: usize) -> File {
 fn missing_keys_mean_the_usual_windows_and_rope() {
     let gemma2 = config(&layers("gemma2", 3)).expect("supported");
     assert_eq!(gemma2.windows, [Some(4096), None, Some(4096)]);
-    let own = gemma2.gemma.as_ref().expect("the model is a Gemma");
+    let gemma = gemma2.gemma.as_ref().expect("the model is a Gemma");
     assert_eq!(
-        (own.score_cap, own.logits_cap, own.norms_minus_one),
+        (gemma.score_cap, gemma.logits_cap, gemma.norms_minus_one),
         (None, None, false)
     );
-    assert_eq!(own.window_rope, None);
+    assert_eq!(gemma.window_rope, None);
     let gemma3 = config(&layers("gemma3", 7)).expect("supported");
     assert_eq!(gemma3.windows, [None; 7]);
     let windowed = layers("gemma3", 7).size("gemma3.attention.sliding_window", 512);
@@ -29,8 +29,8 @@ fn missing_keys_mean_the_usual_windows_and_rope() {
         .filter(|layer| gemma3.windows[*layer].is_some())
         .collect();
     assert_eq!(slides, [0, 1, 2, 3, 4, 6]);
-    let own = gemma3.gemma.as_ref().expect("the model is a Gemma");
-    assert_eq!(own.window_rope.as_ref().map(|rope| rope.theta), Some(1e4));
+    let gemma = gemma3.gemma.as_ref().expect("the model is a Gemma");
+    assert_eq!(gemma.window_rope.as_ref().map(|rope| rope.theta), Some(1e4));
     assert_eq!(gemma3.embedding_scale, Some(2.0));
 }
 
@@ -42,8 +42,8 @@ fn only_gemma_2_has_a_softcap_of_scores() {
         file.number(&format!("{name}.attn_logit_softcapping"), 50.0)
     };
     let read = config(&capped("gemma2")).expect("supported");
-    let own = read.gemma.expect("the model is a Gemma");
-    assert_eq!((own.score_cap, own.logits_cap), (Some(50.0), Some(30.0)));
+    let caps = read.gemma.expect("the model is a Gemma");
+    assert_eq!((caps.score_cap, caps.logits_cap), (Some(50.0), Some(30.0)));
     refused(
         config(&capped("gemma3")),
         "gemma3.attn_logit_softcapping is 50, which is not supported",
@@ -52,8 +52,8 @@ fn only_gemma_2_has_a_softcap_of_scores() {
 
 #[test]
 fn scores_of_the_largest_models_have_another_scale() {
-    // The factor is 1/sqrt(2) in all models: the largest divide a hidden size of 4 by two heads, and the others have
-    // heads of two elements.
+    // In the loop the factor is always 1/sqrt(2): the largest models divide a hidden size of 4 by two heads, and the
+    // others have heads of two elements.
     let scale = |name, layers_of| {
         config(&layers(name, layers_of))
             .expect("supported")

@@ -140,6 +140,7 @@ fn unsupported_keys_are_rejected_by_key_value_and_limit() {
         file.pairs.retain(|(known, _)| known != key.as_bytes());
         let kv = key.ends_with("head_count") && matches!(value, Value::U32(3));
         file = file.pair(&key, value);
+        // Two KV heads do not divide three query heads.
         if kv {
             file.pairs
                 .retain(|(known, _)| !known.ends_with(b"head_count_kv"));
@@ -168,10 +169,10 @@ fn keys_without_effect_are_accepted() {
 
 #[test]
 fn sampling_defaults_are_those_of_a_generation_config() {
-    let of = |file: &File| generation_config(&open(file).expect("valid"));
+    let read = |file: &File| generation_config(&open(file).expect("valid"));
     let sampling =
         |file: File, key: &str, value| file.pair(&format!("general.sampling.{key}"), value);
-    let none = of(&tiny_llama()).expect("optional");
+    let none = read(&tiny_llama()).expect("optional");
     assert_eq!(none, GenerationConfig::default());
     let pairs = [
         ("temp", Value::F32(0.6)),
@@ -192,13 +193,13 @@ fn sampling_defaults_are_those_of_a_generation_config() {
         min_p: Some(0.0),
         repetition_penalty: Some(1.05),
     };
-    assert_eq!(of(&file).expect("in range"), expected);
+    assert_eq!(read(&file).expect("in range"), expected);
     let last = |tokens| sampling(file.clone(), "penalty_last_n", Value::I32(tokens));
-    assert_eq!(of(&last(64)).expect("in range"), expected);
-    let off = of(&last(0)).expect("in range");
+    assert_eq!(read(&last(64)).expect("in range"), expected);
+    let off = read(&last(0)).expect("in range");
     assert_eq!(off.repetition_penalty, None);
     let every = sampling(tiny_llama(), "top_k", Value::I32(0));
-    assert_eq!(of(&every).expect("in range").top_k, Some(-1));
+    assert_eq!(read(&every).expect("in range").top_k, Some(-1));
     for (key, value, expected) in [
         (
             "top_p",
@@ -216,6 +217,6 @@ fn sampling_defaults_are_those_of_a_generation_config() {
             "general.sampling.temp is \"hot\", expected a number",
         ),
     ] {
-        refused(of(&sampling(tiny_llama(), key, value)), expected);
+        refused(read(&sampling(tiny_llama(), key, value)), expected);
     }
 }

@@ -17,7 +17,7 @@ fn counted(name: &str, shape: &[usize]) -> Tensor {
     Tensor::f32(name, shape, &values)
 }
 
-/// Metadata of a model with one layer, one key head and two query heads of two elements.
+/// Metadata of a model with one layer, one K/V head and two query heads of two elements.
 pub fn described(architecture: &str) -> File {
     let key = |name: &str| format!("{architecture}.{name}");
     File::default()

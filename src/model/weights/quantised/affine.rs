@@ -26,7 +26,6 @@ pub struct Affine<'a> {
     group: usize,
 }
 
-/// Scale and zero point of a group.
 #[derive(Clone, Copy, Default)]
 struct GroupParams {
     scale: f32,

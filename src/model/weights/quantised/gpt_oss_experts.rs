@@ -48,9 +48,9 @@ impl Weights {
                 ("down_proj", &[2], [hidden, width]),
             ] {
                 let stack = format!("{module}.{stack}");
-                let place = (experts, layer, parts);
-                self.extract_stack(&stack, place, [outputs, inputs])?;
-                self.extract_biases(&format!("{stack}_bias"), place, outputs)?;
+                let target = (experts, layer, parts);
+                self.extract_stack(&stack, target, [outputs, inputs])?;
+                self.extract_biases(&format!("{stack}_bias"), target, outputs)?;
             }
         }
         Ok(())

@@ -47,7 +47,7 @@ pub enum MatrixSource<'a> {
     Quantised(QuantisedMatrix<'a>),
 }
 
-/// A matrix in codes without native kernels.
+/// A matrix that is converted at load: a quantised one, or an expert of gpt-oss.
 pub struct QuantisedMatrix<'a> {
     codes: Codes<'a>,
     order: RowOrder,
@@ -77,7 +77,7 @@ pub struct Converted<'a> {
 impl Weights {
     /// The blocks of the converted matrix; `None` if missing or converted to floats.
     pub(super) fn quantised_blocks(&self, name: &str) -> Option<BlockType> {
-        match Module::find(self, self.whole(name))? {
+        match Module::find(self, self.stored_matrix(name))? {
             (_, Scheme::Int4(..)) => Some(BlockType::Affine4),
             (_, Scheme::Fp8 { .. } | Scheme::Int8) => None,
         }
@@ -116,7 +116,7 @@ impl Weights {
     }
 
     /// The name of the quantised matrix with the codes of `name`: `name`, or a fused matrix.
-    pub(super) fn whole<'n>(&'n self, name: &'n str) -> &'n str {
+    pub(super) fn stored_matrix<'n>(&'n self, name: &'n str) -> &'n str {
         self.parts.get(name).map_or(name, |part| &part.whole)
     }
 
@@ -141,7 +141,7 @@ impl Weights {
             Some(part) => (part.shape, part.order),
             None => (*shape, RowOrder::AsNumbered),
         };
-        match Module::find(self, self.whole(name)) {
+        match Module::find(self, self.stored_matrix(name)) {
             None => match self.undescribed_codes(name) {
                 Some(error) => Err(error),
                 None => Ok(MatrixSource::Plain(self.tensor(name, shape)?)),
@@ -198,7 +198,7 @@ impl<'a> QuantisedMatrix<'a> {
         let row_bytes = stored.row_bytes(inputs);
         let mut rows = vec![0; outputs * row_bytes];
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        // Each core converts an equal number of whole tiles.
+        // All cores but the last convert the same number of whole tiles.
         let per_core = outputs.div_ceil(cores).max(MIN_ROWS_PER_CORE);
         let per_core = per_core.next_multiple_of(affine::TILE);
         thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Splits the scales of expert stacks in 8-bit codes like the codes themselves.
+//! Splits the scales of stacked 8-bit experts in the same way as their codes.
 //!
 //! | scales | a scale for |
 //! |---|---|

@@ -4,7 +4,7 @@ mod vectors;
 
 use std::sync::Arc;
 
-use super::reply::Shape;
+use super::reply::ReplyForm;
 use crate::budget::Charges;
 use crate::call::{
     CallLimits, Prompts, check_samples, check_size, read_rid, samples_of, texts, tokens,
@@ -13,7 +13,7 @@ use crate::constraint;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::foreign;
-use crate::options::Urgency;
+use crate::options::Scheduling;
 use crate::raw::Raw;
 use crate::spelling::Spelling;
 use souffleur_base::field::{self, Field, Shallow, check_count};
@@ -39,15 +39,15 @@ impl NativeCall {
     /// Parses a call. A field with one value for all prompts is parsed once and shared.
     pub(crate) fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<Self, ApiError> {
         let prompts = prompts(&mut fields, limits)?;
-        let shape = PromptCount::of(&prompts);
-        let sampling = sampling_params(&mut fields, shape, limits.request)?;
+        let count = PromptCount::of(&prompts);
+        let sampling = sampling_params(&mut fields, count, limits.request)?;
         let samples: usize = sampling.iter().map(|(params, _)| params.n as usize).sum();
-        check_size("n", shape.get(), samples, limits)?;
-        let is_batch = shape != PromptCount::One || samples > 1;
-        let logprobs = logprob_requests(&mut fields, shape, limits.request)?;
-        let namespaces = namespaces(&mut fields, shape, limits.request)?;
-        let rids = rids(&mut fields, shape)?;
-        let Urgency { priority, timeouts } = Urgency::table().read(&mut fields, limits)?;
+        check_size("n", count.get(), samples, limits)?;
+        let is_batch = count != PromptCount::One || samples > 1;
+        let logprobs = logprob_requests(&mut fields, count, limits.request)?;
+        let namespaces = namespaces(&mut fields, count, limits.request)?;
+        let rids = rids(&mut fields, count)?;
+        let Scheduling { priority, timeouts } = Scheduling::table().read(&mut fields, limits)?;
         let stream = fields.flag("stream")?;
         let wants_token_texts = fields.flag("return_text_in_logprobs")?;
         // Unknown fields are ignored, as in SGLang, whose own clients and routers send some.
@@ -96,10 +96,10 @@ impl NativeCall {
         (requests.collect(), self.charges)
     }
 
-    pub(crate) fn shapes(&self, spelling: &Spelling) -> Vec<Shape> {
+    pub(crate) fn forms(&self, spelling: &Spelling) -> Vec<ReplyForm> {
         let spelling = self.wants_token_texts.then_some(spelling);
-        let shape = |request: &GenerateRequest| Shape::new(request.logprobs.as_ref(), spelling);
-        self.requests.iter().map(shape).collect()
+        let form = |request: &GenerateRequest| ReplyForm::new(request.logprobs.as_ref(), spelling);
+        self.requests.iter().map(form).collect()
     }
 }
 
@@ -123,7 +123,7 @@ impl PromptCount {
     fn get(self) -> usize {
         match self {
             Self::One => 1,
-            Self::List(prompts) => prompts,
+            Self::List(len) => len,
         }
     }
 
@@ -182,7 +182,7 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
     let (text, ids) = (fields.take_raw("text"), fields.take_raw("input_ids"));
     let embeds = fields.take_raw(vectors::NAME);
     let prompts = match (text, ids, embeds.filter(|raw| !raw.has_no_effect())) {
-        (None, None, Some(embeds)) => vectors::vectors(fields, &embeds, limits)?,
+        (None, None, Some(embeds)) => vectors::read(fields, &embeds, limits)?,
         (_, _, Some(_)) => {
             let text = "input_embeds and text or input_ids are both given: send one of them";
             return Err(ApiError::field(vectors::NAME, text));
@@ -221,12 +221,12 @@ type Sampling = (SamplingParams, Option<Arc<Constraint>>);
 
 fn sampling_params(
     fields: &mut Fields,
-    shape: PromptCount,
+    count: PromptCount,
     limits: &RequestLimits,
 ) -> Result<Vec<Sampling>, ApiError> {
     const NAME: &str = "sampling_params";
     let raw = fields.take_raw(NAME);
-    shape.each_of(NAME, raw, Sampling::default(), |name, raw| {
+    count.each_of(NAME, raw, Sampling::default(), |name, raw| {
         let params = plain_params(name, raw, limits)?;
         let constraint = constraint::of_sampling_params(fields, name, raw)?;
         Ok((params, constraint))
@@ -262,17 +262,17 @@ fn refuse_misplaced(fields: &mut Fields) -> Result<(), ApiError> {
 
 fn logprob_requests(
     fields: &mut Fields,
-    shape: PromptCount,
+    count: PromptCount,
     limits: &RequestLimits,
 ) -> Result<Vec<Option<LogprobWish>>, ApiError> {
-    let wanted = shape.each(fields, "return_logprob", false, |name, raw| {
+    let wanted = count.each(fields, "return_logprob", false, |name, raw| {
         Ok(Field::new(name, &raw.shallow(name)?).boolean()?)
     })?;
-    let starts = shape.each(fields, "logprob_start_len", None, logprob_start)?;
-    let tops = shape.each(fields, "top_logprobs_num", 0, |name, raw| {
+    let starts = count.each(fields, "logprob_start_len", None, logprob_start)?;
+    let tops = count.each(fields, "top_logprobs_num", 0, |name, raw| {
         Ok(Field::new(name, &raw.shallow(name)?).integer()?)
     })?;
-    let chosen = chosen_tokens(fields, shape, limits)?;
+    let chosen = chosen_tokens(fields, count, limits)?;
     let each = starts.into_iter().zip(tops).zip(chosen);
     let each = each.map(|((start, top), token_ids)| LogprobWish {
         start,
@@ -310,12 +310,12 @@ fn logprob_start(name: &str, raw: &Raw) -> Result<Option<u32>, ApiError> {
 /// `token_ids_logprob`: one list for all prompts, or a list of lists.
 fn chosen_tokens(
     fields: &mut Fields,
-    shape: PromptCount,
+    count: PromptCount,
     limits: &RequestLimits,
 ) -> Result<Vec<Arc<[u32]>>, ApiError> {
     const NAME: &str = "token_ids_logprob";
     let Some(raw) = fields.take_raw(NAME) else {
-        return Ok(vec![Arc::default(); shape.get()]);
+        return Ok(vec![Arc::default(); count.get()]);
     };
     let list = |_: &str, raw: &Raw| -> Result<Arc<[u32]>, ApiError> {
         if raw.is_list() {
@@ -325,22 +325,22 @@ fn chosen_tokens(
         fields::token_ids(NAME, raw).map(Arc::from)
     };
     match raw.first_of_list() {
-        Some(b'[') => shape.read_list(NAME, &raw, Arc::default(), list),
-        _ => Ok(vec![list(NAME, &raw)?; shape.get()]),
+        Some(b'[') => count.read_list(NAME, &raw, Arc::default(), list),
+        _ => Ok(vec![list(NAME, &raw)?; count.get()]),
     }
 }
 
 fn namespaces(
     fields: &mut Fields,
-    shape: PromptCount,
+    count: PromptCount,
     limits: &RequestLimits,
 ) -> Result<Vec<Namespace>, ApiError> {
     let text = |name: &str, raw: &Raw| -> Result<Option<Arc<str>>, ApiError> {
         let text = field::text(name, raw.shallow(name)?)?;
         Ok(Some(text.into()))
     };
-    let keys = shape.each(fields, "extra_key", None, text)?;
-    let salts = shape.each(fields, "cache_salt", None, text)?;
+    let keys = count.each(fields, "extra_key", None, text)?;
+    let salts = count.each(fields, "cache_salt", None, text)?;
     let namespace = |(key, salt): (Option<Arc<str>>, Option<Arc<str>>)| {
         let namespace = Namespace::new(key.as_deref(), salt.as_deref());
         namespace.validate(limits).map_err(ApiError::from)?;
@@ -350,13 +350,13 @@ fn namespaces(
 }
 
 /// One id for each prompt: from the client's list, the client's single id with `-i` appended, or random.
-fn rids(fields: &mut Fields, shape: PromptCount) -> Result<Vec<RequestId>, ApiError> {
+fn rids(fields: &mut Fields, count: PromptCount) -> Result<Vec<RequestId>, ApiError> {
     const NAME: &str = "rid";
-    match (shape, fields.take_raw(NAME)) {
-        (_, None) => Ok((0..shape.get()).map(|_| RequestId::random()).collect()),
+    match (count, fields.take_raw(NAME)) {
+        (_, None) => Ok((0..count.get()).map(|_| RequestId::random()).collect()),
         (PromptCount::List(_), Some(raw)) if raw.is_list() => {
             let read = |name: &str, raw: &Raw| read_rid(raw.shallow(name)?).map(Some);
-            let rids = shape.read_list(NAME, &raw, None, read)?;
+            let rids = count.read_list(NAME, &raw, None, read)?;
             let named = |name: Option<RequestId>| {
                 name.ok_or_else(|| {
                     Field::new(NAME, &Shallow::Null)

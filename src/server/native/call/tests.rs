@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::call::{VectorLimits, WebSocketSlots};
+use crate::call::{EmbedLimits, WebSocketSlots};
 
 fn parse(value: Value) -> Result<NativeCall, ApiError> {
     NativeCall::parse(Fields::of(&value), limits(&RequestLimits::default()))
@@ -14,10 +14,7 @@ fn limits(request: &RequestLimits) -> CallLimits<'_> {
         max_requests: 8,
         websocket: None,
         request,
-        vectors: Some(VectorLimits {
-            width: 2,
-            max_vectors: 4,
-        }),
+        embeds: Some(EmbedLimits { dim: 2, max_len: 4 }),
     }
 }
 
@@ -164,7 +161,7 @@ fn bad_sampling_parameters_name_the_parameter() {
     refuses(
         sampling(json!([])),
         "sampling_params",
-        "sampling_params is a list of 0, must be an object",
+        "sampling_params is a list of 0 items, must be an object",
     );
 }
 
@@ -249,7 +246,7 @@ fn names_and_lists_have_limits() {
 }
 
 #[test]
-fn a_websocket_without_free_slots_refuses_before_parsing() {
+fn a_websocket_with_too_few_free_slots_refuses_a_call() {
     let request = RequestLimits::default();
     let slots = WebSocketSlots { free: 1, limit: 4 };
     let limits = CallLimits {

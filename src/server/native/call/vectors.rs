@@ -1,13 +1,13 @@
-//! Parses `input_embeds`: a prompt as vectors, `[n][hidden_size]`, or a list of such prompts.
+//! Parses `input_embeds`: a prompt as a list of embeddings, `[n][hidden_size]`, or a list of such prompts.
 //!
-//! The numbers of a prompt are counted and charged before memory is allocated, and then parsed directly into it.
+//! The numbers of a prompt are counted and charged before memory is allocated, and then parsed into that memory.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
 
-use crate::call::{CallLimits, Prompts, VectorLimits, check_size};
+use crate::call::{CallLimits, EmbedLimits, Prompts, check_size};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::raw::Raw;
@@ -18,12 +18,12 @@ use souffleur_request::{Prompt, PromptVectors};
 pub(super) const NAME: &str = "input_embeds";
 const VECTORS: &str = "a list of vectors, each a list of numbers";
 
-pub(super) fn vectors(
+pub(super) fn read(
     fields: &mut Fields,
     raw: &Raw,
     limits: CallLimits<'_>,
 ) -> Result<Prompts, ApiError> {
-    let Some(vectors) = limits.vectors else {
+    let Some(embeds) = limits.embeds else {
         let text =
             format!("{NAME} is not supported by the engine's executor: send text or input_ids");
         return Err(ApiError::field(NAME, text));
@@ -34,13 +34,13 @@ pub(super) fn vectors(
     }
     let (first, _) = raw.items(NAME, 1)?;
     if !first.first().is_some_and(is_prompt) {
-        return prompt(fields, NAME, raw, vectors).map(Prompts::One);
+        return prompt(fields, NAME, raw, embeds).map(Prompts::One);
     }
     let (items, len) = raw.items(NAME, limits.max_requests)?;
     check_size(NAME, len, len, limits)?;
     let one = |(index, item): (usize, &Raw)| {
         let name = format!("{NAME}[{index}]");
-        prompt(fields, &name, item, vectors)
+        prompt(fields, &name, item, embeds)
     };
     let prompts: Result<_, ApiError> = items.iter().enumerate().map(one).collect();
     prompts.map(Prompts::List)
@@ -55,9 +55,9 @@ fn prompt(
     fields: &mut Fields,
     name: &str,
     raw: &Raw,
-    limits: VectorLimits,
+    limits: EmbedLimits,
 ) -> Result<Prompt, ApiError> {
-    let most_values = limits.width * limits.max_vectors;
+    let most_values = limits.dim * limits.max_len;
     let expected = raw.count_values().min(most_values);
     fields.charge_request_bytes(expected * size_of::<f32>())?;
     let read = ReadVectors {
@@ -67,21 +67,20 @@ fn prompt(
     };
     let values = raw.parse_seed(name, read)??;
     Ok(Prompt::Vectors(Arc::new(PromptVectors::new(
-        limits.width,
-        values,
+        limits.dim, values,
     )?)))
 }
 
 /// Reads vectors in order, up to the first invalid one.
 struct ReadVectors<'a> {
     name: &'a str,
-    limits: VectorLimits,
+    limits: EmbedLimits,
     values: Vec<f32>,
 }
 
 impl ReadVectors<'_> {
     fn refuse_more(&self, n_vectors: usize) -> Option<FieldError> {
-        let (name, limit) = (self.name, self.limits.max_vectors);
+        let (name, limit) = (self.name, self.limits.max_len);
         (n_vectors >= limit).then(|| {
             let text =
                 format!("{name} has more than {limit} vectors, which is the limit: send fewer");
@@ -112,7 +111,7 @@ impl<'de> Visitor<'de> for ReadVectors<'_> {
             let vector = ReadVector {
                 name: self.name,
                 index: n_vectors,
-                width: self.limits.width,
+                dim: self.limits.dim,
                 // A vector beyond the limit is not stored.
                 values: is_full.is_none().then_some(&mut self.values),
             };
@@ -132,7 +131,7 @@ impl<'de> Visitor<'de> for ReadVectors<'_> {
 struct ReadVector<'a> {
     name: &'a str,
     index: usize,
-    width: usize,
+    dim: usize,
     values: Option<&'a mut Vec<f32>>,
 }
 
@@ -148,7 +147,7 @@ impl<'de> Visitor<'de> for ReadVector<'_> {
     type Value = Result<(), FieldError>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a list of {} numbers", self.width)
+        write!(f, "a list of {} numbers", self.dim)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
@@ -157,9 +156,9 @@ impl<'de> Visitor<'de> for ReadVector<'_> {
             return Ok(Ok(()));
         };
         let (name, index) = (self.name, self.index);
-        for at in 0..self.width {
+        for at in 0..self.dim {
             match list.next_element::<Shallow>()? {
-                None => return Ok(Err(wrong_width(name, index, at, self.width))),
+                None => return Ok(Err(wrong_len(name, index, at, self.dim))),
                 Some(found) => match found.as_f64() {
                     Some(value) => values.push(value as f32),
                     None => {
@@ -176,13 +175,13 @@ impl<'de> Visitor<'de> for ReadVector<'_> {
         }
         Ok(match beyond {
             0 => Ok(()),
-            _ => Err(wrong_width(name, index, self.width + beyond, self.width)),
+            _ => Err(wrong_len(name, index, self.dim + beyond, self.dim)),
         })
     }
 }
 
-fn wrong_width(name: &str, index: usize, found: usize, width: usize) -> FieldError {
+fn wrong_len(name: &str, index: usize, found: usize, dim: usize) -> FieldError {
     let text =
-        format!("{name}[{index}] has {found} values, must have {width}, as the model's vectors");
+        format!("{name}[{index}] has {found} values, must have {dim}, the model's hidden size");
     FieldError::new(NAME, text)
 }

@@ -8,13 +8,13 @@ use crate::fields::Fields;
 use crate::openai::json_values::{must_be, object, optional_text, text};
 use crate::raw::Raw;
 
-/// Converts the calls of a message: their arguments become objects, and an empty list of calls is removed. `sent` is
-/// the message's JSON if numbers in it may have other digits than in `message`.
+/// Converts the calls of a message: their arguments become objects, and an empty list of calls is removed. `raw` is
+/// the message's JSON text, if parsing it to `message` may have changed digits of numbers.
 pub(super) fn read_calls(
     fields: &mut Fields,
     name: &str,
     message: &mut Map<String, Value>,
-    sent: Option<&Raw>,
+    raw: Option<&Raw>,
 ) -> Result<(), ApiError> {
     const NAME: &str = "tool_calls";
     let path = format!("{name}.{NAME}");
@@ -25,21 +25,21 @@ pub(super) fn read_calls(
             Ok(())
         }
         Some(Value::Array(calls)) => {
-            let sent = sent.map_or_else(Vec::new, |sent| functions(sent, calls.len()));
+            let raw = raw.map_or_else(Vec::new, |raw| functions(raw, calls.len()));
             let mut calls = calls.iter_mut().enumerate();
             calls.try_for_each(|(index, call)| {
                 let path = format!("{path}[{index}]");
-                read_call(fields, &path, call, sent.get(index))
+                read_call(fields, &path, call, raw.get(index))
             })
         }
         Some(other) => Err(must_be(&path, other, "a list of calls")),
     }
 }
 
-fn functions(sent: &Raw, count: usize) -> Vec<Raw> {
-    let calls = sent.field("tool_calls");
+fn functions(raw: &Raw, count: usize) -> Vec<Raw> {
+    let calls = raw.field("tool_calls");
     let Some(calls) = calls.filter(|calls| !calls.has_no_effect()) else {
-        return sent.field("function_call").into_iter().collect();
+        return raw.field("function_call").into_iter().collect();
     };
     let calls = calls.items("tool_calls", count).unwrap_or_default().0;
     // A call without a function is refused later.
@@ -53,7 +53,7 @@ fn read_call(
     fields: &mut Fields,
     path: &str,
     value: &mut Value,
-    sent: Option<&Raw>,
+    raw: Option<&Raw>,
 ) -> Result<(), ApiError> {
     let mut call = object(path, value.take())?;
     match optional_text(&call, path, "type")? {
@@ -73,7 +73,7 @@ fn read_call(
         None | Some(Value::Null) => json!({}),
         Some(Value::String(text)) => arguments(fields, &path, text)?,
         Some(arguments @ Value::Object(_)) => {
-            digits::arguments(arguments, sent.and_then(|sent| sent.field("arguments")))
+            digits::arguments(arguments, raw.and_then(|raw| raw.field("arguments")))
         }
         Some(other) => return Err(must_be(&path, &other, "a string with a JSON object")),
     };

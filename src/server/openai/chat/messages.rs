@@ -21,7 +21,7 @@ pub(super) const ROLES: [&str; 6] = [
 
 pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     const NAME: &str = "messages";
-    let sent = fields.peek(NAME).cloned();
+    let raw = fields.peek(NAME).cloned();
     let items = match fields.take_tree(NAME)? {
         Some(Value::Array(items)) => items,
         Some(other) => return Err(must_be(NAME, &other, "a list of messages")),
@@ -31,7 +31,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
         let text = "messages is empty: send at least one message";
         return Err(ApiError::field(NAME, text));
     }
-    let sent = digits::texts_of(sent.as_ref(), &items);
+    let raw = digits::texts_of(raw.as_ref(), &items);
     let mut calls = FunctionCalls::default();
     let items = items.into_iter().enumerate();
     let message = |(index, item): (usize, Value)| {
@@ -43,7 +43,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
             read_reasoning(&name, &mut message)?;
         }
         calls.rename(&name, role, &mut message)?;
-        history::read_calls(fields, &name, &mut message, sent.get(index))?;
+        history::read_calls(fields, &name, &mut message, raw.get(index))?;
         Ok(Value::Object(message))
     };
     items.map(message).collect()
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_calls_are_objects() {
+    fn arguments_become_objects_if_they_are_valid_and_lose_no_digits() {
         for (sent, read) in [
             (json!("{\"row\": [4]}"), json!({"row": [4]})),
             (json!({"row": 4}), json!({"row": 4})),
@@ -245,7 +245,7 @@ mod tests {
         let text = format!("{place}[0].function is null, must be an object");
         refuses(calling(json!(null)), &text);
         let wanted = "must be a string with a JSON object";
-        let text = format!("{place}[0].function.arguments is a list of 0, {wanted}");
+        let text = format!("{place}[0].function.arguments is a list of 0 items, {wanted}");
         refuses(calling(json!({"name": "f", "arguments": []})), &text);
         let call = json!({"id": 5, "function": {"name": "f"}});
         let messages = json!([{"role": "assistant", "tool_calls": [call]}]);

@@ -20,6 +20,7 @@ pub(crate) enum Choice {
     },
     Allowed {
         mode: Mode,
+        /// The path in the body and the name of each allowed tool.
         names: Vec<(String, String)>,
     },
 }
@@ -66,7 +67,7 @@ impl Choice {
                     None => Err(missing(path, "an object with a name")),
                 }
             }
-            // The form of OpenAI's responses.
+            // The Responses API has the name next to the type, not in a nested object.
             Some(Value::String(kind)) if kind == "custom" && choice.contains_key("name") => {
                 Self::named(field, &choice)
             }

@@ -58,7 +58,7 @@ impl CallTools {
             choice.check_without_tools(field)?;
             return Ok(Self::default());
         }
-        let prompt = list_of(&list.shown)?;
+        let prompt = list_of(&list.json)?;
         let (tools, choice) = choose(list.tools, choice, field)?;
         let usage = ToolUse {
             tools,
@@ -113,13 +113,13 @@ impl Form {
         let mut list = ToolList::default();
         for (index, (item, sent)) in read_list(fields, self.list, raw)?.into_iter().enumerate() {
             let (path, function) = self.function(index, item)?;
-            list.add(&path, &function, self.shown(&sent))?;
+            list.add(&path, &function, self.json(&sent))?;
         }
         Ok(list)
     }
 
     /// The JSON of an entry for the template: as it was sent, or, from `functions`, wrapped in a tool.
-    fn shown(&self, sent: &Raw) -> String {
+    fn json(&self, sent: &Raw) -> String {
         let sent = sent.text();
         if self.list == Self::FUNCTIONS.list {
             format!("{{\"type\": \"function\", \"function\": {sent}}}")
@@ -159,17 +159,17 @@ impl Form {
 #[derive(Default)]
 pub(crate) struct ToolList {
     names: FxHashSet<String>,
-    shown: Vec<String>,
+    json: Vec<String>,
     tools: Vec<Tool>,
 }
 
 impl ToolList {
-    /// Adds the function at `path`, with its JSON for the template in `shown`.
+    /// Adds the function at `path`, with its JSON for the template in `json`.
     pub(crate) fn add(
         &mut self,
         path: &str,
         function: &Map<String, Value>,
-        shown: String,
+        json: String,
     ) -> Result<(), ApiError> {
         let tool = read_function(path, function)?;
         if !self.names.insert(tool.name.clone()) {
@@ -178,19 +178,19 @@ impl ToolList {
             let text = format!("{path} is {name:?}, which another tool has: rename one");
             return Err(ApiError::field(path, text));
         }
-        self.shown.push(shown);
+        self.json.push(json);
         self.tools.push(tool);
         Ok(())
     }
 }
 
-fn list_of(shown: &[String]) -> Result<Box<RawValue>, ApiError> {
-    RawValue::from_string(format!("[{}]", shown.join(", ")))
+fn list_of(json: &[String]) -> Result<Box<RawValue>, ApiError> {
+    RawValue::from_string(format!("[{}]", json.join(", ")))
         .map_err(|error| ApiError::invalid(format!("the tools are not valid JSON: {error}")))
 }
 
 /// Converts a function of another API to the form that templates know: the known fields of `sent`, in their order and
-/// as they were written. The model knows the function as `name`, and its parameters are in the field `schema`.
+/// as they were written. The model knows the function as `name`. `schema` names the field with its parameters.
 pub(crate) fn as_function(name: &str, sent: &Raw, schema: &str) -> String {
     let mut fields: Vec<(&str, String)> = Vec::new();
     for (key, value) in sent.entries() {

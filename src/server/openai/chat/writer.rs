@@ -54,10 +54,10 @@ impl Writer {
         }
     }
 
-    fn details(&self, places: &[TokenLogprobs], tokens: Vec<u32>) -> ChoiceDetails {
+    fn details(&self, positions: &[TokenLogprobs], tokens: Vec<u32>) -> ChoiceDetails {
         let logprobs = self.logprobs;
         ChoiceDetails {
-            logprobs: logprobs.then(|| ChatLogprobs::new(places, &self.spelling)),
+            logprobs: logprobs.then(|| ChatLogprobs::new(positions, &self.spelling)),
             token_ids: self.return_token_ids.then_some(tokens),
             ..ChoiceDetails::default()
         }

@@ -76,7 +76,7 @@ impl Call {
             return Err(ApiError::unsupported("n"));
         }
         check_size("n", 1, 1, parse_context.limits)?;
-        settings.note_sampling(&common);
+        settings.set_sampling(&common);
         let most = settings.max_output_tokens.unwrap_or(UNLIMITED);
         common.limit_length(if is_warm_up { 0 } else { most })?;
         let includes = Includes::read(fields)?;
@@ -85,7 +85,7 @@ impl Call {
         let mut kwargs = template_kwargs(fields)?;
         let reasoning = Reasoning::read(fields, &mut kwargs)?;
         foreign::refuse(fields, &OF_OTHERS)?;
-        let frame = frame(&settings, tools.prompt.as_ref(), &kwargs);
+        let setup_hash = setup_hash(&settings, tools.prompt.as_ref(), &kwargs);
         let new = input.messages;
         let keeping = match owner {
             Some(owner) => {
@@ -98,13 +98,13 @@ impl Call {
                     input: input.items,
                     earlier: turns.map_or_else(Vec::new, |it| it.turns.clone()),
                     messages: (messages, new.len()),
-                    frame,
+                    setup_hash,
                     pinning: pinning(parse_context, &common, earlier.as_ref()),
                 })
             }
             None => None,
         };
-        let (messages, known) = conversation(fields, &settings, earlier.as_deref(), new, frame)?;
+        let (messages, known) = messages(fields, &settings, earlier.as_deref(), new, setup_hash)?;
         let call = Self {
             id,
             common,
@@ -177,7 +177,7 @@ fn earlier(
     let Some(id) = &settings.previous_response_id else {
         return Ok(None);
     };
-    let found = view.store.find(&ResponseId::sent(id), &view.owner);
+    let found = view.store.find(&ResponseId::from_client(id), &view.owner);
     match found {
         Some(found) => Ok(Some(found)),
         None => Err(ApiError::no_previous_response(id)),
@@ -208,12 +208,12 @@ fn pinning(
 }
 
 /// Returns all messages, and the tokens of the earlier messages if they are known.
-fn conversation(
+fn messages(
     fields: &mut Fields,
     settings: &Settings,
     earlier: Option<&StoredResponse>,
     new: Vec<Value>,
-    frame: [u8; 32],
+    setup_hash: [u8; 32],
 ) -> Result<(Vec<Value>, Option<KnownTurns>), ApiError> {
     let mut all = Vec::new();
     if let Some(instructions) = &settings.instructions
@@ -229,7 +229,7 @@ fn conversation(
         }
         let messages = instructions + earlier.turns.iter().map(n_messages).sum::<usize>();
         let tokens = earlier.tokens.as_ref();
-        let tokens = tokens.filter(|kept| kept.frame == frame && messages == all.len());
+        let tokens = tokens.filter(|kept| kept.setup_hash == setup_hash && messages == all.len());
         known = tokens.map(|kept: &KeptTokens| KnownTurns {
             messages,
             tokens: kept.tokens.clone(),
@@ -252,14 +252,14 @@ fn n_messages(turn: &Arc<Turn>) -> usize {
 }
 
 /// Hash of everything that the template renders except the messages.
-fn frame(
+fn setup_hash(
     settings: &Settings,
     tools: Option<&impl serde::Serialize>,
     kwargs: &Map<String, Value>,
 ) -> [u8; 32] {
     let instructions = settings.instructions.as_deref().filter(|it| !it.is_empty());
-    let frame = serde_json::to_vec(&(instructions, tools, kwargs));
-    Sha256::digest(frame.expect("templates have string keys only")).into()
+    let template = serde_json::to_vec(&(instructions, tools, kwargs));
+    Sha256::digest(template.expect("templates have string keys only")).into()
 }
 
 #[derive(Default)]
@@ -289,7 +289,7 @@ impl Includes {
     }
 }
 
-/// `top_logprobs` as the number of alternatives, `None` for no log probabilities.
+/// Reads `top_logprobs` as the number of alternatives; `None` means no log probabilities.
 fn logprobs(fields: &mut Fields, includes: &Includes) -> Result<Option<u32>, ApiError> {
     const NAME: &str = "top_logprobs";
     let top = fields.take(NAME)?;

@@ -39,7 +39,9 @@ pub(crate) async fn input_tokens(
     });
     let counted = counted.await;
     drop(turn);
-    let lost = |_| RequestError::EngineDown("the server stopped while counting".to_owned());
+    let lost = |_| {
+        RequestError::EngineDown("counting the tokens failed (see the server's log)".to_owned())
+    };
     let tokens = counted.map_err(lost)?;
     let tokens = tokens.map_err(|error| reworded(error.into()))?;
     let counted = json!({"object": "response.input_tokens", "input_tokens": tokens});

@@ -10,7 +10,6 @@ pub(crate) struct WrittenEvent {
 }
 
 pub(super) struct Events {
-    /// Events are dropped, because the answer is sent whole.
     is_silent: bool,
     next_number: u64,
     lane: Option<Arc<str>>,
@@ -29,7 +28,7 @@ struct Numbered<'a, E> {
 }
 
 impl Events {
-    /// Events are dropped if `is_silent`. The events of a named WebSocket lane have the lane's name.
+    /// If `is_silent`, events are dropped, as the answer is sent whole. Events of a named WebSocket lane have its name.
     pub(super) fn new(is_silent: bool, lane: Option<Arc<str>>) -> Self {
         Self {
             is_silent,

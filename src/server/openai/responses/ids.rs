@@ -21,8 +21,7 @@ impl ResponseId {
         Self(format!("resp_{}", digits(&bits)))
     }
 
-    /// An id that a client sent.
-    pub(crate) fn sent(name: &str) -> Self {
+    pub(crate) fn from_client(name: &str) -> Self {
         Self(name.to_owned())
     }
 

@@ -39,7 +39,7 @@ pub(super) fn read(
         Some(Value::String(text)) => vec![json!({"role": "user", "content": text})],
         Some(other) => return Err(must_be(NAME, &other, "a string or a list of items")),
     };
-    let mut reading = Reading {
+    let mut parser = InputParser {
         fields,
         view,
         messages: Messages::default(),
@@ -47,27 +47,27 @@ pub(super) fn read(
     let mut kept = Vec::new();
     for (index, item) in items.into_iter().enumerate() {
         let path = format!("{NAME}[{index}]");
-        let item = reading.item(&path, item)?;
-        reading.add(&path, &item)?;
+        let item = parser.item(&path, item)?;
+        parser.add(&path, &item)?;
         if let Some(id) = keep {
             let stored = listed(id, index, item);
-            reading.fields.charge_request_bytes(stored.json.len())?;
+            parser.fields.charge_request_bytes(stored.json.len())?;
             kept.push(stored);
         }
     }
     Ok(Input {
-        messages: reading.messages.finish(),
+        messages: parser.messages.finish(),
         items: kept,
     })
 }
 
-struct Reading<'a> {
+struct InputParser<'a> {
     fields: &'a mut Fields,
     view: &'a StoreView<'a>,
     messages: Messages,
 }
 
-impl Reading<'_> {
+impl InputParser<'_> {
     /// The item that was sent, or the stored item to which the sent item refers.
     fn item(&mut self, path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
         let item = object(path, value)?;
@@ -81,7 +81,11 @@ impl Reading<'_> {
         }
         let id = text(&item, path, "id")?;
         let Some(json) = self.view.store.find_item(id, &self.view.owner) else {
-            return Err(ApiError::no_such_item(format!("{path}.id"), id));
+            return Err(ApiError::no_such_item(
+                format!("{path}.id"),
+                id,
+                "send the whole item",
+            ));
         };
         object(path, self.fields.kept_tree(path, json.as_bytes())?)
     }
@@ -92,8 +96,9 @@ impl Reading<'_> {
             Some("reasoning") => self.add_reasoning(path, item),
             Some("function_call") => {
                 let arguments = optional_text(item, path, "arguments")?.unwrap_or_default();
-                let place = format!("{path}.arguments");
-                let arguments = history::arguments(self.fields, &place, arguments.to_owned())?;
+                let arguments_path = format!("{path}.arguments");
+                let arguments =
+                    history::arguments(self.fields, &arguments_path, arguments.to_owned())?;
                 self.add_call(path, item, arguments)
             }
             Some("custom_tool_call") => {
@@ -131,14 +136,14 @@ impl Reading<'_> {
     }
 
     fn add_reasoning(&mut self, path: &str, item: &Map<String, Value>) -> Result<(), ApiError> {
-        let place = |name: &str| format!("{path}.{name}");
-        let mut thought = optional_texts(&place("content"), item.get("content"))?;
+        let path_of = |name: &str| format!("{path}.{name}");
+        let mut thought = optional_texts(&path_of("content"), item.get("content"))?;
         if thought.is_empty() {
             let blob = optional_text(item, path, "encrypted_content")?;
             thought = blob.and_then(reasoning::decode).unwrap_or_default();
         }
         if thought.is_empty() {
-            thought = optional_texts(&place("summary"), item.get("summary"))?;
+            thought = optional_texts(&path_of("summary"), item.get("summary"))?;
         }
         if !thought.is_empty() {
             self.messages.push_reasoning(&thought);

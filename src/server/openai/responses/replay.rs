@@ -9,7 +9,7 @@ use super::store::{StoredItem, StoredResponse};
 
 /// Bytes of an event in addition to its texts, roughly an upper bound.
 const EVENT_BYTES: usize = 256;
-/// Maximum number of copies of a response's text in its events: deltas, last events of part and item, and the response.
+/// Maximum number of copies of a response's text: in deltas, in `done` events of text, part and item, in the response.
 const COPIES: usize = 6;
 
 /// The fields of an output item that a replay needs.

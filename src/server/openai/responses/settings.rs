@@ -10,7 +10,7 @@ use crate::openai::json_values::must_be;
 use crate::raw::Raw;
 
 /// Maximum bytes of JSON of a field that is only repeated in the response, such as `metadata` or `user`.
-const MAX_NOTE_BYTES: usize = 16 << 10;
+const MAX_REPEATED_BYTES: usize = 16 << 10;
 
 /// Maximum number of tools that are repeated. A request with more tools is refused.
 const MAX_TOOLS: usize = 1024;
@@ -53,15 +53,15 @@ struct TextSettings {
 }
 
 impl Settings {
-    /// Reads the fields that are only repeated, and leaves the others in place. The fields that are kept are charged.
+    /// Reads the fields to repeat, and charges the copies. Leaves fields in place that other code parses later.
     pub(super) fn read(fields: &mut Fields, model: &str) -> Result<Self, ApiError> {
         check_truncation(fields)?;
         let text = fields.peek("text").cloned();
-        let text = Inside::of(fields, "text", text)?;
+        let text = Nested::of(fields, "text", text)?;
         let reasoning = fields.peek("reasoning").cloned();
-        let reasoning = Inside::of(fields, "reasoning", reasoning)?;
+        let reasoning = Nested::of(fields, "reasoning", reasoning)?;
         let tools = tools(fields)?;
-        let choice = sent(fields, "tool_choice")?;
+        let choice = peek_repeated(fields, "tool_choice")?;
         let parallel = fields.peek("parallel_tool_calls");
         let is_parallel = parallel.is_none_or(|raw| raw.bytes().as_ref() != b"false");
         let instructions = fields.string("instructions")?;
@@ -71,25 +71,25 @@ impl Settings {
             background: false,
             instructions,
             max_output_tokens: fields.token_limit("max_output_tokens")?,
-            max_tool_calls: note(fields, "max_tool_calls")?,
-            metadata: note(fields, "metadata")?.unwrap_or_else(|| literal("{}")),
+            max_tool_calls: take_repeated(fields, "max_tool_calls")?,
+            metadata: take_repeated(fields, "metadata")?.unwrap_or_else(|| literal("{}")),
             parallel_tool_calls: is_parallel,
             previous_response_id: fields.string("previous_response_id")?,
-            prompt_cache_key: note(fields, "prompt_cache_key")?,
+            prompt_cache_key: take_repeated(fields, "prompt_cache_key")?,
             reasoning: ReasoningSettings {
-                effort: reasoning.sent(fields, "effort")?,
+                effort: reasoning.peek(fields, "effort")?,
                 summary: None,
             },
-            safety_identifier: note(fields, "safety_identifier")?,
+            safety_identifier: take_repeated(fields, "safety_identifier")?,
             service_tier: "default",
             store: fields.optional_flag("store")?.unwrap_or(true),
             temperature: 1.0,
             text: TextSettings {
                 format: text
-                    .sent(fields, "format")?
+                    .peek(fields, "format")?
                     .unwrap_or_else(|| literal(r#"{"type":"text"}"#)),
                 verbosity: text
-                    .sent(fields, "verbosity")?
+                    .peek(fields, "verbosity")?
                     .unwrap_or_else(|| literal("\"medium\"")),
             },
             tool_choice: choice.unwrap_or_else(|| literal("\"auto\"")),
@@ -97,50 +97,50 @@ impl Settings {
             top_logprobs: 0,
             top_p: 1.0,
             truncation: "disabled",
-            user: note(fields, "user")?,
+            user: take_repeated(fields, "user")?,
         })
     }
 
-    pub(super) fn note_sampling(&mut self, common: &Common) {
+    pub(super) fn set_sampling(&mut self, common: &Common) {
         self.temperature = common.sampling.temperature;
         self.top_p = common.sampling.top_p;
     }
 }
 
 /// An object with fields to repeat, which other code parses later.
-struct Inside(Option<Fields>);
+struct Nested(Option<Fields>);
 
-impl Inside {
+impl Nested {
     fn of(fields: &Fields, name: &str, raw: Option<Raw>) -> Result<Self, ApiError> {
-        let inside = raw.map(|raw| fields.nested(name, &raw));
-        inside.transpose().map(Self)
+        let nested = raw.map(|raw| fields.nested(name, &raw));
+        nested.transpose().map(Self)
     }
 
-    fn sent(&self, fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
-        let raw = self.0.as_ref().and_then(|inside| inside.peek(name));
+    fn peek(&self, fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
+        let raw = self.0.as_ref().and_then(|nested| nested.peek(name));
         raw.map(|raw| repeated(fields, raw)).transpose()
     }
 }
 
 /// A field to repeat, which is left in place for other code to parse.
-fn sent(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
+fn peek_repeated(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
     let raw = fields.peek(name).cloned();
     raw.map(|raw| repeated(fields, &raw)).transpose()
 }
 
-fn note(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
+fn take_repeated(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
     let Some(raw) = fields.take_raw(name) else {
         return Ok(None);
     };
     let bytes = raw.bytes().len();
-    if bytes > MAX_NOTE_BYTES {
-        let text = format!("{name} has {bytes} bytes, limit is {MAX_NOTE_BYTES}: shorten it");
+    if bytes > MAX_REPEATED_BYTES {
+        let text = format!("{name} has {bytes} bytes, limit is {MAX_REPEATED_BYTES}: shorten it");
         return Err(ApiError::field(name, text));
     }
     repeated(fields, &raw).map(Some)
 }
 
-/// Copies a field, because the body's own memory is freed earlier.
+/// Copies a field, because the response repeats it after the body's memory is freed.
 fn repeated(fields: &mut Fields, raw: &Raw) -> Result<Box<RawValue>, ApiError> {
     fields.charge_request_bytes(raw.bytes().len())?;
     raw.parse("body")
@@ -155,30 +155,30 @@ fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
     if raw.has_no_effect() {
         return Ok(None);
     }
-    let as_sent = repeated(fields, &raw)?;
+    let unchanged = repeated(fields, &raw)?;
     if !raw.is_list() {
-        return Ok(Some(as_sent));
+        return Ok(Some(unchanged));
     }
     let (tools, found) = raw.items(NAME, MAX_TOOLS)?;
     // A list that is too long, or an invalid tool, is refused where tools are parsed.
     if found > MAX_TOOLS {
-        return Ok(Some(as_sent));
+        return Ok(Some(unchanged));
     }
     let tools = tools.iter().map(|tool| with_defaults(fields, tool));
     let tools = format!("[{}]", tools.collect::<Vec<String>>().join(","));
-    Ok(Some(RawValue::from_string(tools).unwrap_or(as_sent)))
+    Ok(Some(RawValue::from_string(tools).unwrap_or(unchanged)))
 }
 
 fn with_defaults(fields: &Fields, tool: &Raw) -> String {
     let mut json = String::from_utf8_lossy(tool.bytes()).into_owned();
-    let Ok(inside) = fields.nested("tools", tool) else {
+    let Ok(nested) = fields.nested("tools", tool) else {
         return json;
     };
-    if inside.text("type").as_deref() != Some("function") {
+    if nested.text("type").as_deref() != Some("function") {
         return json;
     }
     for (name, value) in [("parameters", "null"), ("strict", "false")] {
-        if inside.peek(name).is_none() {
+        if nested.peek(name).is_none() {
             json.truncate(json.len() - 1);
             json.push_str(&format!(",\"{name}\":{value}}}"));
         }

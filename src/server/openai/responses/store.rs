@@ -65,7 +65,7 @@ struct Entries {
     next_sequence: u64,
     by_id: FxHashMap<ResponseId, Arc<StoredResponse>>,
     by_age: BTreeMap<u64, ResponseId>,
-    of_item: FxHashMap<String, ResponseId>,
+    by_item: FxHashMap<String, ResponseId>,
 }
 
 struct Charge {
@@ -108,7 +108,7 @@ pub(super) struct StoredItem {
 }
 
 /// A response to store.
-pub(super) struct Keep {
+pub(super) struct NewResponse {
     pub(super) id: ResponseId,
     pub(super) owner: Owner,
     pub(super) json: Vec<u8>,
@@ -120,7 +120,6 @@ pub(super) struct Keep {
     pub(super) tokens: Option<KeptTokens>,
     /// Lengths of the deltas in the response's stream, item by item.
     pub(super) delta_lens: Vec<u32>,
-    /// The pin that keeps the conversation in the prefix cache.
     pub(super) pin: Option<SoftPin>,
 }
 
@@ -130,7 +129,7 @@ pub(super) struct KeptTokens {
     pub(super) tokens: Arc<[u32]>,
     pub(super) has_answer: bool,
     /// Hash of everything that the template renders except the messages.
-    pub(super) frame: [u8; 32],
+    pub(super) setup_hash: [u8; 32],
 }
 
 pub(super) struct StoredResponse {
@@ -173,8 +172,8 @@ impl ResponseStore {
     }
 
     /// Stores a response, and evicts the oldest ones if necessary. A response above the byte limit is not stored.
-    pub(super) fn keep(&self, keep: Keep) {
-        let bytes = keep.bytes();
+    pub(super) fn keep(&self, new: NewResponse) {
+        let bytes = new.bytes();
         if !self.is_enabled() || bytes > self.0.memory.limit_bytes {
             return;
         }
@@ -185,7 +184,7 @@ impl ResponseStore {
         }
         let sequence = entries.next_sequence;
         entries.next_sequence += 1;
-        entries.insert(Arc::new(self.0.stored(keep, sequence)));
+        entries.insert(Arc::new(self.0.stored(new, sequence)));
         while self.0.memory.is_full()
             && let Some(oldest) = entries.pop_oldest()
         {
@@ -204,7 +203,7 @@ impl ResponseStore {
     pub(super) fn find_item(&self, id: &str, owner: &Owner) -> Option<Box<str>> {
         let mut dropped = Vec::new();
         let entries = self.lock(&mut dropped);
-        let stored = entries.by_id.get(entries.of_item.get(id)?)?;
+        let stored = entries.by_id.get(entries.by_item.get(id)?)?;
         let mut items = stored.input.iter().chain(&stored.output);
         let item = items.find(|item| item.id == id)?;
         stored.is_for(owner).then(|| item.json.clone())
@@ -263,25 +262,25 @@ impl ResponseStore {
 }
 
 impl Inner {
-    fn stored(&self, keep: Keep, sequence: u64) -> StoredResponse {
-        let charge = self.memory.charge(keep.own_bytes());
-        let (messages, n_messages) = keep.messages;
-        let mut turns = keep.earlier;
+    fn stored(&self, new: NewResponse, sequence: u64) -> StoredResponse {
+        let charge = self.memory.charge(new.own_bytes());
+        let (messages, n_messages) = new.messages;
+        let mut turns = new.earlier;
         turns.push(Arc::new(Turn {
             _charge: self.memory.charge(messages.len()),
             messages: messages.into(),
             n_messages,
         }));
         StoredResponse {
-            json: keep.json.into(),
-            input: keep.input,
-            output: keep.output,
+            json: new.json.into(),
+            input: new.input,
+            output: new.output,
             turns,
-            tokens: keep.tokens,
-            delta_lens: keep.delta_lens,
-            pin: keep.pin,
-            id: keep.id,
-            owner: keep.owner,
+            tokens: new.tokens,
+            delta_lens: new.delta_lens,
+            pin: new.pin,
+            id: new.id,
+            owner: new.owner,
             sequence,
             expires: Instant::now() + self.ttl,
             _charge: charge,
@@ -289,7 +288,7 @@ impl Inner {
     }
 }
 
-impl Keep {
+impl NewResponse {
     /// Bytes of the response, and of the earlier turns that it keeps alive.
     fn bytes(&self) -> usize {
         let earlier = self.earlier.iter().map(|turn| turn.messages.len());
@@ -322,7 +321,7 @@ impl Entries {
         for item in stored.input.iter().chain(&stored.output) {
             // If two items have the same id, which clients can choose, the first one counts.
             let response = || stored.id.clone();
-            self.of_item.entry(item.id.clone()).or_insert_with(response);
+            self.by_item.entry(item.id.clone()).or_insert_with(response);
         }
         self.by_age.insert(stored.sequence, stored.id.clone());
         self.by_id.insert(stored.id.clone(), stored);
@@ -338,8 +337,8 @@ impl Entries {
         let stored = self.by_id.remove(id)?;
         self.by_age.remove(&stored.sequence);
         for item in stored.input.iter().chain(&stored.output) {
-            if self.of_item.get(&item.id) == Some(id) {
-                self.of_item.remove(&item.id);
+            if self.by_item.get(&item.id) == Some(id) {
+                self.by_item.remove(&item.id);
             }
         }
         Some(stored)

@@ -11,9 +11,9 @@ fn store(max_count: usize, max_bytes: usize, ttl_s: u32) -> ResponseStore {
     })
 }
 
-fn keep(name: &str, bytes: usize, earlier: &[Arc<Turn>]) -> Keep {
-    Keep {
-        id: ResponseId::sent(name),
+fn keep(name: &str, bytes: usize, earlier: &[Arc<Turn>]) -> NewResponse {
+    NewResponse {
+        id: ResponseId::from_client(name),
         owner: Owner::Anyone,
         json: Vec::new(),
         input: vec![StoredItem {
@@ -30,7 +30,7 @@ fn keep(name: &str, bytes: usize, earlier: &[Arc<Turn>]) -> Keep {
 }
 
 fn find(store: &ResponseStore, name: &str) -> Option<Arc<StoredResponse>> {
-    store.find(&ResponseId::sent(name), &Owner::Anyone)
+    store.find(&ResponseId::from_client(name), &Owner::Anyone)
 }
 
 fn taken(store: &ResponseStore) -> usize {
@@ -48,7 +48,7 @@ fn the_oldest_responses_are_evicted_with_their_items() {
     assert!(find(&store, "b").is_some() && find(&store, "c").is_some());
     assert!(store.find_item("item_c", &Owner::Anyone).is_some());
     for name in ["b", "c"] {
-        assert!(store.forget(&ResponseId::sent(name), &Owner::Anyone));
+        assert!(store.forget(&ResponseId::from_client(name), &Owner::Anyone));
     }
     assert_eq!(taken(&store), 0);
 }
@@ -63,7 +63,7 @@ fn shared_bytes_are_counted_once_until_the_last_response_is_deleted() {
         store.keep(keep(&round.to_string(), TURN, &earlier.turns));
     }
     assert!((3 * TURN..4 * TURN).contains(&taken(&store)));
-    store.forget(&ResponseId::sent("0"), &Owner::Anyone);
+    store.forget(&ResponseId::from_client("0"), &Owner::Anyone);
     assert!(
         taken(&store) > 3 * TURN,
         "later responses share the deleted response's messages"
@@ -87,14 +87,14 @@ fn a_response_is_found_by_its_owner_until_it_expires() {
     let (one, other) = (store.connection(), store.connection());
     let lane: Option<Arc<str>> = Some("a".into());
     let owner = |id| Owner::Connection { id, lane: None };
-    store.keep(Keep {
+    store.keep(NewResponse {
         owner: Owner::Connection {
             id: one,
             lane: lane.clone(),
         },
         ..keep("own", 1, &[])
     });
-    let id = ResponseId::sent("own");
+    let id = ResponseId::from_client("own");
     assert!(find(&store, "own").is_none());
     assert!(store.find(&id, &owner(other)).is_none());
     assert!(store.find(&id, &owner(one)).is_some());
@@ -105,13 +105,17 @@ fn a_response_is_found_by_its_owner_until_it_expires() {
     store.forget_own(&id, one, lane.as_ref());
     assert!(store.find(&id, &owner(one)).is_none());
     for name in ["1", "2"] {
-        store.keep(Keep {
+        store.keep(NewResponse {
             owner: owner(one),
             ..keep(name, 1, &[])
         });
     }
     store.keep(keep("3", 1, &[]));
     store.forget_all_own(one);
-    assert!(store.find(&ResponseId::sent("1"), &owner(one)).is_none());
+    assert!(
+        store
+            .find(&ResponseId::from_client("1"), &owner(one))
+            .is_none()
+    );
     assert!(find(&store, "3").is_some());
 }

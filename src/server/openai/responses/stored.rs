@@ -93,7 +93,7 @@ pub(crate) async fn delete(
 ) -> Result<HttpResponse, ApiError> {
     let is_there = state
         .responses()
-        .forget(&ResponseId::sent(&id), &Owner::Anyone);
+        .forget(&ResponseId::from_client(&id), &Owner::Anyone);
     if is_there {
         let deleted = json!({"id": *id, "object": "response", "deleted": true});
         Ok(HttpResponse::Ok().json(deleted))
@@ -102,7 +102,7 @@ pub(crate) async fn delete(
     }
 }
 
-/// Answers `POST /v1/responses/{id}/cancel`: stored responses have ended, and nothing runs in the background.
+/// Refuses `POST /v1/responses/{id}/cancel`: stored responses have ended, and nothing runs in the background.
 pub(crate) async fn cancel(
     state: Data<AppState>,
     id: Path<String>,
@@ -129,7 +129,7 @@ struct ItemList<'a> {
     has_more: bool,
 }
 
-/// Answers `GET /v1/responses/{id}/input_items`, the newest first.
+/// Answers `GET /v1/responses/{id}/input_items`, by default the newest first.
 pub(crate) async fn input_items(
     state: Data<AppState>,
     id: Path<String>,
@@ -142,10 +142,11 @@ pub(crate) async fn input_items(
         items.reverse();
     }
     if let Some(after) = &page.after {
-        let Some(place) = items.iter().position(|item| item.id == *after) else {
-            return Err(ApiError::no_such_item("after".to_owned(), after));
+        let Some(index) = items.iter().position(|item| item.id == *after) else {
+            let remedy = "send the id of an input item of this response as `after`";
+            return Err(ApiError::no_such_item("after".to_owned(), after, remedy));
         };
-        items.drain(..=place);
+        items.drain(..=index);
     }
     let has_more = items.len() > limit;
     items.truncate(limit);
@@ -192,6 +193,6 @@ impl Page {
 fn find(state: &AppState, id: &str) -> Result<Arc<StoredResponse>, ApiError> {
     let found = state
         .responses()
-        .find(&ResponseId::sent(id), &Owner::Anyone);
+        .find(&ResponseId::from_client(id), &Owner::Anyone);
     found.ok_or_else(|| ApiError::no_such_response(id))
 }

@@ -52,23 +52,23 @@ pub(super) fn read(fields: &mut Fields) -> Result<(CallTools, ToolNames), ApiErr
     let raw = raw.filter(|raw| !raw.has_no_effect());
     let choice = Choice::read(fields, CHOICE)?;
     let parallel = fields.optional_flag("parallel_tool_calls")?.unwrap_or(true);
-    let mut reading = Reading::default();
+    let mut parser = ToolParser::default();
     if let Some(raw) = raw {
         for (index, (item, sent)) in read_list(fields, TOOLS, &raw)?.into_iter().enumerate() {
-            reading.add(&format!("{TOOLS}[{index}]"), item, &sent, None)?;
+            parser.add(&format!("{TOOLS}[{index}]"), item, &sent, None)?;
         }
     }
-    let tools = CallTools::of(reading.list, choice, CHOICE, parallel)?;
-    Ok((tools, reading.names))
+    let tools = CallTools::of(parser.list, choice, CHOICE, parallel)?;
+    Ok((tools, parser.names))
 }
 
 #[derive(Default)]
-struct Reading {
+struct ToolParser {
     list: ToolList,
     names: ToolNames,
 }
 
-impl Reading {
+impl ToolParser {
     fn add(
         &mut self,
         path: &str,
@@ -102,17 +102,17 @@ impl Reading {
         let sent = sent.field(TOOLS);
         let name = text(&tool, path, "name")?.to_owned();
         let path = format!("{path}.{TOOLS}");
-        let inside = match tool.get_mut(TOOLS).map(Value::take) {
-            Some(Value::Array(inside)) => inside,
+        let nested = match tool.get_mut(TOOLS).map(Value::take) {
+            Some(Value::Array(nested)) => nested,
             Some(other) => return Err(must_be(&path, &other, "a list of tools")),
             None => return Err(missing(path, "a list of tools")),
         };
         let sent = sent.map_or(Ok(Vec::new()), |list| {
-            let items = list.items(&path, inside.len());
+            let items = list.items(&path, nested.len());
             items.map(|(items, _)| items)
         })?;
-        let mut inside = inside.into_iter().zip(sent).enumerate();
-        inside.try_for_each(|(index, (item, sent))| {
+        let mut nested = nested.into_iter().zip(sent).enumerate();
+        nested.try_for_each(|(index, (item, sent))| {
             self.add(&format!("{path}[{index}]"), item, &sent, Some(&name))
         })
     }
@@ -134,8 +134,8 @@ impl Reading {
                 function.insert(key.to_owned(), value.clone());
             }
         }
-        let shown = as_function(&known, sent, "parameters");
-        self.list.add(path, &function, shown)?;
+        let json = as_function(&known, sent, "parameters");
+        self.list.add(path, &function, json)?;
         if is_custom || namespace.is_some() {
             let client_tool = ClientTool {
                 name,
@@ -189,7 +189,7 @@ fn custom(path: &str, tool: &Map<String, Value>) -> Result<Map<String, Value>, A
 mod tests {
     use super::*;
 
-    fn shown(tools: &str) -> String {
+    fn json(tools: &str) -> String {
         let mut fields = Fields::of(&json!({}));
         fields.put_raw(TOOLS, Raw::in_text(tools));
         let (tools, _) = read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
@@ -211,7 +211,7 @@ mod tests {
             r#""name": "f""#.to_owned(),
         ] {
             assert_eq!(
-                shown(&format!(r#"[{{"type": "function", {fields}}}]"#)),
+                json(&format!(r#"[{{"type": "function", {fields}}}]"#)),
                 format!(r#"[{{"type": "function", "function": {{{fields}}}}}]"#)
             );
         }
@@ -221,20 +221,20 @@ mod tests {
     fn other_fields_of_a_tool_are_not_part_of_its_function() {
         let tool = r#"{"description": "a", "defer_loading": true, "name": "f", "type": "function", "description": "b"}"#;
         assert_eq!(
-            shown(&format!("[{tool}]")),
+            json(&format!("[{tool}]")),
             r#"[{"type": "function", "function": {"description": "b", "name": "f"}}]"#
         );
     }
 
     #[test]
     fn namespaces_prefix_their_functions_and_custom_tools_take_a_string() {
-        let inside = r#"{"type":"function","strict":true,"name":"f","parameters":{"maximum":18446744073709551616}}"#;
+        let nested = r#"{"type":"function","strict":true,"name":"f","parameters":{"maximum":18446744073709551616}}"#;
         let tools = format!(
-            r#"[{{"type":"namespace","name":"n","tools":[{inside}]}},{{"type":"custom","name":"c","format":null}}]"#
+            r#"[{{"type":"namespace","name":"n","tools":[{nested}]}},{{"type":"custom","name":"c","format":null}}]"#
         );
         let input = r#"{"type":"object","properties":{"input":{"type":"string","description":"The input of the tool, as it is."}},"required":["input"]}"#;
         assert_eq!(
-            shown(&tools),
+            json(&tools),
             format!(
                 r#"[{{"type": "function", "function": {{"strict": true, "name": "n.f", "parameters": {{"maximum":18446744073709551616}}}}}}, {{"type": "function", "function": {{"name": "c", "parameters": {input}}}}}]"#
             )

@@ -12,7 +12,7 @@ use super::output::Output;
 use super::pinning::Pinning;
 use super::reworded;
 use super::settings::Settings;
-use super::store::{Keep, KeptTokens, Owner, ResponseStore, StoredItem, Turn};
+use super::store::{KeptTokens, NewResponse, Owner, ResponseStore, StoredItem, Turn};
 use crate::error::ApiError;
 use crate::openai::answer::Write;
 use crate::openai::logprobs::ChatLogprobs;
@@ -32,7 +32,7 @@ pub(super) struct Keeping {
     pub(super) earlier: Vec<Arc<Turn>>,
     /// The messages of the response's input, as JSON, and their number.
     pub(super) messages: (Vec<u8>, usize),
-    pub(super) frame: [u8; 32],
+    pub(super) setup_hash: [u8; 32],
     pub(super) pinning: Option<Pinning>,
 }
 
@@ -272,7 +272,7 @@ impl Writer {
             let tokens = &mut self.tokens;
             let output = FinalOutput {
                 pin: keeping.pin(end, tokens),
-                tokens: known_tokens(end, tokens, self.is_warm_up, keeping.frame),
+                tokens: known_tokens(end, tokens, self.is_warm_up, keeping.setup_hash),
                 delta_lens,
                 items: self.output.items(),
             };
@@ -308,7 +308,7 @@ fn known_tokens(
     end: &TranscriptEnd,
     output: &mut Vec<u32>,
     is_warm_up: bool,
-    frame: [u8; 32],
+    setup_hash: [u8; 32],
 ) -> Option<KeptTokens> {
     let is_whole = is_warm_up || matches!(end.reason, FinishReason::StopToken(_));
     if !is_whole || end.prompt.is_empty() {
@@ -322,7 +322,7 @@ fn known_tokens(
     Some(KeptTokens {
         tokens,
         has_answer: !is_warm_up,
-        frame,
+        setup_hash,
     })
 }
 
@@ -351,7 +351,7 @@ impl Keeping {
                 .expect("items have string keys only")
                 .into(),
         };
-        self.store.keep(Keep {
+        self.store.keep(NewResponse {
             id: id.clone(),
             owner: self.owner,
             json: json.to_vec(),
@@ -414,7 +414,7 @@ impl Render for Writer {
     }
 
     /// Codex shortens a conversation only after a failure event. After an HTTP error it stops.
-    fn begins_with(&self, failure: &RequestError) -> bool {
+    fn streams_failure(&self, failure: &RequestError) -> bool {
         matches!(failure, RequestError::PromptTooLong { .. })
     }
 

@@ -26,7 +26,7 @@ pub(super) struct Steer {
 }
 
 impl ClientFrame {
-    /// Parses a frame. Its bytes are charged to the body budget while it waits and is parsed.
+    /// Parses a frame. Its text and a copy of it are charged to the body budget while the frame waits and is parsed.
     pub(super) fn parse(
         text: &str,
         mut charge: BodyCharge,

@@ -45,7 +45,7 @@ impl Responses {
     async fn serve(&mut self, connection: &mut Connection<LaneName>) -> Result<(), CloseReason> {
         while let Some((name, fields)) = self.lanes.next() {
             let previous = fields.text("previous_response_id");
-            let previous = previous.map(|id| ResponseId::sent(&id));
+            let previous = previous.map(|id| ResponseId::from_client(&id));
             match self.start(connection, &name, fields) {
                 Ok(mut writer) => {
                     writer.open();

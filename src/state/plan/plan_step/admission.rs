@@ -3,12 +3,12 @@
 use smallvec::SmallVec;
 
 use super::Planning;
-use super::loads::passes_chunked;
+use super::loads::reserve_if_chunked;
 use crate::cache::prefix_cache::{LockedPrefix, Thinning};
 use crate::cache::prefix_history::Departure;
 use crate::plan::preemption::{Deficit, Preemption};
 use crate::plan::prefill_adder::{Budget, Decision, PrefillAdder};
-use crate::plan::saves::{Spare, StateRules, UsefulCopies};
+use crate::plan::saves::{StateBudget, StateRules, UsefulCopies};
 use crate::plan::{AdmitRequest, Admitted, Candidate, Demand, LoadGrant, Preempt, StoredPrefix};
 use crate::pool::pages::{PageRun, WindowRun};
 use souffleur_base::ids::StateSlot;
@@ -19,8 +19,8 @@ const MIN_SHARED_TOKENS: usize = 32;
 const MAX_WAITS: u8 = 2;
 
 impl Planning<'_> {
-    /// Admits candidates in order. Returns the tokens that must be free for them: the extent and one more page for
-    /// each, as in SGLang.
+    /// Admits candidates in order. Returns the tokens that must be free for them: for each, the tokens to load or
+    /// compute in this step and one more page, as in SGLang.
     pub(super) fn admit(&mut self, request: AdmitRequest) -> usize {
         self.take_freed_states();
         let mut adder = request.adder;
@@ -35,17 +35,17 @@ impl Planning<'_> {
         let mut chunked_waits = false;
         self.mixes = request.mixes;
         for candidate in &request.candidates {
-            let waits = if request.prefix_wait {
+            let others = if request.prefix_wait {
                 (&in_flight[..], &fetching[..])
             } else {
                 (&[][..], &[][..])
             };
             let has_row = new_rows < request.max_new_rows
                 && (request.states.is_none() || self.spare_states() > new_rows);
-            let admitted = match self.judge(&mut adder, candidate, waits, has_row) {
+            let admitted = match self.try_admit(&mut adder, candidate, others, has_row) {
                 Ok(admitted) => admitted,
                 Err(NotNow::Fetching) => {
-                    chunked_waits |= passes_chunked(&mut adder, candidate);
+                    chunked_waits |= reserve_if_chunked(&mut adder, candidate);
                     fetching.push(candidate);
                     continue;
                 }
@@ -68,7 +68,7 @@ impl Planning<'_> {
                     if preempt.is_none() {
                         break;
                     }
-                    self.undo();
+                    self.undo_admissions();
                     self.verdict.preempt = preempt;
                     return 0;
                 }
@@ -83,7 +83,7 @@ impl Planning<'_> {
             in_flight.push(candidate);
         }
         if let Some(rules) = &request.states {
-            self.use_states(&in_flight);
+            self.mark_used_states(&in_flight);
             self.grant_saves(rules, &in_flight, &shared, request.max_new_rows - new_rows);
         }
         for (index, candidate) in in_flight.iter().enumerate() {
@@ -92,8 +92,8 @@ impl Planning<'_> {
         target_tokens
     }
 
-    /// Marks the cached states that admitted rows start from; refused candidates must leave no trace.
-    fn use_states(&mut self, in_flight: &[&Candidate]) {
+    /// Marks the cached states that admitted rows start from as used; those of refused candidates stay unmarked.
+    fn mark_used_states(&mut self, in_flight: &[&Candidate]) {
         for (candidate, admitted) in in_flight.iter().zip(&self.verdict.admitted) {
             if let (Some(lock), Some(_)) = (&admitted.lock, admitted.state) {
                 self.cache.use_state(lock, &candidate.anchors);
@@ -101,20 +101,20 @@ impl Planning<'_> {
         }
     }
 
-    /// States that rows could have now: free, returned, or dropped from the cache.
+    /// States that rows could have now: free, returned, or in the cache, which can drop them.
     fn spare_states(&self) -> usize {
         let free = self.free_states + self.returned_states.len();
         free + self.cache.droppable_states(Thinning::Any)
     }
 
     /// Decides where the prefills of this plan leave copies of their states. `shared` lists the positions that
-    /// held-back candidates wait for, each after the index of the prefill that reaches it.
+    /// held-back candidates wait for, each with the index of the prefill that reaches it.
     fn grant_saves(
         &mut self,
         rules: &StateRules,
         in_flight: &[&Candidate],
         shared: &[(usize, usize)],
-        rows_to_come: usize,
+        unused_rows: usize,
     ) {
         self.take_freed_states();
         let mut admitted = std::mem::take(&mut self.verdict.admitted);
@@ -123,36 +123,36 @@ impl Planning<'_> {
             if candidate.bypasses_cache {
                 return None;
             }
-            let of_this = shared.iter().filter(|(by, _)| *by == index);
-            let shared: SmallVec<[usize; 4]> = of_this.map(|(_, at)| *at).collect();
+            let waiting = shared.iter().filter(|(by, _)| *by == index);
+            let shared: SmallVec<[usize; 4]> = waiting.map(|(_, at)| *at).collect();
             Some(rules.useful_copies(candidate, admitted, &shared))
         });
         let useful: Vec<Option<UsefulCopies>> = useful.collect();
-        let spare = Spare {
+        let budget = StateBudget {
             free: self.free_states + self.returned_states.len(),
-            live: in_flight
+            new_rows: in_flight
                 .iter()
                 .filter(|one| one.continues_at.is_none())
                 .count(),
-            rows_to_come,
-            awaited: in_flight
+            unused_rows,
+            awaited_prefills: in_flight
                 .iter()
                 .enumerate()
                 .filter(|(index, one)| {
-                    shared.iter().any(|(by, _)| by == index) || one.has_siblings()
+                    shared.iter().any(|(by, _)| by == index) || one.wants_more_outputs()
                 })
                 .count(),
         };
-        spare.grant(self.cache, rules, &useful, &mut admitted);
+        budget.grant(self.cache, rules, &useful, &mut admitted);
         self.verdict.admitted = admitted;
         self.take_freed_states();
     }
 
-    fn judge(
+    fn try_admit(
         &mut self,
         adder: &mut PrefillAdder,
         candidate: &Candidate,
-        waits: (&[&Candidate], &[&Candidate]),
+        others: (&[&Candidate], &[&Candidate]),
         has_row: bool,
     ) -> Result<Admitted, NotNow> {
         if !self.verdict.admitted.is_empty() {
@@ -166,7 +166,7 @@ impl Planning<'_> {
                 return Err(NotNow::Fetching);
             }
             let admitted = self.continue_chunk(adder, candidate, prefix_len);
-            self.take_windows(candidate, &admitted);
+            self.reserve_windows(candidate, &admitted);
             return Ok(admitted);
         }
         if candidate.stored == StoredPrefix::Fetching {
@@ -175,12 +175,12 @@ impl Planning<'_> {
         if !has_row {
             return Err(NotNow::Refused(Refusal::NoRow));
         }
-        let admitted = self.admit_one(adder, candidate, waits)?;
-        self.take_windows(candidate, &admitted);
+        let admitted = self.admit_one(adder, candidate, others)?;
+        self.reserve_windows(candidate, &admitted);
         Ok(admitted)
     }
 
-    fn take_windows(&mut self, candidate: &Candidate, admitted: &Admitted) {
+    fn reserve_windows(&mut self, candidate: &Candidate, admitted: &Admitted) {
         if let Some(windows) = &mut self.windows {
             let max_new_tokens = if admitted.chunked {
                 0
@@ -252,8 +252,8 @@ impl Planning<'_> {
         })
     }
 
-    /// Undoes all admissions of this plan, to be planned again.
-    fn undo(&mut self) {
+    /// Undoes all admissions of this plan; the same step is planned again without the preempted requests.
+    fn undo_admissions(&mut self) {
         self.cache.forget_used_states();
         for admitted in std::mem::take(&mut self.verdict.admitted) {
             if let Some(lock) = admitted.lock {
@@ -282,7 +282,7 @@ impl Planning<'_> {
                 continues: true,
                 ..
             }) => {
-                adder.pass_chunked(len - to, candidate.max_new_tokens);
+                adder.reserve_chunked(len - to, candidate.max_new_tokens);
                 Decision::Admit {
                     end: to,
                     chunked: true,
@@ -320,8 +320,8 @@ impl Planning<'_> {
         let locked = self
             .cache
             .lock_prefix(&candidate.namespace, &candidate.tokens[..limit]);
-        let grows = |other: &&Candidate| shares_more(candidate, other, locked.tokens, limit);
-        let by = in_flight.iter().position(grows);
+        let shares = |other: &&Candidate| shares_more(candidate, other, locked.tokens, limit);
+        let by = in_flight.iter().position(shares);
         if let Some(by) = by.filter(|_| candidate.waits < MAX_WAITS) {
             self.cache.unlock(locked.lock);
             let at = shared_tokens(candidate, in_flight[by], limit);
@@ -369,7 +369,7 @@ impl Planning<'_> {
         }
     }
 
-    /// Where the prompt diverges from the tree; `None` for a candidate that bypasses the cache.
+    /// Where the prompt diverges from the tree; `None` if the candidate bypasses the cache or misses are not diagnosed.
     fn departure(
         &self,
         candidate: &Candidate,
@@ -388,11 +388,11 @@ impl Planning<'_> {
         )
     }
 
-    /// Reserves the cached state that a row starts from until the plan is made. If no other state is left to be the
+    /// Protects, until the plan is made, the cached state that a row starts from. If no other state is left to be the
     /// row's private one, the row starts without a prefix.
     fn with_state(&mut self, locked: LockedPrefix) -> (LockedPrefix, Option<StateSlot>) {
         let state = self.cache.hold_state(&locked.lock);
-        if state.is_none() || self.spare_states() > self.n_starting() {
+        if state.is_none() || self.spare_states() > self.n_new_rows() {
             return (locked, state);
         }
         self.cache.forget_held_state(&locked.lock);
@@ -404,7 +404,7 @@ impl Planning<'_> {
         (without, None)
     }
 
-    fn n_starting(&self) -> usize {
+    fn n_new_rows(&self) -> usize {
         let admitted = self.verdict.admitted.iter();
         admitted.filter(|admitted| admitted.lock.is_some()).count()
     }

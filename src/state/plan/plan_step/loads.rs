@@ -2,7 +2,7 @@
 //!
 //! The store has read and checked the blocks before the plan that uses them. The step copies them to pages that the
 //! plan grants to the row, and the next checkpoint publishes these pages like computed ones. The same step computes the
-//! rest of the prompt. A long load takes several rounds, one a step. Its request is then the chunked request, so no
+//! rest of the prompt. A long load takes several rounds, one per step. Its request is then the chunked request, so no
 //! other prompt is chunked, and computes nothing before the last round.
 
 use super::Planning;
@@ -12,7 +12,7 @@ use crate::plan::{Candidate, FetchDemand, LoadGrant, StoredPrefix};
 
 impl Planning<'_> {
     /// True if a candidate waits for stored blocks of its prefix. Requests a fetch, unless an earlier candidate already
-    /// waits for the same blocks; that wait ends at the fetch's deadline.
+    /// waits for the same blocks. Fetches have a deadline, so neither candidate waits forever.
     pub(super) fn waits_for_blocks(
         &mut self,
         candidate: &Candidate,
@@ -23,13 +23,13 @@ impl Planning<'_> {
         let StoredPrefix::Found { tokens } = candidate.stored else {
             return false;
         };
-        let worth = cached + self.block_tokens.max(1);
-        if tokens.min(limit) < worth {
+        let min_stored = cached + self.block_tokens.max(1);
+        if tokens.min(limit) < min_stored {
             return false;
         }
         let is_shared = |other: &&Candidate| {
             candidate.namespace == other.namespace
-                && shared_tokens(candidate, other, limit) >= worth
+                && shared_tokens(candidate, other, limit) >= min_stored
         };
         if !fetching.iter().any(is_shared) {
             self.verdict.fetches.push(FetchDemand {
@@ -77,11 +77,11 @@ impl Planning<'_> {
     ) -> Option<LoadGrant> {
         let limit = candidate.match_limit.min(candidate.tokens.len());
         let load = self.load_after(candidate, prefix_len, limit)?;
-        let wanted = load.to - prefix_len;
-        let loaded = adder.load_chunked(wanted, self.available());
+        let unloaded = load.to - prefix_len;
+        let loaded = adder.load_chunked(unloaded, self.available());
         (loaded > 0).then_some(LoadGrant {
             to: prefix_len + loaded,
-            continues: load.continues && loaded == wanted,
+            continues: load.continues && loaded == unloaded,
             ..load
         })
     }
@@ -92,14 +92,14 @@ impl Planning<'_> {
             StoredPrefix::Fetching => true,
             StoredPrefix::Found { tokens } => {
                 let limit = candidate.match_limit.min(candidate.tokens.len());
-                let is_worth = tokens.min(limit) >= prefix_len + self.block_tokens.max(1);
-                if is_worth {
+                let is_enough = tokens.min(limit) >= prefix_len + self.block_tokens.max(1);
+                if is_enough {
                     self.verdict.fetches.push(FetchDemand {
                         seq: candidate.seq,
                         cached_tokens: prefix_len,
                     });
                 }
-                is_worth
+                is_enough
             }
             StoredPrefix::None | StoredPrefix::Ready { .. } => false,
         }
@@ -130,11 +130,11 @@ impl Planning<'_> {
 }
 
 /// If the candidate is the chunked request, reserves memory for the rest of it. Returns whether it is.
-pub(super) fn passes_chunked(adder: &mut PrefillAdder, candidate: &Candidate) -> bool {
-    let Some(has) = candidate.continues_at else {
+pub(super) fn reserve_if_chunked(adder: &mut PrefillAdder, candidate: &Candidate) -> bool {
+    let Some(computed) = candidate.continues_at else {
         return false;
     };
-    let missing = candidate.tokens.len() - has;
-    adder.pass_chunked(missing, candidate.max_new_tokens);
+    let missing = candidate.tokens.len() - computed;
+    adder.reserve_chunked(missing, candidate.max_new_tokens);
     true
 }

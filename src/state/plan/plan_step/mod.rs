@@ -59,7 +59,7 @@ pub fn plan_step(cache: &mut RadixTree, request: PlanStep) -> ReservePages {
     }
     let mut saves = request.saves.unwrap_or_default();
     if request.flush {
-        (saves.most, saves.most_states) = (0, 0);
+        (saves.max_blocks, saves.max_states) = (0, 0);
     }
     let base = saves.base;
     plan.save(&mut saves, base);
@@ -69,8 +69,8 @@ pub fn plan_step(cache: &mut RadixTree, request: PlanStep) -> ReservePages {
         target_tokens = target_tokens.max(plan.admit(admit));
     }
     // Evicted pages may be saved too: the step copies them before their next owner writes to them.
-    plan.save_with_step(&mut saves, request.else_decode.is_some());
-    if let Some(decode) = request.else_decode {
+    plan.save_with_step(&mut saves, request.decode_demand.is_some());
+    if let Some(decode) = request.decode_demand {
         target_tokens = target_tokens.max(plan.decode(decode.growing));
     }
     let evicted = plan.evict_up_to(target_tokens);
@@ -145,7 +145,7 @@ impl Planning<'_> {
             states,
             windows,
         } = settle;
-        let states = self.kept(states);
+        let states = self.states_to_cache(states);
         let mut done =
             self.cache
                 .checkpoint(key.checkpoint(protected_pages, private, lock, states, windows));
@@ -185,7 +185,7 @@ impl Planning<'_> {
         } = release;
         self.returned_rows.extend(row);
         self.returned_states.extend(returned_states);
-        let states = self.kept(states);
+        let states = self.states_to_cache(states);
         let Some(key) = key else {
             debug_assert!(
                 states.is_empty(),
@@ -227,6 +227,7 @@ impl Planning<'_> {
     }
 
     fn pin(&mut self, demand: PinDemand) {
+        // Without and with LongRoPE's long factors.
         let both = demand.namespace.of_both_rotations();
         let cached = both.map(|namespace| (self.cache.peek(&namespace, &demand.tokens), namespace));
         let [short, long] = &cached;
@@ -241,12 +242,12 @@ impl Planning<'_> {
     }
 
     /// Returns the states if the cache keeps states; otherwise frees all of them and returns none.
-    fn kept(&mut self, states: Vec<SavedState>) -> Vec<SavedState> {
+    fn states_to_cache(&mut self, states: Vec<SavedState>) -> Vec<SavedState> {
         if self.cache.keeps_states() {
             return states;
         }
-        let given_back = states.into_iter().map(|saved| saved.state);
-        self.returned_states.extend(given_back);
+        let freed = states.into_iter().map(|saved| saved.state);
+        self.returned_states.extend(freed);
         Vec::new()
     }
 
@@ -256,28 +257,28 @@ impl Planning<'_> {
 
     fn save(&mut self, budget: &mut SaveBudget, blocks: usize) {
         let demand = SaveDemand {
-            blocks: blocks.min(budget.most),
-            states: budget.most_states,
-            account: std::mem::take(&mut budget.account),
+            blocks: blocks.min(budget.max_blocks),
+            states: budget.max_states,
+            account: std::mem::take(&mut budget.store_record),
         };
         let taken = self.cache.take_unsaved(demand);
         let is_state = |part: &UnsavedPart| matches!(part, UnsavedPart::State(_));
         let states = taken.iter().filter(|block| is_state(&block.part)).count();
-        budget.most_states -= states;
-        budget.most -= taken.len() - states;
+        budget.max_states -= states;
+        budget.max_blocks -= taken.len() - states;
         self.verdict.saves.extend(taken);
     }
 
     /// Takes more blocks to save, as many as the step's other work allows. Call it once that work is decided.
     fn save_with_step(&mut self, budget: &mut SaveBudget, decodes: bool) {
-        if budget.most == 0 || self.verdict.preempt.is_some() {
+        if budget.max_blocks == 0 || self.verdict.preempt.is_some() {
             return;
         }
         let admitted = self.verdict.admitted.iter();
-        let extents = admitted.map(|admitted| admitted.extend_end - admitted.extend_start());
-        let blocks = match extents.sum::<usize>() {
+        let prefills = admitted.map(|admitted| admitted.extend_end - admitted.extend_start());
+        let blocks = match prefills.sum::<usize>() {
             0 if decodes || !self.verdict.admitted.is_empty() => 0,
-            0 => budget.when_idle,
+            0 => budget.extra_when_idle,
             tokens => tokens.div_ceil(budget.block_tokens.max(1)),
         };
         self.save(budget, blocks);
@@ -288,8 +289,8 @@ impl Planning<'_> {
         (self.free_pages + self.returned.len()) * self.page_size + self.cache.evictable_size()
     }
 
-    /// Plans the decode: alone if nothing is admitted, together with the prefills if that is allowed and the pages
-    /// suffice, otherwise not in this step. Returns the tokens that must be free.
+    /// Plans the decode: alone if nothing is admitted or preempted, together with the prefills if that is allowed and the
+    /// pages suffice, otherwise not in this step. Returns the tokens that must be free.
     fn decode(&mut self, growing: Vec<SeqId>) -> usize {
         let prefill_pages: usize = self
             .demands

@@ -27,7 +27,7 @@ pub struct SamplingParams {
     pub temperature: f32,
     /// Nucleus sampling: kept probability mass, in [0, 1]; 0 keeps the most likely token.
     pub top_p: f32,
-    /// Number of most likely tokens kept; -1 keeps all.
+    /// Number of most likely tokens kept; -1 or 0 keeps all.
     pub top_k: i32,
     /// Tokens less likely than `min_p` times the most likely one are dropped, in [0, 1].
     pub min_p: f32,

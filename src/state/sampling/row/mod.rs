@@ -74,7 +74,7 @@ impl RowSampler {
 
     /// Returns whether the next token is the argmax of the raw logits; then use [`RowSampler::sampled_peak`].
     pub fn takes_peak(&self) -> bool {
-        self.greedy && !self.edits(None)
+        self.greedy && !self.changes_logits(None)
     }
 
     /// Converts the argmax of a whole row to a greedy sampler's choice.
@@ -111,7 +111,7 @@ impl RowSampler {
         if peak.nan {
             return Self::sampled_peak(peak);
         }
-        if self.edits(mask) {
+        if self.changes_logits(mask) {
             self.penalize(logits);
             self.constrain(logits, mask);
             peak = Peak::of(logits, 0);
@@ -139,7 +139,7 @@ impl RowSampler {
         self.output_tokens += 1;
     }
 
-    fn edits(&self, mask: Option<&TokenMask>) -> bool {
+    fn changes_logits(&self, mask: Option<&TokenMask>) -> bool {
         mask.is_some()
             || !self.output_counts.is_empty()
             || !self.seen.is_empty()

@@ -251,6 +251,7 @@ fn a_mask_rules_out_all_other_tokens_and_overrides_min_new_tokens() {
     mask.allow(EOS);
     mask.allow(VOCAB as u32);
     assert_eq!(mask.allowed_tokens(), 2);
+    // Modulo 38, both allowed tokens, 40 and EOS, are equal to EOS.
     for position in 0..20 {
         assert_eq!(
             sampler.sample(&mut logits_at(position), Some(&mask)).token % 38,

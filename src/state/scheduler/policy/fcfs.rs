@@ -11,7 +11,7 @@ impl SchedulePolicy for Fcfs {
         NAME
     }
 
-    fn keeps_arrival(&self) -> bool {
+    fn keeps_arrival_order(&self) -> bool {
         true
     }
 

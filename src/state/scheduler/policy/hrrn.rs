@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 
 use crate::plan::probe::ProbeKind;
 
-use super::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
+use super::{LongQueue, ProbeNeed, SchedulePolicy, Waiting};
 
 pub(super) const NAME: &str = "hrrn";
 
@@ -21,7 +21,7 @@ impl SchedulePolicy for Hrrn {
     fn probe_need(&self) -> Option<ProbeNeed> {
         Some(ProbeNeed {
             kind: ProbeKind::InBatch,
-            crowd: Crowd::FallsBack,
+            long_queue: LongQueue::FallsBack,
         })
     }
 

@@ -1,4 +1,4 @@
-//! Scheduling policy: longest output first, which avoids a tail of long outputs that run alone.
+//! Scheduling policy: longest output (`max_new_tokens`) first, which avoids a tail of long outputs that run alone.
 
 use std::cmp::Reverse;
 

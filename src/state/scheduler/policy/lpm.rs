@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use crate::plan::probe::ProbeKind;
 
-use super::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
+use super::{LongQueue, ProbeNeed, SchedulePolicy, Waiting};
 
 pub(super) const NAME: &str = "lpm";
 
@@ -18,7 +18,7 @@ impl SchedulePolicy for Lpm {
     fn probe_need(&self) -> Option<ProbeNeed> {
         Some(ProbeNeed {
             kind: ProbeKind::InBatch,
-            crowd: Crowd::FallsBack,
+            long_queue: LongQueue::FallsBack,
         })
     }
 

@@ -14,7 +14,7 @@ mod shortest_prefill_first;
 use crate::plan::probe::{Matched, ProbeKind};
 use souffleur_base::ids::SeqId;
 
-/// With more waiting requests than this, policies that [fall back](Crowd::FallsBack) probe nothing.
+/// With more waiting requests than this, policies that [fall back](LongQueue::FallsBack) probe nothing.
 pub const MAX_PROBED: usize = 128;
 
 #[derive(Clone, Debug)]
@@ -22,10 +22,10 @@ pub struct Waiting {
     /// The request; a request with a smaller id arrived earlier.
     pub seq: SeqId,
     pub prompt_tokens: usize,
-    /// Tokens that need K/V before it can decode: prompt, and output so far.
+    /// Tokens that need K/V before the request can decode: prompt, and output so far.
     pub fill_tokens: usize,
     pub max_new_tokens: usize,
-    /// Prompt tokens of other requests that the engine has prefilled since the request arrived.
+    /// Tokens that the engine has prefilled for other requests since this one arrived.
     pub waited_tokens: u64,
     /// The cached prefix; empty for policies without a probe.
     pub matched: Matched,
@@ -34,12 +34,12 @@ pub struct Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeNeed {
     pub kind: ProbeKind,
-    pub crowd: Crowd,
+    pub long_queue: LongQueue,
 }
 
 /// The behaviour with more than [`MAX_PROBED`] waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crowd {
+pub enum LongQueue {
     /// Keeps the order of arrival without probing.
     FallsBack,
     /// Probes and orders all waiting requests.
@@ -54,7 +54,7 @@ pub trait SchedulePolicy: Send {
         None
     }
 
-    fn keeps_arrival(&self) -> bool {
+    fn keeps_arrival_order(&self) -> bool {
         false
     }
 

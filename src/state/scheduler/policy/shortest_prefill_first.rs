@@ -2,7 +2,7 @@
 
 use crate::plan::probe::ProbeKind;
 
-use super::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
+use super::{LongQueue, ProbeNeed, SchedulePolicy, Waiting};
 
 pub(super) const NAME: &str = "shortest-prefill-first";
 
@@ -16,7 +16,7 @@ impl SchedulePolicy for ShortestPrefillFirst {
     fn probe_need(&self) -> Option<ProbeNeed> {
         Some(ProbeNeed {
             kind: ProbeKind::InBatch,
-            crowd: Crowd::OrdersAll,
+            long_queue: LongQueue::OrdersAll,
         })
     }
 

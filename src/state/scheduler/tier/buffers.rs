@@ -28,14 +28,14 @@ impl Buffers {
 
     /// Saves use at most half of the buffers: a disk with slow writes delays no fetch.
     pub(super) fn free_for_saves(&self) -> usize {
-        let most = self.total.div_ceil(2);
-        most.saturating_sub(self.saving).min(self.free())
+        let max = self.total.div_ceil(2);
+        max.saturating_sub(self.saving).min(self.free())
     }
 
     /// Fetches leave a quarter of the buffers, and at least one, to saves; the store has the same limit.
     pub(super) fn max_for_fetches(&self) -> usize {
-        let left = (self.total / FETCHES_LEAVE).max(1);
-        self.total.saturating_sub(left)
+        let for_saves = (self.total / FETCHES_LEAVE).max(1);
+        self.total.saturating_sub(for_saves)
     }
 
     pub(super) fn free_for_fetches(&self) -> usize {

@@ -19,13 +19,13 @@ impl Scheduler {
             return;
         };
         tier.serves = serves;
-        tier.account = if serves {
+        tier.store_record = if serves {
             SaveAccount::Forget
         } else {
             SaveAccount::End
         };
         if !serves {
-            tier.give_up();
+            tier.drop_orders_in_flight();
             let chunked = self.batch.chunked();
             let waiting: Vec<SeqId> = self.queue.all().chain(chunked).collect();
             for seq in waiting {
@@ -78,7 +78,7 @@ impl Scheduler {
         self.pipeline.note_change();
     }
 
-    /// Takes the end of a fetch with `n_blocks` blocks, 0 if too late. `miss`: why blocks are missing.
+    /// Ends a fetch, which read the first `n_blocks` of its blocks. `miss`: why the next one is missing.
     pub fn blocks_fetched(&mut self, ticket: Ticket, n_blocks: usize, miss: Option<StoredMiss>) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -88,7 +88,7 @@ impl Scheduler {
         };
         self.pipeline.note_change();
         tier.blocks.fetching -= fetch.blocks.len();
-        tier.states.fetching -= tier.states_of_run();
+        tier.states.fetching -= tier.states_per_fetch();
         let n_blocks = n_blocks.min(fetch.blocks.len());
         if n_blocks == 0 {
             tier.stats.late_fetches += 1;
@@ -111,7 +111,7 @@ impl Scheduler {
         };
         tier.ready.insert(ticket, n_blocks);
         tier.blocks.ready += n_blocks;
-        tier.states.ready += tier.states_of_run();
+        tier.states.ready += tier.states_per_fetch();
         let first = fetch.blocks.start;
         if n_blocks < fetch.blocks.len() {
             // Missing blocks were late, damaged or evicted: they are computed, and then saved.
@@ -162,12 +162,12 @@ impl Scheduler {
         let (Some(tier), Some(seq_tier)) = (&self.tier, &sequence.tier) else {
             return StoredPrefix::None;
         };
-        let worth = seq_tier.worth * tier.block_tokens();
+        let n_tokens = seq_tier.worth * tier.block_tokens();
         match seq_tier.phase {
             // The step in flight holds the buffers of the last round; the next round starts after it.
             TierPhase::Found if sequence.rows_in_flight > 0 => StoredPrefix::Fetching,
             TierPhase::Found if tier.serves && tier.free_to_fetch() > 0 => {
-                StoredPrefix::Found { tokens: worth }
+                StoredPrefix::Found { tokens: n_tokens }
             }
             TierPhase::Fetching { .. } => StoredPrefix::Fetching,
             TierPhase::Ready { ticket, from, to } => StoredPrefix::Ready {
@@ -175,7 +175,7 @@ impl Scheduler {
                 from,
                 to,
                 until: match tier.states.total {
-                    0 => worth.max(to),
+                    0 => n_tokens.max(to),
                     _ => to,
                 },
             },
@@ -186,7 +186,7 @@ impl Scheduler {
     /// Fetches the blocks that candidates miss in the tree. A candidate without a free buffer skips the store.
     pub(in crate::scheduler) fn start_fetches(&mut self, demands: Vec<FetchDemand>) {
         for FetchDemand { seq, cached_tokens } in demands {
-            let kept = self.kept_for_round(seq);
+            let reserved = self.buffers_for_next_round(seq);
             let Some(tier) = &mut self.tier else {
                 return;
             };
@@ -199,8 +199,8 @@ impl Scheduler {
             };
             let first = cached_tokens / tier.block_tokens();
             let missing = seq_tier.worth.saturating_sub(first);
-            let free = tier.free_to_fetch().saturating_sub(kept);
-            let end = first + tier.round_of(missing).min(free);
+            let free = tier.free_to_fetch().saturating_sub(reserved);
+            let end = first + tier.round_len(missing).min(free);
             if end <= first || sequence.has_ended {
                 tier.stats.refused_fetches += 1;
                 seq_tier.phase = TierPhase::Done;
@@ -214,15 +214,15 @@ impl Scheduler {
         }
     }
 
-    /// Number of buffers that the chunked request needs for its next round; 0 if `seq` is that request.
-    fn kept_for_round(&self, seq: SeqId) -> usize {
+    /// Number of buffers that the chunked request needs for its next round; 0 if that request is `seq`, or needs none.
+    fn buffers_for_next_round(&self, seq: SeqId) -> usize {
         let chunked = self.batch.chunked().filter(|chunked| *chunked != seq);
         let sequence = chunked.map(|chunked| &self.requests[chunked]);
         let seq_tier = sequence.and_then(|sequence| sequence.tier.as_deref());
         match (&self.tier, sequence, seq_tier) {
             (Some(tier), Some(sequence), Some(seq_tier)) if seq_tier.phase == TierPhase::Found => {
-                let has = sequence.kv.as_ref().map_or(0, |kv| kv.committed);
-                tier.round_of(seq_tier.worth.saturating_sub(has / tier.block_tokens()))
+                let end = sequence.kv.as_ref().map_or(0, |kv| kv.committed);
+                tier.round_len(seq_tier.worth.saturating_sub(end / tier.block_tokens()))
             }
             _ => 0,
         }
@@ -234,7 +234,7 @@ impl Scheduler {
             return;
         };
         let first = cached_tokens / tier.block_tokens();
-        let round = tier.round_of(seq_tier.worth.saturating_sub(first));
+        let round = tier.round_len(seq_tier.worth.saturating_sub(first));
         if tier.serves && tier.free_to_fetch() >= round {
             self.start_fetches(vec![FetchDemand { seq, cached_tokens }]);
         }
@@ -296,8 +296,8 @@ impl Scheduler {
         }
     }
 
-    /// Moves a copy of the state at the start of the row's extent into the load, which then writes the state twice.
-    pub(in crate::scheduler) fn keep_loaded_states(&mut self, work: &mut StepRow) {
+    /// Moves copies of the state at the start of the row's chunk into the load, which writes the state to each of them.
+    pub(in crate::scheduler) fn move_copies_to_load(&mut self, work: &mut StepRow) {
         let first = work.work.positions().start;
         let (row, saves) = (work.row, &mut work.saves);
         if !saves.iter().any(|save| save.position == first) {
@@ -313,7 +313,7 @@ impl Scheduler {
     }
 
     /// Discards the fetched blocks of a sequence that ends while it waits or loads in rounds.
-    pub(in crate::scheduler) fn forget_store(&mut self, seq: SeqId) {
+    pub(in crate::scheduler) fn discard_fetch(&mut self, seq: SeqId) {
         let Some(tier) = &mut self.tier else {
             return;
         };
@@ -330,7 +330,7 @@ impl Scheduler {
     }
 
     /// Lets a sequence that waits again fetch its stored blocks again, unless one of its steps was lost.
-    pub(in crate::scheduler) fn store_again(&mut self, seq: SeqId) {
+    pub(in crate::scheduler) fn allow_fetch_again(&mut self, seq: SeqId) {
         let sequence = &mut self.requests[seq];
         let was_lost = sequence.losses > 0;
         let Some(seq_tier) = sequence.tier.as_deref_mut() else {
@@ -354,7 +354,7 @@ impl Tier {
     ) {
         self.stats.fetches += 1;
         self.blocks.fetching += blocks.len();
-        self.states.fetching += self.states_of_run();
+        self.states.fetching += self.states_per_fetch();
         let fetch = Fetching {
             seq: Some(seq),
             blocks: blocks.clone(),

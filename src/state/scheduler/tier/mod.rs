@@ -75,6 +75,7 @@ pub enum StoreOrder {
 
 #[derive(Clone, Debug)]
 pub struct PrefixFound {
+    /// The keys of the found blocks in the store.
     pub path: Arc<[BlockPlace]>,
     /// Number of leading blocks of the prompt that the store has.
     pub blocks: usize,
@@ -113,11 +114,10 @@ pub struct TierStats {
 #[derive(Debug, Default)]
 pub struct SequenceTier {
     phase: TierPhase,
-    /// See [`PrefixFound::path`].
+    /// From [`PrefixFound`], as are `worth`, `found_blocks` and `end_miss`.
     path: Arc<[BlockPlace]>,
     worth: usize,
     found_blocks: usize,
-    /// See [`PrefixFound::miss`].
     end_miss: Option<StoredMiss>,
     /// The first block that a fetch failed to read, and why.
     failed: Option<(usize, StoredMiss)>,
@@ -179,8 +179,8 @@ pub(super) struct Tier {
     states: Buffers,
     stats: TierStats,
     steps_since_save: usize,
-    /// The next plan's message to the tree about saved blocks.
-    account: SaveAccount,
+    /// For the next plan: how the tree changes its record of stored blocks.
+    store_record: SaveAccount,
 }
 
 struct StepCopies {
@@ -219,7 +219,7 @@ impl Tier {
             states: Buffers::new(limits.state_buffers),
             stats: TierStats::default(),
             steps_since_save: 0,
-            account: SaveAccount::default(),
+            store_record: SaveAccount::default(),
         }
     }
 
@@ -246,12 +246,12 @@ impl Tier {
     }
 
     /// State buffers per fetch: one if layers keep a state.
-    fn states_of_run(&self) -> usize {
+    fn states_per_fetch(&self) -> usize {
         usize::from(self.states.total > 0)
     }
 
     /// How many of `blocks` blocks to fetch in one round. Leaves buffers for the fetch of the next round.
-    fn round_of(&self, blocks: usize) -> usize {
+    fn round_len(&self, blocks: usize) -> usize {
         match self.states.total {
             0 => {
                 let with_next = self.blocks.max_for_fetches() / 2;
@@ -264,7 +264,7 @@ impl Tier {
     }
 
     fn free_to_fetch(&self) -> usize {
-        if self.states.free() >= self.states_of_run() {
+        if self.states.free() >= self.states_per_fetch() {
             self.blocks.free_for_fetches()
         } else {
             0
@@ -277,23 +277,23 @@ impl Tier {
     }
 
     fn discard_ready(&mut self, ticket: Ticket) {
-        if self.end_ready(ticket) {
+        if self.free_ready(ticket) {
             self.orders.push(StoreOrder::Discard { ticket });
         }
     }
 
-    /// Frees a fetch's buffers; false if it has none.
-    fn end_ready(&mut self, ticket: Ticket) -> bool {
+    /// Frees a completed fetch's buffers; false if it has none.
+    fn free_ready(&mut self, ticket: Ticket) -> bool {
         let Some(n_blocks) = self.ready.remove(&ticket) else {
             return false;
         };
         self.blocks.ready -= n_blocks;
-        self.states.ready -= self.states_of_run();
+        self.states.ready -= self.states_per_fetch();
         true
     }
 
     /// Frees a save's buffer; false if it has none.
-    fn end_save(&mut self, ticket: Ticket) -> bool {
+    fn free_save(&mut self, ticket: Ticket) -> bool {
         let Some(saved) = self.saves.remove(&ticket) else {
             return false;
         };
@@ -306,7 +306,7 @@ impl Tier {
     }
 
     /// Takes the copies for a step.
-    pub(super) fn send(&mut self, step: StepId) -> Option<Box<BlockCopies>> {
+    pub(super) fn take_copies(&mut self, step: StepId) -> Option<Box<BlockCopies>> {
         self.steps_since_save = if self.copies.saves.is_empty() {
             self.steps_since_save.saturating_add(1)
         } else {
@@ -324,14 +324,14 @@ impl Tier {
         Some(Box::new(copies))
     }
 
-    /// Ends a step; `is_good` if it and all steps before it succeeded. Only then are its saves valid.
-    pub(super) fn step_done(&mut self, step: StepId, is_good: bool) {
+    /// Ends a step; `has_succeeded` if it and all steps before it succeeded. Only then are its saves valid.
+    pub(super) fn step_done(&mut self, step: StepId, has_succeeded: bool) {
         let Some(copies) = self.steps.pop_front_if(|copies| copies.step == step) else {
             return;
         };
         for ticket in copies.saves {
             match self.saves.get(&ticket) {
-                Some(saved) if is_good => {
+                Some(saved) if has_succeeded => {
                     self.stats.saved_blocks += u64::from(!saved.is_state);
                     self.orders.push(StoreOrder::Write {
                         ticket,
@@ -344,9 +344,9 @@ impl Tier {
             }
         }
         for ticket in copies.loads {
-            if is_good {
+            if has_succeeded {
                 // The executor has returned the buffers.
-                self.end_ready(ticket);
+                self.free_ready(ticket);
             } else {
                 self.discard_ready(ticket);
             }
@@ -364,8 +364,8 @@ impl Tier {
         }
     }
 
-    /// The store has stopped: drops all orders in flight. Blocks already fetched stay valid.
-    fn give_up(&mut self) {
+    /// Drops all orders in flight, since the store has stopped. Blocks already fetched stay valid.
+    fn drop_orders_in_flight(&mut self) {
         self.fetches.clear();
         self.saves.clear();
         self.copies.saves.clear();
@@ -374,17 +374,17 @@ impl Tier {
         }
     }
 
-    /// Makes the tree restart its record of saved blocks. If the store has stopped, that record has already ended.
-    fn forget_stored(&mut self) {
+    /// Makes the tree restart its record of stored blocks, unless the store has stopped, which has ended the record.
+    fn restart_store_record(&mut self) {
         if self.serves {
-            self.account = SaveAccount::Forget;
+            self.store_record = SaveAccount::Forget;
         }
     }
 
     /// Drops a save. The tree considers its block stored, so the record restarts.
     fn drop_save(&mut self, ticket: Ticket) {
-        if self.end_save(ticket) {
-            self.forget_stored();
+        if self.free_save(ticket) {
+            self.restart_store_record();
             self.orders.push(StoreOrder::Discard { ticket });
         }
     }

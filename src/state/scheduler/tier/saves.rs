@@ -15,8 +15,8 @@ impl Scheduler {
             return;
         };
         for ticket in tickets {
-            if tier.end_save(*ticket) && !kept {
-                tier.forget_stored();
+            if tier.free_save(*ticket) && !kept {
+                tier.restart_store_record();
             }
         }
         self.pipeline.note_change();
@@ -24,15 +24,15 @@ impl Scheduler {
 
     pub(in crate::scheduler) fn save_demand(&mut self) -> Option<SaveBudget> {
         let tier = self.tier.as_mut()?;
-        let most = tier.free_for_saves();
-        let account = std::mem::take(&mut tier.account);
-        (most > 0 || account != SaveAccount::Keep).then_some(SaveBudget {
+        let max_blocks = tier.free_for_saves();
+        let store_record = std::mem::take(&mut tier.store_record);
+        (max_blocks > 0 || store_record != SaveAccount::Keep).then_some(SaveBudget {
             base: tier.due_saves(),
-            when_idle: tier.limits.saves_when_idle,
-            most,
-            most_states: tier.states.free_for_saves(),
+            extra_when_idle: tier.limits.saves_when_idle,
+            max_blocks,
+            max_states: tier.states.free_for_saves(),
             block_tokens: tier.block_tokens(),
-            account,
+            store_record,
         })
     }
 

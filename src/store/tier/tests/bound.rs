@@ -1,4 +1,4 @@
-//! Tests that the bound on disk space holds, and tests of the order of evictions.
+//! Tests of the bound on disk space (`96 * 40` bytes of it are for log entries), and of the order of evictions.
 
 use super::*;
 
@@ -75,7 +75,7 @@ fn states_and_blocks_evict_each_other() {
             assert_eq!((saved, tier.index().prefix(&path)), (Outcome::NoSpace, 5))
         }
         assert!(tier.bytes() <= tier.limit());
-        // The state was evicted before the blocks, or was never written.
+        // The new blocks replace the state, if it was written, and blocks of the first path.
         let second = self::path(&tier, 1, 2);
         for place in &second {
             assert_eq!(world.save(&mut tier, place), Outcome::Written);
@@ -129,7 +129,7 @@ fn a_full_disk_stops_saves_but_not_loads() {
 }
 
 #[test]
-fn folders_of_other_fingerprints_are_removed_first_oldest_first() {
+fn folders_of_other_fingerprints_are_removed_before_records_and_by_age() {
     let world = World::new(false, PLENTY);
     let slot = world.slot(BlockKind::Kv);
     let mut others = Vec::new();

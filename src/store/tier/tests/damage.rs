@@ -94,7 +94,7 @@ fn a_truncated_file_keeps_the_records_before_the_cut() {
 }
 
 #[test]
-fn swapped_slots_are_misses_by_the_log_and_hits_by_a_scan() {
+fn swapped_slots_are_misses_with_the_log_and_hits_after_a_scan() {
     let world = World::new(false, PLENTY);
     let (tier, path) = world.filled(3);
     tier.close();

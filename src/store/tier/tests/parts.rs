@@ -1,7 +1,7 @@
 //! Tests of large records, which are written in parts and read in parallel.
 
 use super::*;
-use crate::segments::Way;
+use crate::segments::WriteMode;
 
 const PLANE_BYTES: usize = 1200 << 10;
 const PLANES: u32 = 2;
@@ -81,11 +81,11 @@ fn a_block_is_found_once_its_last_part_is_written() {
     block.bytes_mut().copy_from_slice(&bytes);
     let begun = tier.begin_write(&path[1], BlockKind::Kv, world.now);
     let mut writing = begun.unwrap_or_else(|outcome| panic!("{outcome:?}"));
-    let first = tier.write_more(&mut writing, (&block, Way::PastCache), world.now);
+    let first = tier.write_more(&mut writing, (&block, WriteMode::PastCache), world.now);
     assert_eq!(first, None);
     assert_eq!(tier.index.prefix(&path), 1);
     assert_eq!(read(&world, &mut tier, &path[..1]), (1, None));
-    let outcome = tier.write_more(&mut writing, (&block, Way::Cached), world.now);
+    let outcome = tier.write_more(&mut writing, (&block, WriteMode::Cached), world.now);
     assert_eq!(outcome, Some(Outcome::Written));
     assert_eq!(read(&world, &mut tier, &path), (2, None));
 }
@@ -99,11 +99,11 @@ fn a_block_whose_parent_is_evicted_during_the_write_is_dropped() {
     let begun = tier.begin_write(&path[1], BlockKind::Kv, world.now);
     let mut writing = begun.unwrap_or_else(|outcome| panic!("{outcome:?}"));
     assert_eq!(
-        tier.write_more(&mut writing, (&block, Way::Cached), world.now),
+        tier.write_more(&mut writing, (&block, WriteMode::Cached), world.now),
         None
     );
     assert!(tier.forget(path[0].key, BlockKind::Kv).is_some());
-    let outcome = tier.write_more(&mut writing, (&block, Way::Cached), world.now);
+    let outcome = tier.write_more(&mut writing, (&block, WriteMode::Cached), world.now);
     assert_eq!(outcome, Some(Outcome::Orphan));
     assert_eq!((tier.index.len(), tier.index.fault()), (0, None));
     let both = super::path(&tier, 1, 2);

@@ -141,8 +141,8 @@ const COUNTS: [&str; 14] = [
 struct Maker(Rng);
 
 impl Maker {
-    fn one_of<'a>(&mut self, of: &[&'a str]) -> &'a str {
-        of[self.0.usize(..of.len())]
+    fn one_of<'a>(&mut self, options: &[&'a str]) -> &'a str {
+        options[self.0.usize(..options.len())]
     }
 
     fn number(&mut self) -> &'static str {
@@ -234,11 +234,11 @@ impl Maker {
         schemas.collect::<Vec<_>>().join(", ")
     }
 
-    fn named(&mut self, depth: usize, names: &[&str]) -> String {
-        let named = names
+    fn schemas_by_name(&mut self, depth: usize, names: &[&str]) -> String {
+        let schemas_by_name = names
             .iter()
             .map(|name| format!("{}: {}", text(name), self.schema(depth)));
-        format!("{{{}}}", named.collect::<Vec<_>>().join(", "))
+        format!("{{{}}}", schemas_by_name.collect::<Vec<_>>().join(", "))
     }
 
     fn keyword(&mut self, depth: usize) -> (&'static str, String) {
@@ -283,7 +283,7 @@ impl Maker {
                 let names = 1 + self.0.usize(..3);
                 (
                     "properties",
-                    self.named(depth, &["a", "b\u{0}\"", "é"][..names]),
+                    self.schemas_by_name(depth, &["a", "b\u{0}\"", "é"][..names]),
                 )
             }
             12 => ("required", "[\"a\"]".to_owned()),
@@ -304,7 +304,7 @@ impl Maker {
             18 => ("$ref", text(self.reference())),
             _ => (
                 "$defs",
-                self.named(depth, &["a", "a/b", "c~d", "Foo<string>"]),
+                self.schemas_by_name(depth, &["a", "a/b", "c~d", "Foo<string>"]),
             ),
         }
     }
@@ -399,12 +399,12 @@ pub fn call(number: u64) -> Call {
         2 => with_constraint("grammar", &text(&maker.lark()), endpoint),
         _ => {
             let depth = 1 + maker.0.usize(..4);
-            of_schema(&maker.schema(depth), endpoint, chat, completion)
+            schema_call(&maker.schema(depth), endpoint, chat, completion)
         }
     }
 }
 
-fn of_schema(schema: &str, endpoint: u8, chat: &str, completion: &str) -> Call {
+fn schema_call(schema: &str, endpoint: u8, chat: &str, completion: &str) -> Call {
     let tool = |choice: &str| {
         let function = format!("{{\"name\": \"f\", \"strict\": true, \"parameters\": {schema}}}");
         let tool = format!("{{\"type\": \"function\", \"function\": {function}}}");
@@ -439,8 +439,8 @@ fn of_schema(schema: &str, endpoint: u8, chat: &str, completion: &str) -> Call {
         ),
         4 => ("/v1/chat/completions", tool("\"required\"")),
         5 => {
-            let named = "{\"type\": \"function\", \"function\": {\"name\": \"f\"}}";
-            ("/v1/chat/completions", tool(named))
+            let schemas_by_name = "{\"type\": \"function\", \"function\": {\"name\": \"f\"}}";
+            ("/v1/chat/completions", tool(schemas_by_name))
         }
         6 => ("/v1/chat/completions", tool("\"auto\"")),
         _ => (

@@ -1,5 +1,5 @@
-//! Tests of random schemas, regular expressions and grammars at every endpoint, with numbers at every limit: each call
-//! is served or refused, and the process survives.
+//! Tests of random schemas, regular expressions and grammars at every endpoint, with numbers up to and beyond 64 bits:
+//! each call is served or refused, and the process survives.
 
 mod calls;
 

@@ -78,7 +78,7 @@ impl OutputEngine {
     #[must_use]
     pub fn with_calls_in_format_only(mut self) -> Self {
         if let Kind::Tagged(engine) = &mut self.0 {
-            engine.take_only_format();
+            engine.disable_loose_calls();
         }
         self
     }

@@ -16,7 +16,7 @@ pub(in crate::output) struct PythonReader {
     is_started: bool,
     keyword: String,
     /// The JSON separator before the next argument.
-    before_value: String,
+    separator: String,
 }
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl PythonReader {
             function: first.to_string(),
             is_started: false,
             keyword: String::new(),
-            before_value: String::new(),
+            separator: String::new(),
         })
     }
 
@@ -68,11 +68,11 @@ impl PythonReader {
             return Step::Broken;
         }
         self.start(out);
-        out.arguments.push_str(&self.before_value);
+        out.arguments.push_str(&self.separator);
         write_json_string(&self.keyword, &mut out.arguments);
         out.arguments.push_str(": ");
-        self.before_value.clear();
-        self.before_value.push_str(", ");
+        self.separator.clear();
+        self.separator.push_str(", ");
         self.at = At::Value(ValueReader::new());
         self.read(c, out)
     }
@@ -137,7 +137,7 @@ impl CallReader for PythonReader {
         Step::Broken
     }
 
-    fn called(&self) -> Option<&str> {
+    fn pending_name(&self) -> Option<&str> {
         let is_read = !self.is_started && !matches!(self.at, At::Function);
         is_read.then_some(self.function.as_str())
     }

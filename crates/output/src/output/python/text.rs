@@ -61,8 +61,8 @@ impl TextReader {
                 self.at = At::Single;
                 return self.read(c, to);
             }
-            At::RawSingle => self.raw(c, At::Single, to),
-            At::RawTriple => self.raw(c, At::Triple(0), to),
+            At::RawSingle => self.write_raw(c, At::Single, to),
+            At::RawTriple => self.write_raw(c, At::Triple(0), to),
             At::Single | At::Triple(_) => return self.read_inside(c, to),
         }
         TextStep::More
@@ -85,16 +85,16 @@ impl TextReader {
             if let At::Triple(quotes @ 1..) = self.at {
                 self.at = At::Triple(0);
                 for _ in 0..quotes {
-                    self.take(self.quote, to);
+                    self.write(self.quote, to);
                 }
             }
-            if self.take(c, to) == Read::Taken {
+            if self.write(c, to) == Read::Taken {
                 return TextStep::More;
             }
         }
     }
 
-    fn take(&mut self, c: char, to: &mut String) -> Read {
+    fn write(&mut self, c: char, to: &mut String) -> Read {
         let Some(unescape) = &mut self.unescape else {
             write_json_char(c, to);
             self.at = match (c, self.at) {
@@ -109,7 +109,7 @@ impl TextReader {
         read
     }
 
-    fn raw(&mut self, c: char, at: At, to: &mut String) {
+    fn write_raw(&mut self, c: char, at: At, to: &mut String) {
         write_json_char(c, to);
         self.at = at;
     }

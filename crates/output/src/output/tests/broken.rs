@@ -1,4 +1,4 @@
-//! Tests of invalid calls, whose arguments are not a JSON object, and of lists with such a call.
+//! Tests of calls whose arguments are invalid, and of lists with an item that is not a call.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of outputs truncated inside a call.
+//! Tests of outputs that end inside a call, truncated or complete.
 
 use super::*;
 
@@ -67,7 +67,7 @@ const CALLS: [(ToolFormat, &str); 16] = [
     ),
 ];
 
-fn text_of(pieces: &[OutputPiece]) -> String {
+fn content_of(pieces: &[OutputPiece]) -> String {
     let text = |piece: &OutputPiece| match piece {
         OutputPiece::Text(text) => text.clone(),
         _ => String::new(),
@@ -96,7 +96,7 @@ fn a_truncated_call_leaves_no_markers_and_is_not_complete() {
         for end in ends.chain([call.len()]) {
             let output = format!("Well.\n{}", &call[..end]);
             let pieces = run_cut(engine(Some(format), None), &output);
-            let text = text_of(&pieces);
+            let text = content_of(&pieces);
             // A partial tag may be text, and so may a fence.
             let opening = call.split_at(call.find(['>', ']', '{']).unwrap_or(0)).0;
             let rest = text
@@ -127,7 +127,7 @@ fn a_truncated_second_call_leaves_the_first() {
                 &format!("{call}{}", &call[..end]),
             );
             assert!(!arguments(&pieces).is_empty(), "{call:?} {end}");
-            let text = text_of(&pieces);
+            let text = content_of(&pieces);
             let is_fence = call.starts_with("```") && call.starts_with(text.trim_start());
             assert!(
                 text.is_empty() || is_fence,
@@ -154,7 +154,7 @@ fn an_answer_that_must_call_has_no_text_of_a_call() {
                 let mut pieces = Vec::new();
                 engine.push_text(&call[..end], &mut pieces);
                 engine.finish(ending, &mut pieces);
-                let text = text_of(&pieces);
+                let text = content_of(&pieces);
                 assert!(
                     text.is_empty() || call.starts_with("```"),
                     "{text:?} of {call:?}"

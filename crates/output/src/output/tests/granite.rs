@@ -1,4 +1,4 @@
-//! Tests of the format of Granite.
+//! Tests of the formats of Granite and Phi-4-mini.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of reasoning in every format.
+//! Tests of reasoning between tags.
 
 use super::*;
 

@@ -188,7 +188,7 @@ impl PrefixHistory {
     /// Records an event. Returns the new report if the event is an admission.
     pub fn take(&mut self, event: PrefixEvent, now_s: f64) -> Option<&PrefixReport> {
         match event {
-            PrefixEvent::Left(left) => Some(self.admit(*left, now_s)),
+            PrefixEvent::Left(admitted) => Some(self.admit(*admitted, now_s)),
             PrefixEvent::Evicted { step, edges } => {
                 for edge in &edges {
                     self.evictions.remember(edge, step, now_s);
@@ -221,11 +221,11 @@ impl PrefixHistory {
         self.evictions.pages()
     }
 
-    fn admit(&mut self, left: AdmittedPrompt, now_s: f64) -> &PrefixReport {
+    fn admit(&mut self, admitted: AdmittedPrompt, now_s: f64) -> &PrefixReport {
         while self.reports.len() >= self.limits.max_requests.max(1) {
             self.forget_oldest();
         }
-        let report = self.diagnose(left, now_s);
+        let report = self.diagnose(admitted, now_s);
         let number = self.first + self.reports.len() as u64;
         self.by_rid.insert(report.rid.clone(), number);
         self.reports.push_back(report);
@@ -241,23 +241,23 @@ impl PrefixHistory {
         }
     }
 
-    fn diagnose(&self, mut left: AdmittedPrompt, now_s: f64) -> PrefixReport {
-        let departure = left.stored.moved(left.departure);
-        left.departure = departure.of_prompt(left.prompt.len());
-        let departure = &left.departure;
+    fn diagnose(&self, mut admitted: AdmittedPrompt, now_s: f64) -> PrefixReport {
+        let departure = admitted.stored.moved(admitted.departure);
+        admitted.departure = departure.of_prompt(admitted.prompt.len());
+        let departure = &admitted.departure;
         let reachable = self.limits.page_size.floor(departure.match_limit);
         let is_missing = departure.matched_tokens < reachable && !departure.is_cache_disabled;
         let evicted = is_missing
             .then(|| {
-                let key = &left.prompt[..departure.match_limit];
+                let key = &admitted.prompt[..departure.match_limit];
                 self.evictions
-                    .find(&left.namespace, key, departure.matched_tokens)
+                    .find(&admitted.namespace, key, departure.matched_tokens)
             })
             .flatten();
         let evicted = evicted.map(|found| {
             let report = EvictionReport {
                 step: found.step,
-                steps_before: left.step.get().saturating_sub(found.step.get()),
+                steps_before: admitted.step.get().saturating_sub(found.step.get()),
                 seconds_before: (now_s - found.at_s).max(0.0),
                 cached_until: found.until,
             };
@@ -266,7 +266,7 @@ impl PrefixHistory {
         PrefixReport {
             flushed_at_step: self.flushed_at_step,
             evictions_forgotten_until_step: self.evictions.forgotten_until(),
-            ..PrefixReport::new(left, self.limits.page_size, evicted)
+            ..PrefixReport::new(admitted, self.limits.page_size, evicted)
         }
     }
 }

@@ -131,7 +131,7 @@ pub struct PrefixReport {
     pub flushed_at_step: Option<StepId>,
 }
 
-/// The report for non-admin clients: no prompt tokens, and no more than the count of cached tokens reveals.
+/// The report for non-admin clients. It has no prompt tokens, and reveals no more than the count of cached tokens does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PrefixOutline {
     pub rid: RequestId,
@@ -179,15 +179,15 @@ pub struct ElsewhereReport {
 
 impl PrefixReport {
     pub(super) fn new(
-        left: AdmittedPrompt,
+        admitted: AdmittedPrompt,
         page_size: PageSize,
         evicted: Option<(Cause, EvictionReport)>,
     ) -> Self {
-        let matched = left.departure.matched_tokens;
-        let shared = shared_with_branch(&left, matched);
+        let matched = admitted.departure.matched_tokens;
+        let shared = shared_with_branch(&admitted, matched);
         let (lost, evicted) = evicted.unzip();
-        let miss = left.stored.miss;
-        let cause = cause_of(&left.departure, page_size, (miss, lost), shared);
+        let miss = admitted.stored.miss;
+        let cause = cause_of(&admitted.departure, page_size, (miss, lost), shared);
         let is_diverged = cause == Cause::Divergence;
         let shift = if is_diverged { shared } else { 0 };
         let position = matched + shift;
@@ -198,7 +198,7 @@ impl PrefixReport {
             step,
             departure,
             stored,
-        } = left;
+        } = admitted;
         let branch = departure.branch.filter(|_| is_diverged);
         let branch = branch.map(|branch| BranchReport {
             n_branches: branch.n_branches,
@@ -250,10 +250,10 @@ impl PrefixReport {
 }
 
 /// Tokens after the match that the newest branch shares: less than a page.
-fn shared_with_branch(left: &AdmittedPrompt, matched: usize) -> usize {
-    let branch = left.departure.branch.as_ref();
+fn shared_with_branch(admitted: &AdmittedPrompt, matched: usize) -> usize {
+    let branch = admitted.departure.branch.as_ref();
     let tokens = branch.map_or(&[] as &[u32], |branch| branch.tokens.as_slice());
-    let same = tokens.iter().zip(&left.prompt[matched..]);
+    let same = tokens.iter().zip(&admitted.prompt[matched..]);
     same.take_while(|(a, b)| a == b).count()
 }
 

@@ -17,7 +17,7 @@ pub(super) const NO_NODE: u32 = u32::MAX;
 pub(super) struct Node {
     /// Whole pages of tokens, with the pages.
     pub edge: Edge,
-    /// As in [`NodeUse`].
+    /// When a match or an insert last passed through the node.
     pub last_access: u64,
     pub parent: u32,
     pub n_children: u32,
@@ -27,7 +27,7 @@ pub(super) struct Node {
     tag: u32,
     /// The node's slot in the table of children.
     spot: Spot,
-    /// As in [`NodeUse`].
+    /// How many requests inserted a key that contains the node.
     pub hits: u32,
     pub is_live: bool,
     /// True while the eviction order has an entry for the node.
@@ -41,7 +41,7 @@ const _: () = assert!(size_of::<Node>() == 64, "a node fills one cache line");
 
 /// The rest of a node's [`NodeUse`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Past {
+pub(super) struct Stats {
     pub created: u64,
     pub priority: i64,
     pub start_tokens: u32,
@@ -96,7 +96,7 @@ pub(super) struct Step {
 /// All nodes of a tree. Indices of removed nodes are reused.
 pub(super) struct Arena {
     nodes: Vec<Node>,
-    pasts: Vec<Past>,
+    stats: Vec<Stats>,
     free: Vec<u32>,
     children: Children,
     page_size: PageSize,
@@ -106,7 +106,7 @@ impl Arena {
     pub(super) fn new(page_size: PageSize) -> Self {
         Self {
             nodes: Vec::new(),
-            pasts: Vec::new(),
+            stats: Vec::new(),
             free: Vec::new(),
             children: Children::default(),
             page_size,
@@ -128,40 +128,40 @@ impl Arena {
     }
 
     pub(super) fn add_root(&mut self) -> u32 {
-        self.place(Node::new(NO_NODE, Edge::empty(), 0, 0), Past::default())
+        self.place(Node::new(NO_NODE, Edge::empty(), 0, 0), Stats::default())
     }
 
     /// Adds a node and links it to its parent, under `tag` if that is known.
     #[inline(always)]
     pub(super) fn add(&mut self, parent: u32, tag: Option<u32>, edge: Edge, usage: NodeUse) -> u32 {
-        let past = Past {
+        let stats = Stats {
             created: usage.created,
             priority: usage.priority,
             start_tokens: usage.start_tokens,
             history_tokens: usage.history_tokens,
         };
         let node = Node::new(parent, edge, usage.last_access, usage.hits);
-        let index = self.place(node, past);
+        let index = self.place(node, stats);
         self.link(index, tag);
         index
     }
 
     pub(super) fn usage(&self, index: u32) -> NodeUse {
-        let (node, past) = (&self[index], &self.pasts[index as usize]);
+        let (node, stats) = (&self[index], &self.stats[index as usize]);
         NodeUse {
             last_access: node.last_access,
-            created: past.created,
+            created: stats.created,
             hits: node.hits,
-            priority: past.priority,
-            start_tokens: past.start_tokens,
-            history_tokens: past.history_tokens,
+            priority: stats.priority,
+            start_tokens: stats.start_tokens,
+            history_tokens: stats.history_tokens,
         }
     }
 
-    pub(super) fn used(&mut self, index: u32) -> (&mut Node, &mut Past) {
+    pub(super) fn mark_used(&mut self, index: u32) -> (&mut Node, &mut Stats) {
         let node = &mut self.nodes[index as usize];
         node.is_used_since = true;
-        (node, &mut self.pasts[index as usize])
+        (node, &mut self.stats[index as usize])
     }
 
     /// Removes a root without children.
@@ -225,18 +225,18 @@ impl Arena {
     /// Cuts a node after its first `at` tokens. The upper half is a new node, created `now`; the lower half
     /// keeps the index, and with it locks, children and its place in the eviction order.
     pub(super) fn split(&mut self, lower: u32, at: usize, now: u64) -> u32 {
-        let (node, past) = self.used(lower);
-        let past_of_upper = Past {
+        let (node, stats) = self.mark_used(lower);
+        let upper_stats = Stats {
             created: now,
-            ..*past
+            ..*stats
         };
-        past.start_tokens += at as u32;
+        stats.start_tokens += at as u32;
         let (parent, tag, spot) = (node.parent, node.tag, node.spot);
         let front = node.edge.cut_front(at);
         let mut upper = Node::new(parent, front, node.last_access, node.hits);
         upper.lock_ref = node.lock_ref;
         (upper.tag, upper.spot) = (tag, spot);
-        let upper = self.place(upper, past_of_upper);
+        let upper = self.place(upper, upper_stats);
         self.children.replace(tag, lower, spot, upper);
         self[lower].parent = upper;
         self.link(lower, None);
@@ -271,12 +271,12 @@ impl Arena {
     pub(super) fn prefetch_free(&self) {
         if let Some(&index) = self.free.last() {
             prefetch(&self[index]);
-            prefetch(&self.pasts[index as usize]);
+            prefetch(&self.stats[index as usize]);
         }
     }
 
     #[inline(always)]
-    fn place(&mut self, node: Node, past: Past) -> u32 {
+    fn place(&mut self, node: Node, stats: Stats) -> u32 {
         match self.free.pop() {
             Some(index) => {
                 let before = std::mem::replace(&mut self[index], node);
@@ -286,12 +286,12 @@ impl Arena {
                 );
                 // Skips the drop of an empty edge, which would read memory that is in no CPU cache.
                 std::mem::forget(before);
-                self.pasts[index as usize] = past;
+                self.stats[index as usize] = stats;
                 index
             }
             None => {
                 self.nodes.push(node);
-                self.pasts.push(past);
+                self.stats.push(stats);
                 u32::try_from(self.nodes.len() - 1).expect("there are fewer nodes than page ids")
             }
         }
@@ -343,7 +343,7 @@ mod tests {
         let mut pages = Pages::adopt(PageIds::from_slice(&[PageId::new(1)]), &ledger);
         let tokens = EdgeTokens {
             tokens: page,
-            owner: None,
+            array: None,
         };
         let edge = Edge::new(tokens, &mut pages, 0, arena.page_size);
         let usage = arena.usage(parent);

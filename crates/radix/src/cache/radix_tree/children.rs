@@ -333,12 +333,12 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Kept {
+    struct SpotMap {
         children: Children,
         spots: HashMap<u32, Spot>,
     }
 
-    impl Kept {
+    impl SpotMap {
         fn insert(&mut self, tag: u32, child: u32) {
             let moved = |child, spot| {
                 self.spots.insert(child, spot);
@@ -363,52 +363,52 @@ mod tests {
     fn overflowed_children_are_found_until_they_are_removed() {
         let all: Vec<(u32, u32)> = tags().zip(0..200).collect();
         for step in [1, 7, 63, 199] {
-            let mut kept = Kept::default();
-            all.iter().for_each(|&(tag, child)| kept.insert(tag, child));
+            let mut map = SpotMap::default();
+            all.iter().for_each(|&(tag, child)| map.insert(tag, child));
             let mut left = all.clone();
             for removed in 0..all.len() {
                 let (tag, child) = left.remove(removed * step % left.len());
-                kept.remove(tag, child);
+                map.remove(tag, child);
                 for tag in tags().take(3) {
                     let expected = left.iter().filter(|(of, _)| *of == tag);
                     let expected: Vec<u32> = expected.map(|(_, child)| *child).collect();
-                    assert_eq!(under(&kept.children, tag), expected);
+                    assert_eq!(under(&map.children, tag), expected);
                 }
             }
-            assert_eq!(kept.children.len(), 0);
-            let mut outlines = kept.children.outlines.iter();
+            assert_eq!(map.children.len(), 0);
+            let mut outlines = map.children.outlines.iter();
             assert!(outlines.all(|outline| outline.n_passed() == 0));
         }
     }
 
     #[test]
     fn children_beyond_the_overflow_count_are_found_until_they_are_removed() {
-        let mut kept = Kept::default();
+        let mut map = SpotMap::default();
         for _ in 0..2 {
-            (0..600).for_each(|child| kept.insert(u32::MAX, child));
+            (0..600).for_each(|child| map.insert(u32::MAX, child));
             for removed in 0..600 {
-                kept.remove(u32::MAX, removed);
+                map.remove(u32::MAX, removed);
                 let expected: Vec<u32> = (removed + 1..600).collect();
-                assert_eq!(under(&kept.children, u32::MAX), expected);
+                assert_eq!(under(&map.children, u32::MAX), expected);
             }
-            assert_eq!(kept.children.len(), 0);
+            assert_eq!(map.children.len(), 0);
         }
     }
 
     #[test]
     fn an_overflowed_child_is_replaced_in_its_place() {
         for replaced in [7, 19, 299] {
-            let mut kept = Kept::default();
-            (0..300).for_each(|child| kept.insert(u32::MAX, child));
-            kept.replace(u32::MAX, replaced, 400);
+            let mut map = SpotMap::default();
+            (0..300).for_each(|child| map.insert(u32::MAX, child));
+            map.replace(u32::MAX, replaced, 400);
             let mut expected: Vec<u32> = (0..300).filter(|child| *child != replaced).collect();
             expected.push(400);
-            assert_eq!(under(&kept.children, u32::MAX), expected);
+            assert_eq!(under(&map.children, u32::MAX), expected);
             (0..300)
                 .filter(|child| *child != replaced)
                 .chain([400])
-                .for_each(|child| kept.remove(u32::MAX, child));
-            assert_eq!(kept.children.len(), 0);
+                .for_each(|child| map.remove(u32::MAX, child));
+            assert_eq!(map.children.len(), 0);
         }
     }
 }

@@ -219,9 +219,9 @@ impl RadixTree {
             node.is_queued = true;
             node.is_used_since = false;
             // No policy ranks leaves without a state: they are the first victims.
-            let is_usable = self.is_usable(index);
+            let is_resumable = self.is_resumable(index);
             match &mut self.queues {
-                Some(queues) if is_usable => queues.push(index),
+                Some(queues) if is_resumable => queues.push(index),
                 _ => {
                     let key = self.rank(index);
                     self.victims.push((key, index));

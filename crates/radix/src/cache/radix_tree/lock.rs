@@ -16,13 +16,13 @@ impl RadixTree {
         }
         let mut at = node;
         while !self.arena[at].is_root() {
-            let above = &mut self.arena[at];
-            if above.lock_ref == 0 {
-                self.evictable_tokens -= above.edge.len();
-                self.protected_tokens += above.edge.len();
+            let on_path = &mut self.arena[at];
+            if on_path.lock_ref == 0 {
+                self.evictable_tokens -= on_path.edge.len();
+                self.protected_tokens += on_path.edge.len();
             }
-            above.lock_ref += 1;
-            at = above.parent;
+            on_path.lock_ref += 1;
+            at = on_path.parent;
         }
         self.recount_queued(node);
         if self.windows.is_some() {
@@ -47,16 +47,16 @@ impl RadixTree {
         }
         let mut at = node;
         while !self.arena[at].is_root() {
-            let above = &mut self.arena[at];
-            above.lock_ref = above
+            let on_path = &mut self.arena[at];
+            on_path.lock_ref = on_path
                 .lock_ref
                 .checked_sub(1)
                 .expect("the node counts its locks");
-            if above.lock_ref == 0 {
-                self.protected_tokens -= above.edge.len();
-                self.evictable_tokens += above.edge.len();
+            if on_path.lock_ref == 0 {
+                self.protected_tokens -= on_path.edge.len();
+                self.evictable_tokens += on_path.edge.len();
             }
-            at = above.parent;
+            at = on_path.parent;
         }
         self.recount_queued(node);
         self.offer(node);

@@ -5,14 +5,14 @@ use crate::cache::namespace::Namespace;
 use crate::cache::prefix_cache::LockedPrefix;
 
 impl RadixTree {
-    /// Matches and locks the longest cached prefix of `tokens`, which stays cached until the lock is passed to
-    /// [`unlock`](Self::unlock) or [`checkpoint`](Self::checkpoint).
+    /// Locks the longest cached prefix of `tokens` from which a sequence can resume. It stays cached until the lock is
+    /// passed to [`unlock`](Self::unlock) or [`checkpoint`](Self::checkpoint).
     ///
-    /// Mutates: touches the matched path, may split a node, takes a lock.
+    /// Mutates: touches the matched path, may split a node, takes a lock, postpones the eviction of its window pages.
     pub fn lock_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> LockedPrefix {
         let (node, kv_tokens) = self.match_and_split(namespace, tokens);
-        let (node, tokens) = self.usable(node, kv_tokens);
-        self.raise_worth(node);
+        let (node, tokens) = self.resumable(node, kv_tokens);
+        self.raise_window_priority(node);
         LockedPrefix {
             lock: self.lock_node(node),
             pages: self.page_run(node, 0),
@@ -27,11 +27,11 @@ impl RadixTree {
     /// Mutates: touches the matched path, may split a node. The length may be stale after any other call.
     pub fn touch_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize {
         let (node, tokens) = self.match_and_split(namespace, tokens);
-        self.usable(node, tokens).1
+        self.resumable(node, tokens).1
     }
 
-    /// Touches each key in turn as [`touch_prefix`](Self::touch_prefix) does. Returns each key's matched length and
-    /// path (nodes from the top down) as they are after the last key.
+    /// Touches each key in turn as [`touch_prefix`](Self::touch_prefix) does. Returns each key's length and path
+    /// (nodes from the top down) as they are after the last key.
     pub fn touch_paths<'a>(
         &mut self,
         keys: impl Iterator<Item = (&'a Namespace, &'a [u32])>,
@@ -42,13 +42,13 @@ impl RadixTree {
         let paths = touched.into_iter();
         paths
             .map(|(node, tokens)| {
-                let (node, tokens) = self.usable(node, tokens);
+                let (node, tokens) = self.resumable(node, tokens);
                 (tokens, self.path_to(node))
             })
             .collect()
     }
 
-    /// How much of `tokens` is cached. Mutates nothing: no touch, no split, no lock.
+    /// Length of the longest cached prefix from which a sequence can resume. Does not touch, split or lock nodes.
     pub fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
         let Some(&root) = self.roots.get(namespace) else {
             return 0;

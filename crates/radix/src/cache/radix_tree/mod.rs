@@ -31,7 +31,7 @@ use rustc_hash::FxHashMap;
 use crate::cache::eviction::{EvictionPolicy, NodeUse};
 use crate::cache::namespace::Namespace;
 use crate::pool::pages::{Edge, EdgeTokens, PageRun, PageSize, Pages, PoolLedger};
-use arena::{Arena, NO_NODE, Node, Past};
+use arena::{Arena, NO_NODE, Node, Stats};
 use changes::Changes;
 use evict::Victims;
 use notes::Notes;
@@ -136,10 +136,10 @@ struct KeyUse {
 
 impl KeyUse {
     /// Updates the use counts of a node that ends at `end` in a key of `key_tokens` tokens.
-    fn apply(self, (node, past): (&mut Node, &mut Past), end: usize, key_tokens: usize) {
+    fn apply(self, (node, stats): (&mut Node, &mut Stats), end: usize, key_tokens: usize) {
         node.hits += self.hits(end);
-        past.priority = past.priority.max(self.priority);
-        past.history_tokens = past.history_tokens.max(key_tokens as u32);
+        stats.priority = stats.priority.max(self.priority);
+        stats.history_tokens = stats.history_tokens.max(key_tokens as u32);
     }
 
     fn hits(self, end: usize) -> u32 {
@@ -295,7 +295,7 @@ impl RadixTree {
         root: u32,
         key: &[u32],
         now: u64,
-        mut visit: impl FnMut((&mut Node, &mut Past), usize),
+        mut visit: impl FnMut((&mut Node, &mut Stats), usize),
     ) -> Walk {
         let mut walk = Walk {
             node: root,
@@ -304,7 +304,7 @@ impl RadixTree {
             tag: self.arena.tag_below(root, key),
         };
         while let Some(step) = self.arena.step(walk.node, walk.tag, &key[walk.tokens..]) {
-            let (node, past) = self.arena.used(step.child);
+            let (node, stats) = self.arena.mark_used(step.child);
             walk.tokens += step.common;
             node.last_access = now;
             if step.common < node.edge.len() {
@@ -312,7 +312,7 @@ impl RadixTree {
                 walk.tag = None;
                 break;
             }
-            visit((node, past), walk.tokens);
+            visit((node, stats), walk.tokens);
             (walk.node, walk.tag) = (step.child, step.tag);
         }
         walk
@@ -374,7 +374,7 @@ impl RadixTree {
             Some((child, at)) => {
                 let created = self.tick();
                 let upper = self.split(child, at, created);
-                key_use.apply(self.arena.used(upper), walk.tokens, tokens.len());
+                key_use.apply(self.arena.mark_used(upper), walk.tokens, tokens.len());
                 upper
             }
             None => walk.node,
@@ -388,12 +388,12 @@ impl RadixTree {
             .expect("pages under a lock are in the tree");
         let new = EdgeTokens {
             tokens: &tokens[walk.tokens..],
-            owner: owner.map(|owner| (owner, walk.tokens)),
+            array: owner.map(|owner| (owner, walk.tokens)),
         };
         let edge = Edge::new(new, pages, n_given, self.page_size);
         let leaf = self.add_leaf(deepest, walk.tag, edge, key_use, tokens.len());
         if self.windows.is_some() {
-            self.lower_worth(deepest);
+            self.lower_window_priority(deepest);
         }
         (leaf, walk.tokens)
     }

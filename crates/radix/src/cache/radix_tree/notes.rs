@@ -194,7 +194,7 @@ impl RadixTree {
                 break;
             }
             (at, tag) = (step.child, step.tag);
-            if end > kv_tokens && self.is_usable(at) {
+            if end > kv_tokens && self.is_resumable(at) {
                 return MissingState::PastLimit;
             }
             let states = self.states.as_deref().filter(|_| end <= kv_tokens);
@@ -258,7 +258,7 @@ impl RadixTree {
         if let Some(windows) = &self.windows {
             return self.peek_in_windows(windows, root, key);
         }
-        let (mut node, mut matched, mut usable) = (root, 0, 0);
+        let (mut node, mut matched, mut resumable) = (root, 0, 0);
         let mut tag = self.arena.tag_below(root, key);
         while let Some(step) = self.arena.step(node, tag, &key[matched..]) {
             matched += step.common;
@@ -266,12 +266,12 @@ impl RadixTree {
                 break;
             }
             (node, tag) = (step.child, step.tag);
-            if self.is_usable(node) {
-                usable = matched;
+            if self.is_resumable(node) {
+                resumable = matched;
             }
         }
         match self.states {
-            Some(_) => usable,
+            Some(_) => resumable,
             None => matched,
         }
     }

@@ -146,7 +146,7 @@ impl RadixTree {
         }
         let nodes = self.arena.iter().filter(|(_, node)| !node.is_root());
         let mut nodes: Vec<u32> = nodes.map(|(index, _)| index).collect();
-        // Hashes go from parents to children. Creation order would not: the upper half of a split is the newer node.
+        // A node's hash needs its parent's. The parent may be newer: the upper half of a split is.
         nodes.sort_unstable_by_key(|node| self.arena.usage(*node).start_tokens);
         nodes.iter().for_each(|node| self.hash_path(*node));
         nodes.sort_unstable_by_key(|node| self.arena.usage(*node).created);

@@ -34,7 +34,7 @@ pub(super) struct Saves {
     /// Tokens of all arrays in the queue. An entry may keep the whole array of its request.
     queued_tokens: usize,
     /// The store has stopped: nothing is queued.
-    is_over: bool,
+    is_stopped: bool,
     dropped_tokens: u64,
 }
 
@@ -60,7 +60,7 @@ struct Entry {
 }
 
 /// A node on a path.
-struct Stop {
+struct PathNode {
     node: u32,
     start: usize,
     /// The end of the path's tokens in the node.
@@ -95,7 +95,7 @@ impl Saves {
     }
 
     /// The end of the last whole block within `tokens`.
-    fn whole(&self, tokens: usize) -> usize {
+    fn floor_to_block(&self, tokens: usize) -> usize {
         tokens - tokens % self.rules.block_tokens
     }
 }
@@ -109,7 +109,7 @@ impl RadixTree {
             epoch: 0,
             queue: VecDeque::new(),
             queued_tokens: 0,
-            is_over: false,
+            is_stopped: false,
             dropped_tokens: 0,
         }));
         self
@@ -136,7 +136,7 @@ impl RadixTree {
 
     /// Queues a path that was just published down to `node`. The store has the path's first `stored_tokens`.
     pub(super) fn queue_saves(&mut self, node: u32, key: Key<'_>, stored_tokens: usize) {
-        if self.saves.as_ref().is_none_or(|saves| saves.is_over) {
+        if self.saves.as_ref().is_none_or(|saves| saves.is_stopped) {
             return;
         }
         let Some(mut saves) = self.saves.take() else {
@@ -148,7 +148,7 @@ impl RadixTree {
                 saves.at(above).has_state |= self.end_of(above) == stored_tokens;
             }
         }
-        let end = saves.whole(key.tokens.len());
+        let end = saves.floor_to_block(key.tokens.len());
         // Only a walk finds states that are not stored.
         let may_miss = || self.states.is_some();
         if end > 0 && ((saves.at(node).stored_to as usize) < end || may_miss()) {
@@ -188,7 +188,7 @@ impl RadixTree {
     fn take_path(&self, saves: &mut Saves, entry: &mut Entry, taken: &mut Taken) -> bool {
         let block_tokens = saves.rules.block_tokens;
         let path = self.path_along(&entry.namespace, &entry.tokens[..entry.len]);
-        for Stop { node, start, end } in &path {
+        for PathNode { node, start, end } in &path {
             if self.arena[*node].hits < saves.rules.min_hits {
                 // Deeper nodes have no more hits than this one. The next published path queues them again.
                 return true;
@@ -225,13 +225,13 @@ impl RadixTree {
                 saves.at(*node).has_state = true;
             }
         }
-        let found = path.last().map_or(0, |stop| stop.end);
-        saves.dropped_tokens += saves.whole(entry.len).saturating_sub(found) as u64;
+        let found = path.last().map_or(0, |last| last.end);
+        saves.dropped_tokens += saves.floor_to_block(entry.len).saturating_sub(found) as u64;
         true
     }
 
     /// The nodes along a path, as far as the path is cached. Touches nothing.
-    fn path_along(&self, namespace: &Namespace, tokens: &[u32]) -> Vec<Stop> {
+    fn path_along(&self, namespace: &Namespace, tokens: &[u32]) -> Vec<PathNode> {
         let mut path = Vec::new();
         let Some(&root) = self.roots.get(namespace) else {
             return path;
@@ -240,7 +240,7 @@ impl RadixTree {
         let mut tag = self.arena.tag_below(root, tokens);
         while let Some(step) = self.arena.step(at, tag, &tokens[start..]) {
             let end = start + step.common;
-            path.push(Stop {
+            path.push(PathNode {
                 node: step.child,
                 start,
                 end,
@@ -293,8 +293,8 @@ impl Saves {
             return;
         }
         self.epoch = self.epoch.wrapping_add(1);
-        self.is_over = account == SaveAccount::End;
-        if self.is_over {
+        self.is_stopped = account == SaveAccount::End;
+        if self.is_stopped {
             self.clear();
         }
     }
@@ -320,7 +320,7 @@ impl Saves {
         let n_tokens = key.owner.map_or(len, |owner| owner.len());
         let queued_tokens = self.queued_tokens.saturating_add(n_tokens);
         if self.queue.len() >= MAX_QUEUED || queued_tokens > MAX_QUEUED_TOKENS {
-            self.dropped_tokens += self.whole(len) as u64;
+            self.dropped_tokens += self.floor_to_block(len) as u64;
             return;
         }
         self.queued_tokens = queued_tokens;

@@ -24,7 +24,7 @@ pub(super) struct States {
     /// Nodes whose states rows of the current plan start from. The states are kept until the plan is made.
     sources: Vec<u32>,
     /// Nodes at which prompts of the current plan have anchors. Their states are not dropped for a copy.
-    named: Vec<u32>,
+    anchored: Vec<u32>,
     /// Nodes whose state was dropped for another.
     thinned: FxHashSet<u32>,
     /// States that their nodes have lost, until the caller returns them to the pool.
@@ -53,12 +53,12 @@ impl States {
         self.thinned.contains(&node)
     }
 
-    fn takes(&self, thinning: Thinning, (node, kept): (&u32, &NodeState)) -> bool {
+    fn drops(&self, thinning: Thinning, (node, kept): (&u32, &NodeState)) -> bool {
         let is_kept = match thinning {
             Thinning::Later => self.pinned.contains_key(node),
             _ => self.is_kept(*node),
         };
-        !is_kept && thinning.takes(kept.reason, self.named.contains(node))
+        !is_kept && thinning.drops(kept.reason, self.anchored.contains(node))
     }
 
     pub(super) fn drop_state(&mut self, node: u32) {
@@ -76,7 +76,7 @@ impl States {
 
     fn forget_plan(&mut self) {
         self.sources.clear();
-        self.named.clear();
+        self.anchored.clear();
     }
 
     pub(super) fn clear(&mut self) {
@@ -107,9 +107,9 @@ impl RadixTree {
     }
 
     /// The deepest node on the path of a match of `tokens` tokens that a sequence can resume from, and its end.
-    pub(super) fn usable(&self, node: u32, tokens: usize) -> (u32, usize) {
+    pub(super) fn resumable(&self, node: u32, tokens: usize) -> (u32, usize) {
         if let Some(windows) = &self.windows {
-            return self.usable_in_windows(windows, node);
+            return self.resumable_in_windows(windows, node);
         }
         let Some(states) = &self.states else {
             return (node, tokens);
@@ -130,7 +130,7 @@ impl RadixTree {
     }
 
     /// Whether a sequence can resume from the end of a node.
-    pub(super) fn is_usable(&self, node: u32) -> bool {
+    pub(super) fn is_resumable(&self, node: u32) -> bool {
         self.states.as_ref().is_none_or(|states| states.has(node))
     }
 
@@ -251,7 +251,7 @@ impl RadixTree {
                 if anchors.iter().any(is_anchor) {
                     kept.last_used = now;
                     kept.is_passed = false;
-                    states.named.push(at);
+                    states.anchored.push(at);
                 } else {
                     // Rows of this plan that start from the state may become branches, but have no nodes yet.
                     kept.is_passed = !is_branch && !states.sources.contains(&at);
@@ -277,11 +277,11 @@ impl RadixTree {
         }
     }
 
-    /// Keeps the state at the end of a pinned prefix, unless pins already keep `most` other states.
-    pub fn pin_state(&mut self, lock: &NodeLock, most: usize) {
+    /// Keeps the state at the end of a pinned prefix, unless pins already keep `max_pinned` other states.
+    pub fn pin_state(&mut self, lock: &NodeLock, max_pinned: usize) {
         if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
             && states.has(node)
-            && (states.pinned.contains_key(&node) || states.pinned.len() < most)
+            && (states.pinned.contains_key(&node) || states.pinned.len() < max_pinned)
         {
             *states.pinned.entry(node).or_default() += 1;
         }
@@ -306,7 +306,7 @@ impl RadixTree {
             return 0;
         };
         let matching = states.nodes.iter();
-        matching.filter(|one| states.takes(thinning, *one)).count()
+        matching.filter(|one| states.drops(thinning, *one)).count()
     }
 
     /// Drops `n` states, or as many as it can; their pages stay.
@@ -331,7 +331,7 @@ impl RadixTree {
         let states = self.states.as_deref()?;
         let droppable = || {
             let all = states.nodes.iter();
-            all.filter(|one| states.takes(thinning, *one))
+            all.filter(|one| states.drops(thinning, *one))
         };
         let rank = |kept: &NodeState| {
             let age = (self.clock.saturating_sub(kept.last_used) + 1).ilog2();
@@ -341,17 +341,17 @@ impl RadixTree {
         let first = droppable().map(|(_, kept)| rank(kept)).max()?;
         let oldest = droppable().filter(|(_, kept)| rank(kept) == first);
         let order = |(node, kept): &(&u32, &NodeState)| {
-            let is_named = states.named.contains(node);
+            let is_anchored = states.anchored.contains(node);
             let is_grid = kept.reason == SaveReason::Grid;
             let distance = self.distance_to_state_above(**node);
-            (is_named, !is_grid, distance, **node)
+            (is_anchored, !is_grid, distance, **node)
         };
         oldest.min_by_key(order).map(|(node, _)| *node)
     }
 
     /// Tokens whose computation the state of a node saves.
     fn distance_to_state_above(&self, node: u32) -> usize {
-        let (_, end) = self.usable(self.arena[node].parent, 0);
+        let (_, end) = self.resumable(self.arena[node].parent, 0);
         self.end_of(node) - end
     }
 

@@ -22,7 +22,7 @@ pub(super) struct Windows {
     window: Window,
     nodes: FxHashMap<u32, NodeWindow>,
     /// Evictable nodes, in order.
-    order: BTreeSet<(Worth, u32)>,
+    order: BTreeSet<(WindowPriority, u32)>,
     /// Pages that their nodes have lost, until the caller returns them to the pool.
     freed: PageIds,
     evictable_pages: usize,
@@ -35,11 +35,11 @@ struct NodeWindow {
     pages: Vec<PageId>,
     /// Locks that keep the pages; counted also if the node has none.
     locks: u32,
-    worth: Worth,
+    priority: WindowPriority,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Worth {
+struct WindowPriority {
     place: Place,
     /// A reading of the tree's clock.
     last_used: u64,
@@ -83,7 +83,7 @@ impl Windows {
         match (held.pages.len(), held.locks) {
             (0, _) => (),
             (n_pages, 0) => {
-                self.order.remove(&(held.worth, node));
+                self.order.remove(&(held.priority, node));
                 self.evictable_pages -= n_pages;
             }
             (n_pages, _) => self.protected_pages -= n_pages,
@@ -95,7 +95,7 @@ impl Windows {
             }
             (0, _) => (),
             (n_pages, 0) => {
-                self.order.insert((held.worth, node));
+                self.order.insert((held.priority, node));
                 self.evictable_pages += n_pages;
             }
             (n_pages, _) => self.protected_pages += n_pages,
@@ -161,7 +161,7 @@ impl RadixTree {
     }
 
     /// The deepest node on the path down to `node` from whose end a sequence can resume, and that end.
-    pub(super) fn usable_in_windows(&self, windows: &Windows, node: u32) -> (u32, usize) {
+    pub(super) fn resumable_in_windows(&self, windows: &Windows, node: u32) -> (u32, usize) {
         let mut candidate = node;
         while candidate != NO_NODE && !self.arena[candidate].is_root() {
             let end = self.end_of(candidate);
@@ -182,7 +182,7 @@ impl RadixTree {
 
     /// Tokens of `key` after which a sequence could resume, even without a node that ends there.
     pub(super) fn peek_in_windows(&self, windows: &Windows, root: u32, key: &[u32]) -> usize {
-        let (mut node, mut matched, mut usable) = (root, 0, 0);
+        let (mut node, mut matched, mut resumable) = (root, 0, 0);
         // Start of the contiguous window pages that reach the end of the match.
         let mut first = 0;
         let mut tag = self.arena.tag_below(root, key);
@@ -192,14 +192,14 @@ impl RadixTree {
                 first = end;
             }
             if windows.window.start_of(end) >= first {
-                usable = end;
+                resumable = end;
             }
             if step.common < self.arena[step.child].edge.len() {
                 break;
             }
             (node, tag, matched) = (step.child, step.tag, end);
         }
-        usable
+        resumable
     }
 
     pub(super) fn split_windows(&mut self, upper: u32, lower: u32) {
@@ -249,9 +249,9 @@ impl RadixTree {
         }
     }
 
-    /// Raises the worth of the window pages before the end of a node from which prompts resume or are likely to resume.
-    /// The end of a prefill chunk is no such position.
-    pub(super) fn raise_worth(&mut self, node: u32) {
+    /// Evicts the window pages before the end of a node later, because prompts resume there or are likely to. The end
+    /// of a prefill chunk is no such position.
+    pub(super) fn raise_window_priority(&mut self, node: u32) {
         if self.windows.is_none() || node == NO_NODE || self.arena[node].is_root() {
             return;
         }
@@ -262,20 +262,20 @@ impl RadixTree {
         };
         for at in self.tail_of(node) {
             self.change_windows(at, |held| {
-                let place = place.max(held.worth.place);
-                held.worth = Worth { place, last_used };
+                let place = place.max(held.priority.place);
+                held.priority = WindowPriority { place, last_used };
             });
         }
     }
 
-    /// Lowers the worth of the window pages before a node that is no longer the end of a path.
-    pub(super) fn lower_worth(&mut self, node: u32) {
+    /// Evicts the window pages before the end of a node earlier, because the node no longer ends a path.
+    pub(super) fn lower_window_priority(&mut self, node: u32) {
         if self.windows.is_none() || self.arena[node].is_root() || self.arena[node].n_children > 1 {
             return;
         }
         for at in self.tail_of(node) {
             self.change_windows(at, |held| {
-                held.worth.place = held.worth.place.min(Place::Boundary);
+                held.priority.place = held.priority.place.min(Place::Boundary);
             });
         }
     }
@@ -347,7 +347,7 @@ impl RadixTree {
                 let now = self.clock;
                 self.change_windows(at, |held| {
                     held.pages = ids.into_vec();
-                    held.worth.last_used = now;
+                    held.priority.last_used = now;
                 });
             }
             (at, end) = (self.arena[at].parent, from);
@@ -375,7 +375,7 @@ impl RadixTree {
             if let Some(tokens) = key.tokens.get(..self.page_size.floor(*boundary)) {
                 let key = Key { tokens, ..key };
                 let (node, _) = self.insert_key(key, 0, &mut Pages::empty(), uncounted);
-                self.raise_worth(node);
+                self.raise_window_priority(node);
             }
         }
     }
@@ -437,13 +437,13 @@ impl RadixTree {
                 0 => evictable += n_held,
                 _ => protected += n_held,
             }
-            let may_go = n_held > 0 && held.locks == 0;
-            if may_go != windows.order.contains(&(held.worth, node)) {
+            let is_evictable = n_held > 0 && held.locks == 0;
+            if is_evictable != windows.order.contains(&(held.priority, node)) {
                 return Err(format!(
                     "the window pages of node {node} have a wrong entry in the eviction order"
                 ));
             }
-            ordered += usize::from(may_go);
+            ordered += usize::from(is_evictable);
         }
         let kept = (
             windows.evictable_pages,

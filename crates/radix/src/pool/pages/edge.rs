@@ -28,15 +28,15 @@ pub(crate) enum EdgeBuffer {
 #[derive(Debug)]
 pub(crate) struct LongEdge {
     /// An array with the tokens, possibly a request's.
-    owner: Arc<[u32]>,
-    /// The edge's range of the owner's tokens.
+    array: Arc<[u32]>,
+    /// The edge's range of the array.
     range: Range<u32>,
     pages: PageIds,
 }
 
 impl LongEdge {
     fn tokens(&self) -> &[u32] {
-        &self.owner[self.range.start as usize..self.range.end as usize]
+        &self.array[self.range.start as usize..self.range.end as usize]
     }
 }
 
@@ -44,17 +44,17 @@ impl LongEdge {
 pub(crate) struct EdgeTokens<'a> {
     pub tokens: &'a [u32],
     /// An array that holds `tokens` from this index on, and that the edge may keep.
-    pub owner: Option<(&'a Arc<[u32]>, usize)>,
+    pub array: Option<(&'a Arc<[u32]>, usize)>,
 }
 
 impl EdgeTokens<'_> {
     /// An array with little more than the tokens, and their index in it.
-    fn to_owner(self) -> (Arc<[u32]>, usize) {
+    fn to_array(self) -> (Arc<[u32]>, usize) {
         let n_tokens = self.tokens.len();
-        match self.owner {
-            Some((owner, at)) if (owner.len() - n_tokens) * MAX_WASTE <= owner.len() => {
-                debug_assert_eq!(&owner[at..at + n_tokens], self.tokens);
-                (owner.clone(), at)
+        match self.array {
+            Some((array, at)) if (array.len() - n_tokens) * MAX_WASTE <= array.len() => {
+                debug_assert_eq!(&array[at..at + n_tokens], self.tokens);
+                (array.clone(), at)
             }
             _ => (Arc::from(self.tokens), 0),
         }
@@ -79,10 +79,10 @@ impl EdgeBuffer {
         if pages.capacity() > pages.len() + pages.len() / MAX_WASTE {
             pages.shrink_to_fit();
         }
-        let (owner, at) = tokens.to_owner();
+        let (array, at) = tokens.to_array();
         let range = at as u32..(at + tokens.tokens.len()) as u32;
         Self::Long(Some(Arc::new(LongEdge {
-            owner,
+            array,
             range,
             pages,
         })))
@@ -268,8 +268,8 @@ impl Edge {
         let pages = self.buffer.page_range(0..self.end, page_size);
         let ids: PageIds = self.buffer.ids(pages).collect();
         Some(if used > LONG_TOKENS {
-            let owner = None;
-            EdgeBuffer::long(EdgeTokens { tokens, owner }, ids)
+            let array = None;
+            EdgeBuffer::long(EdgeTokens { tokens, array }, ids)
         } else {
             EdgeBuffer::short(tokens, &ids)
         })

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::PageSize;
 
-/// Counts the leaks of one pool. It is closed when the pool itself is torn down: later drops are not leaks.
+/// Counts the leaks of one pool. The ledger is closed before the pool is torn down: later drops are not leaks.
 #[derive(Debug)]
 pub struct PoolLedger {
     page_size: PageSize,

@@ -85,7 +85,7 @@ impl RowWindows {
     }
 }
 
-/// Cached window pages of a sequence, from page index `from` on. Valid as long as a [`PageRun`].
+/// Cached window pages of a sequence, from page index `from` on. Valid while the lock taken with them lives.
 #[derive(Clone, Debug, Default)]
 pub struct WindowRun {
     /// Index of the first page.
@@ -93,7 +93,7 @@ pub struct WindowRun {
     pub pages: PageRun,
 }
 
-/// How far back sliding-window layers attend, in pages. A query "sees" the tokens in its window.
+/// The window of sliding-window layers, and the size of their pages. A query "sees" the tokens in its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Tokens that a query sees, including its own.

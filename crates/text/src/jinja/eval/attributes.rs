@@ -236,7 +236,7 @@ impl Interpreter<'_> {
         )
     }
 
-    pub(in super::super) fn limits_output(&self) -> usize {
+    pub(in super::super) fn max_output_bytes(&self) -> usize {
         self.limits.output_bytes
     }
 }

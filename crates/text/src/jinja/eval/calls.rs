@@ -134,9 +134,9 @@ impl<'t> Interpreter<'t> {
         if takes_varargs {
             inner.set("varargs", Value::tuple(rest)?);
         } else if !rest.is_empty() {
-            let most = body.parameters.len();
+            let max = body.parameters.len();
             return Fault::other(format!(
-                "macro '{named}' takes not more than {most} argument(s)"
+                "macro '{named}' takes not more than {max} argument(s)"
             ));
         }
         self.captured(|out| self.run(&body.body, &inner, out).map(|_| ()))

@@ -56,17 +56,17 @@ pub(in super::super) fn slice_indices(parts: &[Value; 3], len: usize) -> Result<
         return Fault::other("slice step cannot be zero");
     }
     let len = len as i64;
-    let (least, most) = if step > 0 { (0, len) } else { (-1, len - 1) };
+    let (min, max) = if step > 0 { (0, len) } else { (-1, len - 1) };
     let clip = |place: i64| {
         let place = if place < 0 {
             place.saturating_add(len)
         } else {
             place
         };
-        place.clamp(least, most)
+        place.clamp(min, max)
     };
-    let start = number(&parts[0])?.map_or(if step > 0 { least } else { most }, clip);
-    let stop = number(&parts[1])?.map_or(if step > 0 { most } else { least }, clip);
+    let start = number(&parts[0])?.map_or(if step > 0 { min } else { max }, clip);
+    let stop = number(&parts[1])?.map_or(if step > 0 { max } else { min }, clip);
     let distance = if step > 0 { stop - start } else { start - stop };
     let count = if distance > 0 {
         (distance as u64 - 1) / step.unsigned_abs() + 1

@@ -16,7 +16,7 @@ impl Interpreter<'_> {
         let mut style = Style {
             is_ascii: ascii.is_some_and(|ascii| self.truth(&ascii)),
             sorts_keys: sorts.is_some_and(|sorts| self.truth(&sorts)),
-            limit: self.limits_output(),
+            limit: self.max_output_bytes(),
             ..Style::default()
         };
         style.indent = match indent {

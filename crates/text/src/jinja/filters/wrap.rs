@@ -14,7 +14,7 @@ impl Interpreter<'_> {
             "wrapstring",
             "break_on_hyphens",
         ];
-        let [width, long, between, hyphens] = args.bind("wordwrap", names, 0)?;
+        let [width, long, separator, hyphens] = args.bind("wordwrap", names, 0)?;
         let width = width.map_or(Ok(79), |width| self.whole(&width))?;
         let Some(width) = usize::try_from(width).ok().filter(|width| *width > 0) else {
             return Fault::other(format!("invalid width {width} (must be > 0)"));
@@ -24,17 +24,17 @@ impl Interpreter<'_> {
             breaks_long: long.is_none_or(|long| self.truth(&long)),
             breaks_hyphens: hyphens.is_none_or(|hyphens| self.truth(&hyphens)),
         };
-        let between = match between {
+        let separator = match separator {
             None | Some(Value::None) => Value::text("\n"),
-            Some(between) => between,
+            Some(separator) => separator,
         };
-        let between = self.text_of(&between)?;
+        let separator = self.text_of(&separator)?;
         let text = self.text_of(value)?;
-        self.check_allocation(between.len() + 1, text.len())?;
+        self.check_allocation(separator.len() + 1, text.len())?;
         let wrapped = lines(text, false)
             .into_iter()
-            .map(|line| wrap.line(line).join(between));
-        Ok(Value::text(wrapped.collect::<Vec<_>>().join(between)))
+            .map(|line| wrap.line(line).join(separator));
+        Ok(Value::text(wrapped.collect::<Vec<_>>().join(separator)))
     }
 }
 

@@ -176,7 +176,7 @@ impl Interpreter<'_> {
         conversion: &Conversion,
     ) -> Result<(String, String)> {
         let cut = |text: String| match conversion.precision {
-            Some(most) => text.chars().take(most).collect(),
+            Some(max) => text.chars().take(max).collect(),
             None => text,
         };
         let sign = |is_negative: bool| {

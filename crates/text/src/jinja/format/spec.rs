@@ -108,7 +108,7 @@ fn format_text(text: &str, spec: &Spec) -> Result<String> {
         return Fault::other("'=' alignment not allowed in string format specifier");
     }
     let text: String = match spec.precision {
-        Some(most) => text.chars().take(most).collect(),
+        Some(max) => text.chars().take(max).collect(),
         None => text.to_owned(),
     };
     let fill = spec.fill.unwrap_or(if spec.has_zeros { '0' } else { ' ' });

@@ -2,14 +2,14 @@
 
 use super::super::characters::{is_alnum, is_blank};
 
-/// Splits a text at a separator, at most `most` times, from the start or from the end.
+/// Splits a text at a separator, at most `max` times, from the start or from the end.
 pub(super) fn split<'a>(
     text: &'a str,
     separator: &str,
-    most: usize,
+    max: usize,
     from_end: bool,
 ) -> Vec<&'a str> {
-    let pieces = most.saturating_add(1);
+    let pieces = max.saturating_add(1);
     if from_end {
         let mut parts: Vec<&str> = text.rsplitn(pieces, separator).collect();
         parts.reverse();
@@ -20,16 +20,16 @@ pub(super) fn split<'a>(
 }
 
 /// Splits a text at runs of white space.
-pub(super) fn split_blank(text: &str, most: usize, from_end: bool) -> Vec<&str> {
+pub(super) fn split_blank(text: &str, max: usize, from_end: bool) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = text.trim_matches(is_blank);
-    if most == 0 || !from_end {
+    if max == 0 || !from_end {
         rest = text.trim_start_matches(is_blank);
     }
     if from_end {
         rest = text.trim_end_matches(is_blank);
         while !rest.is_empty() {
-            match rest.rfind(is_blank).filter(|_| parts.len() < most) {
+            match rest.rfind(is_blank).filter(|_| parts.len() < max) {
                 Some(at) => {
                     let width = rest[at..].chars().next().map_or(0, char::len_utf8);
                     parts.push(&rest[at + width..]);
@@ -45,7 +45,7 @@ pub(super) fn split_blank(text: &str, most: usize, from_end: bool) -> Vec<&str> 
         return parts;
     }
     while !rest.is_empty() {
-        match rest.find(is_blank).filter(|_| parts.len() < most) {
+        match rest.find(is_blank).filter(|_| parts.len() < max) {
             Some(at) => {
                 parts.push(&rest[..at]);
                 rest = rest[at..].trim_start_matches(is_blank);

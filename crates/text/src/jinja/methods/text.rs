@@ -31,8 +31,8 @@ impl Interpreter<'_> {
                 like(self.stripped(text, chars.as_ref(), name != "rstrip", name != "lstrip")?)
             }
             "split" | "rsplit" => {
-                let [separator, most] = args.bind(name, ["sep", "maxsplit"], 0)?;
-                self.split_text(value, text, separator, most, name == "rsplit")
+                let [separator, max] = args.bind(name, ["sep", "maxsplit"], 0)?;
+                self.split_text(value, text, separator, max, name == "rsplit")
             }
             "splitlines" => self.split_lines(value, text, args),
             "partition" | "rpartition" => self.partition(value, text, args, name == "rpartition"),
@@ -155,16 +155,16 @@ impl Interpreter<'_> {
         value: &Value,
         text: &str,
         separator: Option<Value>,
-        most: Option<Value>,
+        max: Option<Value>,
         from_end: bool,
     ) -> Result<Value> {
-        let most = most.map_or(Ok(-1), |most| self.whole(&most))?;
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let max = max.map_or(Ok(-1), |max| self.whole(&max))?;
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
         let parts = match separator {
-            None | Some(Value::None) => split_blank(text, most, from_end),
+            None | Some(Value::None) => split_blank(text, max, from_end),
             Some(separator) => match self.text_of(&separator)? {
                 "" => return Fault::other("empty separator"),
-                separator => split(text, separator, most, from_end),
+                separator => split(text, separator, max, from_end),
             },
         };
         self.texts(value, parts)
@@ -215,8 +215,8 @@ impl Interpreter<'_> {
         new: &str,
         count: i64,
     ) -> Result<String> {
-        let most = usize::try_from(count).unwrap_or(usize::MAX);
-        let found = text.matches(old).take(most).count();
+        let max = usize::try_from(count).unwrap_or(usize::MAX);
+        let found = text.matches(old).take(max).count();
         self.check_memory(text.len())?;
         self.check_allocation(new.len(), found)?;
         Ok(text.replacen(old, new, found))

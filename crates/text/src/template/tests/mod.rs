@@ -352,7 +352,7 @@ fn a_long_chat_stays_within_the_bounds() {
 }
 
 #[test]
-fn a_malicious_template_ends_with_an_error() {
+fn hostile_and_broken_templates_end_with_an_error() {
     let chat = json!([say("user", "a")]);
     for (source, words) in [
         (

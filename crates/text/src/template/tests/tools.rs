@@ -1,4 +1,4 @@
-//! Tests that templates see a request's tools unchanged.
+//! Tests of a request's tools as templates see them.
 
 use super::*;
 

@@ -80,9 +80,9 @@ pub struct ModelCost {
     state_ops: u64,
 }
 
-/// The tokens of one sequence in a step; the logits of the last one are sampled.
+/// A sequence in a step; the logits of its last token are sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct Sequence {
     /// Tokens whose keys and values are cached.
     pub cached_tokens: u64,
     pub new_tokens: u64,
@@ -174,7 +174,7 @@ impl ModelCost {
     }
 
     /// The operations of products with weights, by kind of product.
-    pub fn weight_ops(&self, step: &[Extent]) -> [u64; 4] {
+    pub fn weight_ops(&self, step: &[Sequence]) -> [u64; 4] {
         let tokens = new_tokens(step);
         let (layers, head) = (
             self.layer_elements.to_array(),
@@ -185,30 +185,30 @@ impl ModelCost {
         })
     }
 
-    fn weight_seconds(&self, step: &[Extent], peak: &Peak) -> f64 {
+    fn weight_seconds(&self, step: &[Sequence], peak: &Peak) -> f64 {
         let ops = self.weight_ops(step).into_iter();
         let rates = peak.weight_ops_per_s.to_array();
         ops.zip(rates).map(|(ops, rate)| ops as f64 / rate).sum()
     }
 
-    pub fn attention_ops(&self, step: &[Extent]) -> u64 {
-        let ops = |extent: &Extent| -> u64 {
+    pub fn attention_ops(&self, step: &[Sequence]) -> u64 {
+        let ops = |sequence: &Sequence| -> u64 {
             let layers = self.attention.iter();
-            layers.map(|layer| layer.elements(*extent)).sum()
+            layers.map(|layer| layer.elements(*sequence)).sum()
         };
         OPS_PER_ELEMENT * step.iter().map(ops).sum::<u64>()
     }
 
-    pub fn state_ops(&self, step: &[Extent]) -> u64 {
+    pub fn state_ops(&self, step: &[Sequence]) -> u64 {
         self.state_ops * new_tokens(step)
     }
 
     /// Bytes of weights, keys and values that the step reads, and of states, which it reads and writes. Keys and values
     /// shared by sequences count once per sequence.
-    pub fn bytes(&self, step: &[Extent]) -> u64 {
-        let kv = |extent: &Extent| -> u64 {
+    pub fn bytes(&self, step: &[Sequence]) -> u64 {
+        let kv = |sequence: &Sequence| -> u64 {
             let layers = self.attention.iter();
-            layers.map(|layer| layer.bytes(*extent)).sum()
+            layers.map(|layer| layer.bytes(*sequence)).sum()
         };
         let tokens = new_tokens(step);
         let states = 2 * self.state_bytes * step.len() as u64;
@@ -223,7 +223,7 @@ impl ModelCost {
     }
 
     /// The least time of the step in seconds: of reading or of computing, whichever takes longer.
-    pub fn step_seconds(&self, step: &[Extent], peak: &Peak) -> f64 {
+    pub fn step_seconds(&self, step: &[Sequence], peak: &Peak) -> f64 {
         let reading = self.bytes(step) as f64 / peak.read_bytes_per_s;
         let computing = self.weight_seconds(step, peak)
             + self.attention_ops(step) as f64 / peak.attention_ops_per_s
@@ -240,16 +240,16 @@ impl ModelCost {
         peak: &Peak,
     ) -> f64 {
         let step = |generated: u64| {
-            let extent = Extent {
+            let sequence = Sequence {
                 cached_tokens: prompt_tokens + generated,
                 new_tokens: 1,
             };
-            self.step_seconds(&vec![extent; streams as usize], peak)
+            self.step_seconds(&vec![sequence; streams as usize], peak)
         };
         (0..output_tokens.saturating_sub(1)).map(step).sum()
     }
 }
 
-fn new_tokens(step: &[Extent]) -> u64 {
-    step.iter().map(|extent| extent.new_tokens).sum()
+fn new_tokens(step: &[Sequence]) -> u64 {
+    step.iter().map(|sequence| sequence.new_tokens).sum()
 }

@@ -17,12 +17,12 @@ use floors::Peak;
 use gpu::GpuRates;
 
 /// Least size assumed for the last-level cache: some systems report a smaller size or none.
-const LEAST_CACHE_BYTES: u64 = 32 << 20;
+const MIN_CACHE_BYTES: u64 = 32 << 20;
 /// Buffer size as a multiple of the last-level cache: no pass finds data of the previous pass in the cache.
 const CACHES: u64 = 16;
-const LARGEST_BUFFER_BYTES: u64 = 2 << 30;
-/// The buffer takes at most `1 / LARGEST_SHARE` of the available memory.
-const LARGEST_SHARE: u64 = 8;
+const MAX_BUFFER_BYTES: u64 = 2 << 30;
+/// The buffer takes at most `1 / MEMORY_SHARE` of the available memory.
+const MEMORY_SHARE: u64 = 8;
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rates {
@@ -32,7 +32,7 @@ pub struct Rates {
     pub f32_ops_per_s: f64,
     /// Operations per second of `vdpbf16ps`, or of AMX's `tdpbf16ps` if that is faster; `None` if the CPU has neither.
     pub bf16_ops_per_s: Option<f64>,
-    /// Operations per second of `vpdpbusd`, or of AMX's `tdpbsud` if that is faster; `None` if the CPU has neither.
+    /// Operations per second of `vpdpbusd` or AMX's `tdpbsud`, the faster one, else of `vpmaddwd`; `None` without AVX2.
     pub int8_ops_per_s: Option<f64>,
     /// Operations per second with block-quantised weights: of `vpdpbusd`, or else `vpmaddubsw`; `None` without AVX2.
     pub block_ops_per_s: Option<f64>,
@@ -134,7 +134,7 @@ impl Machine {
 }
 
 /// Speed of `vpmaddubsw` relative to `vpmaddwd`, in multiplied numbers.
-const PRODUCTS_OF_BYTES: f64 = 2.0;
+const MADDUBS_SPEEDUP: f64 = 2.0;
 
 /// Measures the rates of the machine's best instructions, whatever kernels the engine uses.
 fn rates(memory: &ReadProbe, threads: usize) -> Rates {
@@ -150,7 +150,7 @@ fn rates(memory: &ReadProbe, threads: usize) -> Rates {
         f32_ops_per_s: rate(Arithmetic::F32).unwrap_or_default(),
         bf16_ops_per_s: best(rate(Arithmetic::Bf16Dot), rate(Arithmetic::Bf16Tiles)),
         int8_ops_per_s: best(int8_dot, rate(Arithmetic::Int8Tiles)).or(shorts),
-        block_ops_per_s: int8_dot.or(shorts.map(|rate| PRODUCTS_OF_BYTES * rate)),
+        block_ops_per_s: int8_dot.or(shorts.map(|rate| MADDUBS_SPEEDUP * rate)),
     }
 }
 
@@ -206,9 +206,9 @@ impl Rates {
 }
 
 fn buffer_bytes(cache_bytes: u64, available_bytes: u64) -> u64 {
-    let wish = cache_bytes.max(LEAST_CACHE_BYTES).saturating_mul(CACHES);
-    wish.min(LARGEST_BUFFER_BYTES)
-        .min(available_bytes / LARGEST_SHARE)
+    let size = cache_bytes.max(MIN_CACHE_BYTES).saturating_mul(CACHES);
+    size.min(MAX_BUFFER_BYTES)
+        .min(available_bytes / MEMORY_SHARE)
 }
 
 /// The largest cache of the first core as Linux reports it; 0 on other systems.

@@ -5,8 +5,8 @@ use souffleur::engine::EngineHandle;
 
 use super::streams::{self, Stream, decoded};
 use super::waits::StepWaits;
-use crate::cli::bench::offline::load::{KEPT_TOKENS, Load, longest_prompt};
-use crate::cli::bench::offline::machine::floors::{Extent, ModelCost, Peak};
+use crate::cli::bench::offline::load::{FREE_TOKENS, Load, longest_prompt};
+use crate::cli::bench::offline::machine::floors::{ModelCost, Peak, Sequence};
 use crate::cli::bench::offline::machine::{Machine, MachineRates};
 use crate::cli::bench::offline::report::rows::Sample;
 use crate::cli::bench::offline::subject::Subject;
@@ -51,7 +51,7 @@ impl<'a> Bench<'a> {
         let model = self.engine.model();
         let (running, pool) = (model.max_running_requests, model.max_total_tokens);
         let reason = |load: &Load| {
-            let tokens = load.prompt_tokens as usize + load.output_tokens as usize + KEPT_TOKENS;
+            let tokens = load.prompt_tokens as usize + load.output_tokens as usize + FREE_TOKENS;
             let needed = load.streams as usize * tokens.next_multiple_of(model.page_size);
             if load.streams as usize > running {
                 Some(format!(
@@ -114,7 +114,7 @@ fn rate(load: Load, streams: &[Stream], cost: &ModelCost, peak: &Peak) -> Option
     let (value, floor) = match load.output_tokens {
         1 => {
             let took = streams.iter().map(Stream::first_token).max()?;
-            let prefill = Extent {
+            let prefill = Sequence {
                 cached_tokens: 0,
                 new_tokens: u64::from(load.prompt_tokens),
             };
@@ -128,11 +128,11 @@ fn rate(load: Load, streams: &[Stream], cost: &ModelCost, peak: &Peak) -> Option
         output_tokens => {
             let decoded = decoded(streams)?;
             let (prompt, output) = (u64::from(load.prompt_tokens), u64::from(output_tokens));
-            let least = cost.decode_seconds(u64::from(load.streams), prompt, output, peak);
+            let min_seconds = cost.decode_seconds(u64::from(load.streams), prompt, output, peak);
             let tokens = u64::from(load.streams) * (output - 1);
             (
                 f64::from(decoded.tokens) / decoded.seconds,
-                tokens as f64 / least,
+                tokens as f64 / min_seconds,
             )
         }
     };

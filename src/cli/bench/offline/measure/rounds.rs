@@ -8,7 +8,7 @@ use crate::cli::bench::offline::load::Load;
 use crate::cli::bench::offline::report::record::Record;
 use crate::cli::bench::offline::report::rows::{Row, Sample, Unit};
 use crate::cli::failure::Failure;
-use crate::cli::output::record::keep;
+use crate::cli::output::record::save_progress;
 
 const WARM_UP: Load = Load {
     streams: 2,
@@ -40,7 +40,7 @@ pub async fn run(
                 .and_then(|(before, after)| after.share_since(before));
             waits.extend(share.map(|share| Sample::of_cost(share, None)));
             record.rows = rows(loads, &taken);
-            keep(record, json)?;
+            save_progress(record, json)?;
         }
     }
     Ok(())

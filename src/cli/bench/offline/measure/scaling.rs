@@ -5,7 +5,7 @@ use super::streams;
 use crate::cli::bench::offline::args::OfflineArgs;
 use crate::cli::bench::offline::load::{Load, first, longest_prompt};
 use crate::cli::bench::offline::machine::MachineRates;
-use crate::cli::bench::offline::machine::floors::Extent;
+use crate::cli::bench::offline::machine::floors::Sequence;
 use crate::cli::bench::offline::report::rows::{Row, Unit};
 use crate::cli::bench::offline::report::scaling::{ContextCost, Scaling};
 use crate::cli::failure::Failure;
@@ -112,8 +112,8 @@ async fn by_context(
     let mut taken = vec![Measured::default(); contexts.len()];
     for round in 1..=args.repeat {
         for (context, taken) in contexts.iter().zip(&mut taken) {
-            let of = args.repeat;
-            bench.show_status(format!("scaling, round {round} of {of}: context {context}"));
+            let n = args.repeat;
+            bench.show_status(format!("scaling, round {round} of {n}: context {context}"));
             let prompt = prompt[..*context as usize].to_vec();
             let stream = streams::run(bench.engine, prompt, TOKENS_PER_CONTEXT).await?;
             let read_bytes_per_s = bench.machine.read_bytes_per_s();
@@ -152,8 +152,8 @@ struct Measured {
 }
 
 /// The step halfway through the generated tokens after a context.
-fn middle(context_tokens: u32) -> Extent {
-    Extent {
+fn middle(context_tokens: u32) -> Sequence {
+    Sequence {
         cached_tokens: u64::from(context_tokens + TOKENS_PER_CONTEXT / 2),
         new_tokens: 1,
     }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_through_a_value_of_each_context() {
+    fn lines_are_fitted_to_one_value_of_each_context() {
         let cost = |context_tokens: u32| ContextCost {
             context_tokens,
             samples_s: vec![0.5],

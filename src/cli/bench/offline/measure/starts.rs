@@ -16,7 +16,7 @@ use souffleur::executor::cpu::CpuDescription;
 use super::streams;
 use crate::cli::bench::offline::load::longest_prompt;
 use crate::cli::bench::offline::machine::MachineRates;
-use crate::cli::bench::offline::machine::floors::Extent;
+use crate::cli::bench::offline::machine::floors::Sequence;
 use crate::cli::bench::offline::report::rows::{Row, Sample, Unit};
 use crate::cli::bench::offline::subject::Subject;
 use crate::cli::bench::prompts::Prompts;
@@ -130,7 +130,7 @@ pub fn start_once(config: EngineConfig, prompt_tokens: u32, seed: u64) -> Result
 /// The first start has separate rows, as it may create files that later starts find.
 pub fn rows(starts: &[Start], subject: &Subject, machine: &MachineRates) -> Vec<Row> {
     let peak = subject.peak(machine, machine.read_bytes_per_s());
-    let prompt = Extent {
+    let prompt = Sequence {
         cached_tokens: 0,
         new_tokens: u64::from(FIRST_PROMPT_TOKENS),
     };

@@ -24,7 +24,7 @@ pub struct Sample {
     pub value: f64,
     /// The machine's limit in the row's unit, if there is one.
     pub floor: Option<f64>,
-    /// The ratio of the value and the floor; 1 is the limit of the machine.
+    /// How close the value comes to the floor; 1 is the limit of the machine.
     pub fraction: Option<f64>,
     /// The machine's read bandwidth just before the measurement.
     pub read_bytes_per_s: Option<f64>,

@@ -81,7 +81,7 @@ fn a_refused_copy_loses_only_its_save() {
 }
 
 #[test]
-fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
+fn a_load_whose_copy_fails_or_whose_blocks_are_missing_loses_the_step() {
     let (expected, _) = outcome(24, DEFAULT_CASE);
     for is_fetched in [true, false] {
         let mut run = Run::new(24);
@@ -117,7 +117,7 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
 fn blocks_that_cannot_be_copied_are_refused_by_their_size() {
     let port = || {
         Box::new(Port {
-            shelf: Arc::default(),
+            store: Arc::default(),
             block_bytes: 0,
         })
     };

@@ -26,8 +26,9 @@ fn a_lost_context_loses_only_the_buffers_that_it_may_still_use() {
         let error = ended.map(drop).unwrap_err();
         assert!(matches!(&error, StepError::Lost(_)), "{error}");
         assert_eq!(run.in_use(), 0);
-        assert_eq!(run.shelf.abandoned.load(Ordering::Relaxed), n_lost);
-        let n_free = run.shelf.free.lock().unwrap().len();
+        assert_eq!(run.store.abandoned.load(Ordering::Relaxed), n_lost);
+        // Earlier saves shared one buffer, which is free again.
+        let n_free = run.store.free.lock().unwrap().len();
         assert_eq!(n_free, usize::from(last == LOADS));
         drop(run);
         let mut next = Run::new(28);
@@ -84,7 +85,7 @@ fn a_launch_pins_one_buffer_and_copies_the_others_from_pageable_memory() {
         }
         run.fetch();
         assert_eq!(step_alone(&mut run, &plan(LOADS)), 2);
-        let seen = std::mem::take(&mut *run.shelf.free.lock().unwrap());
+        let seen = std::mem::take(&mut *run.store.free.lock().unwrap());
         assert_eq!(step_alone(&mut run, &plan(LOADS + 1)), 3);
         assert!(run.saved() == expected, "hurries_copies: {hurries_copies}");
         // The buffer that stayed pageable is pinned by the next launch.
@@ -99,7 +100,7 @@ fn a_launch_pins_one_buffer_and_copies_the_others_from_pageable_memory() {
             let saved = run.saved();
             assert!(saved[&step] == saved[&4] && saved[&(100 + step)] == saved[&5]);
         }
-        run.shelf.free.lock().unwrap().extend(seen);
+        run.store.free.lock().unwrap().extend(seen);
         run.emulated.hurry_copies(false);
     }
 }

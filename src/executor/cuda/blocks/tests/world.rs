@@ -42,7 +42,7 @@ pub(super) const LOADS: u64 = 6;
 
 /// A KV store: free buffers, saved contents, and blocks fetched for a step.
 #[derive(Default)]
-pub(super) struct Shelf {
+pub(super) struct Store {
     pub(super) free: Mutex<Vec<Block>>,
     pub(super) saved: Mutex<BTreeMap<u64, Vec<u8>>>,
     pub(super) fetched: Mutex<BTreeMap<u64, Vec<Block>>>,
@@ -69,18 +69,18 @@ impl Block {
     }
 }
 
-pub(super) struct ShelfBuffer {
+pub(super) struct StoreBuffer {
     /// `None` once the block was returned or abandoned.
     block: Option<Block>,
-    shelf: Arc<Shelf>,
+    store: Arc<Store>,
 }
 
-impl ShelfBuffer {
-    fn hand_out(block: Block, shelf: &Arc<Shelf>) -> Box<dyn HostBuffer> {
-        shelf.in_use.fetch_add(1, Ordering::Relaxed);
+impl StoreBuffer {
+    fn hand_out(block: Block, store: &Arc<Store>) -> Box<dyn HostBuffer> {
+        store.in_use.fetch_add(1, Ordering::Relaxed);
         Box::new(Self {
             block: Some(block),
-            shelf: shelf.clone(),
+            store: store.clone(),
         })
     }
 
@@ -89,7 +89,7 @@ impl ShelfBuffer {
     }
 }
 
-impl HostBuffer for ShelfBuffer {
+impl HostBuffer for StoreBuffer {
     fn bytes_mut(&mut self) -> &mut [u8] {
         self.block().bytes_mut()
     }
@@ -99,34 +99,34 @@ impl HostBuffer for ShelfBuffer {
     }
 
     fn owner(&self) -> Arc<dyn Any + Send + Sync> {
-        self.shelf.clone()
+        self.store.clone()
     }
 
     fn keep(mut self: Box<Self>, ticket: Ticket) -> bool {
         let bytes = self.bytes_mut().to_vec();
-        let mut saved = self.shelf.saved.lock().unwrap();
+        let mut saved = self.store.saved.lock().unwrap();
         saved.insert(ticket.get(), bytes);
         true
     }
 
     fn abandon(mut self: Box<Self>) {
         std::mem::forget(self.block.take());
-        self.shelf.abandoned.fetch_add(1, Ordering::Relaxed);
+        self.store.abandoned.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl Drop for ShelfBuffer {
+impl Drop for StoreBuffer {
     fn drop(&mut self) {
         if let Some(mut block) = self.block.take() {
             block.bytes_mut().fill(FREED);
-            self.shelf.free.lock().unwrap().push(block);
+            self.store.free.lock().unwrap().push(block);
         }
-        self.shelf.in_use.fetch_sub(1, Ordering::Relaxed);
+        self.store.in_use.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 pub(super) struct Port {
-    pub(super) shelf: Arc<Shelf>,
+    pub(super) store: Arc<Store>,
     pub(super) block_bytes: usize,
 }
 
@@ -141,16 +141,16 @@ impl BlockPort for Port {
 
     fn take_buffer(&mut self, kind: BlockKind) -> Option<Box<dyn HostBuffer>> {
         assert_eq!(kind, BlockKind::Kv);
-        let free = self.shelf.free.lock().unwrap().pop();
+        let free = self.store.free.lock().unwrap().pop();
         let block = free.unwrap_or_else(|| Block::new(self.block_bytes));
-        Some(ShelfBuffer::hand_out(block, &self.shelf))
+        Some(StoreBuffer::hand_out(block, &self.store))
     }
 
     fn take_run(&mut self, ticket: Ticket, n_blocks: usize) -> Option<Vec<Box<dyn HostBuffer>>> {
-        let run = self.shelf.fetched.lock().unwrap().remove(&ticket.get())?;
+        let run = self.store.fetched.lock().unwrap().remove(&ticket.get())?;
         assert_eq!(run.len(), n_blocks);
         let buffers = run.into_iter();
-        let buffers = buffers.map(|block| ShelfBuffer::hand_out(block, &self.shelf));
+        let buffers = buffers.map(|block| StoreBuffer::hand_out(block, &self.store));
         Some(buffers.collect())
     }
 }
@@ -179,15 +179,15 @@ pub(super) fn plain_executor(ordinal: usize) -> CudaExecutor {
     CudaExecutor::load_with(device, &modules, &dir, &options, &mut |_, _| {}).unwrap()
 }
 
-pub(super) fn executor(ordinal: usize) -> (CudaExecutor, Arc<Shelf>) {
+pub(super) fn executor(ordinal: usize) -> (CudaExecutor, Arc<Store>) {
     let executor = plain_executor(ordinal);
-    let shelf = Arc::new(Shelf::default());
+    let store = Arc::new(Store::default());
     let port = Port {
         block_bytes: executor.backend.block_bytes(BLOCK_TOKENS).unwrap(),
-        shelf: shelf.clone(),
+        store: store.clone(),
     };
     let executor = executor.with_store(BLOCK_TOKENS, Box::new(port));
-    (executor.unwrap(), shelf)
+    (executor.unwrap(), store)
 }
 
 /// Adds to the plan a row that starts with a prompt generated from `seed`.
@@ -324,17 +324,17 @@ pub(super) type Outcome = (Vec<Vec<u32>>, BTreeMap<u64, Vec<u8>>);
 
 pub(super) struct Run {
     pub(super) executor: CudaExecutor,
-    pub(super) shelf: Arc<Shelf>,
+    pub(super) store: Arc<Store>,
     pub(super) emulated: souffleur_cusim::Device,
     pub(super) tokens: Vec<Vec<u32>>,
 }
 
 impl Run {
     pub(super) fn new(ordinal: usize) -> Self {
-        let (executor, shelf) = executor(ordinal);
+        let (executor, store) = executor(ordinal);
         let mut run = Self {
             executor,
-            shelf,
+            store,
             emulated: souffleur_cusim::Device::new(ordinal),
             tokens: Vec::new(),
         };
@@ -342,7 +342,7 @@ impl Run {
         run
     }
 
-    /// Runs steps of each shape on unused pages: a buffer that grows later would free the old one, which waits.
+    /// Runs steps of each shape on unused pages, so that no buffer grows later: freeing a buffer waits for the device.
     pub(super) fn warm_up(&mut self) {
         for step in 0..3 {
             let mut plan = empty_plan(step);
@@ -369,26 +369,26 @@ impl Run {
     }
 
     pub(super) fn finish_all(&mut self) {
-        while !self.executor.under_way.is_empty() {
+        while !self.executor.in_flight.is_empty() {
             self.finish();
         }
     }
 
     /// Provides the saved blocks of row 1 to the load of row 3.
     pub(super) fn fetch(&self) {
-        let saved = self.shelf.saved.lock().unwrap();
+        let saved = self.store.saved.lock().unwrap();
         let run = [2, 3].map(|ticket| {
             let mut block = Block::new(saved[&ticket].len());
             block.bytes_mut().copy_from_slice(&saved[&ticket]);
             block
         });
-        let mut fetched = self.shelf.fetched.lock().unwrap();
+        let mut fetched = self.store.fetched.lock().unwrap();
         fetched.insert(9, run.into());
     }
 
     /// Polls a save until it has ended, as an executor's thread does while it waits for a step.
     pub(super) fn poll_save(&self) {
-        let step = self.executor.under_way.back().unwrap();
+        let step = self.executor.in_flight.back().unwrap();
         for _ in 0..1000 {
             if step.blocks.are_copied().unwrap() {
                 return;
@@ -398,11 +398,11 @@ impl Run {
     }
 
     pub(super) fn saved(&self) -> BTreeMap<u64, Vec<u8>> {
-        self.shelf.saved.lock().unwrap().clone()
+        self.store.saved.lock().unwrap().clone()
     }
 
     pub(super) fn in_use(&self) -> usize {
-        self.shelf.in_use.load(Ordering::Relaxed)
+        self.store.in_use.load(Ordering::Relaxed)
     }
 }
 
@@ -427,10 +427,10 @@ pub(super) fn outcome(ordinal: usize, case: Case) -> Outcome {
         if step == SAVES_FRESH {
             run.poll_save();
         }
-        if run.executor.under_way.len() < 2 {
+        if run.executor.in_flight.len() < 2 {
             continue;
         }
-        let oldest = run.executor.under_way[0].step.get();
+        let oldest = run.executor.in_flight[0].step.get();
         if let SkippedWait::HostWait(at, nth) = case.skipped {
             emulated.plan(Fault::HostWait, if at == oldest { nth } else { 0 });
         }

@@ -162,7 +162,7 @@ impl Direct<'_, i8> {
                 }
             }
             for m in 0..M {
-                let decay = S::splat_at(self.decay.wrapping_add(row + m));
+                let rescale = S::splat_at(self.rescale.wrapping_add(row + m));
                 for n in 0..N {
                     let to = (row + m) * self.record + (chunk + n) * CHUNK;
                     for k in 0..CHUNK_VECTORS {
@@ -170,7 +170,7 @@ impl Direct<'_, i8> {
                         let scale = S::splat_at(self.scales.weights.wrapping_add(at));
                         let to = self.sums.wrapping_add(to + k * LANES);
                         let sum = S::mul(S::words_to_f32(sums[m][n][k]), scale);
-                        S::store(to, S::mul_add(S::load(to), decay, sum));
+                        S::store(to, S::mul_add(S::load(to), rescale, sum));
                     }
                 }
             }

@@ -29,7 +29,8 @@ const GROUP_QUADS: usize = SCALE_GROUP / QUAD;
 /// Words of i16 pairs that hold the codes of a group.
 const GROUP_WORDS: usize = SCALE_GROUP / 2;
 const GROUP_VECTORS: usize = SCALE_GROUP / LANES;
-/// Keys whose weights are packed together, in four sixteens: a word pairs the first and third, or second and fourth.
+/// Half of a block, whose weights are packed together: a word pairs keys of the first and third sixteen, or of the
+/// second and fourth.
 const HALF: usize = 4 * LANES;
 const HALF_WORDS: usize = HALF / 2;
 

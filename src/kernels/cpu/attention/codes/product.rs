@@ -5,8 +5,8 @@ use super::{BLOCK, GROUP_VECTORS, GROUP_WORDS};
 use crate::cpu::simd::{LANES, Lanes};
 
 impl Product {
-    /// Scores rows against `vectors` vectors of sixteen keys: integer sums for each group of a key, then a sum over the
-    /// groups in order.
+    /// Scores `rows` queries against `16 * vectors` keys: the integer sum of each scale group of a key is multiplied by
+    /// the group's scale, and the groups are added in order.
     ///
     /// # Safety
     /// As for [`Product::replace`], and the scales are valid for the rows and keys.
@@ -81,7 +81,8 @@ impl Product {
         N
     }
 
-    /// Adds weighted values to the decayed sums of rows; each group of a value has its own quantised weights.
+    /// Adds weighted values to the rescaled accumulators of `rows` queries (online softmax). The softmax weights
+    /// contain the values' scales, so they were quantised separately for each scale group of a value.
     ///
     /// # Safety
     /// As for [`Product::add`], and the scales are valid for the rows.
@@ -115,14 +116,14 @@ impl Product {
             let sums = self.sums::<S, M, GROUP_VECTORS>(a, column, self.depth);
             for m in 0..M {
                 let row = row.wrapping_add(m);
-                let decay = S::splat_at(self.decay.wrapping_add(row));
+                let rescale = S::splat_at(self.rescale.wrapping_add(row));
                 let scale = row.wrapping_mul(n_groups).wrapping_add(group);
                 let scale = S::splat_at(self.scales.weights.wrapping_add(scale));
                 for n in 0..GROUP_VECTORS {
                     let to = row.wrapping_mul(self.ldc).wrapping_add(column + n * LANES);
                     let to = self.c.wrapping_add(to);
                     let sum = S::mul(S::words_to_f32(sums[m][n]), scale);
-                    S::store(to, S::mul_add(S::load(to), decay, sum));
+                    S::store(to, S::mul_add(S::load(to), rescale, sum));
                 }
             }
         }

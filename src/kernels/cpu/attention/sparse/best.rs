@@ -52,7 +52,7 @@ impl Best {
 
     /// Adds the scores of consecutive positions from `first` on, which follow all positions added before.
     #[inline(always)]
-    pub fn take(&mut self, scores: &[f32], first: usize) {
+    pub fn add_scores(&mut self, scores: &[f32], first: usize) {
         for (i, scores) in scores.chunks(LANES).enumerate() {
             let floor = self.floor;
             let some = scores
@@ -89,7 +89,7 @@ impl Best {
         self.entries.truncate(self.wanted);
     }
 
-    /// The best entries so far, for [`Self::add`].
+    /// The best entries so far, for [`Self::add_entries`].
     pub fn entries(&mut self) -> &[u64] {
         if self.entries.len() > self.wanted {
             self.prune();
@@ -98,7 +98,7 @@ impl Best {
     }
 
     /// Adds the best entries of a part of the keys; zeros are empty entries.
-    pub fn add(&mut self, entries: &[u64]) {
+    pub fn add_entries(&mut self, entries: &[u64]) {
         let entries = entries.iter().copied();
         self.entries.extend(entries.filter(|entry| *entry != 0));
     }
@@ -145,7 +145,7 @@ mod tests {
             for cut in [scores.len().max(1), 128, 7] {
                 best.begin(wanted);
                 for (i, part) in scores.chunks(cut).enumerate() {
-                    best.take(part, i * cut);
+                    best.add_scores(part, i * cut);
                 }
                 best.choose(scores.len());
                 let expected = sorted(scores, wanted);
@@ -153,13 +153,13 @@ mod tests {
                     .step_by(cut)
                     .map(|first| {
                         part.begin(wanted);
-                        part.take(&scores[first..scores.len().min(first + cut)], first);
+                        part.add_scores(&scores[first..scores.len().min(first + cut)], first);
                         part.entries().to_vec()
                     })
                     .collect();
                 part.begin(wanted);
-                parts.iter().for_each(|entries| part.add(entries));
-                part.add(&[0; 3]);
+                parts.iter().for_each(|entries| part.add_entries(entries));
+                part.add_entries(&[0; 3]);
                 part.choose(scores.len());
                 assert_eq!(
                     part.chosen(),

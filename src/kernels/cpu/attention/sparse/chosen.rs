@@ -131,7 +131,7 @@ impl<F: FloatKv> Work<'_, F> {
             queries: space.query.as_ptr(),
             scores: space.scores.as_mut_ptr(),
             weights: space.weights.as_ptr(),
-            decay: space.decay.as_ptr(),
+            rescale: space.rescale.as_ptr(),
             sums: space.span.as_mut_ptr(),
             record: sizes.record,
             scales: Scales::NONE,
@@ -181,7 +181,7 @@ impl<F: FloatKv> Work<'_, F> {
             c: self.space.scores.as_mut_ptr(),
             ldc: BLOCK,
             depth: sizes.depth,
-            decay: std::ptr::null(),
+            rescale: std::ptr::null(),
             scales: Scales::NONE,
         };
         // SAFETY: as above.
@@ -195,7 +195,7 @@ impl<F: FloatKv> Work<'_, F> {
             c: self.space.span.as_mut_ptr(),
             ldc: sizes.record,
             depth: n_keys.div_ceil(F::PER_WORD),
-            decay: self.space.decay.as_ptr(),
+            rescale: self.space.rescale.as_ptr(),
             scales: Scales::NONE,
         };
         // SAFETY: as above.
@@ -216,7 +216,7 @@ impl<F: FloatKv> Work<'_, F> {
         let fold = Fold {
             scores: space.scores.as_ptr(),
             weights: space.weights.as_mut_ptr(),
-            decay: space.decay.as_mut_ptr(),
+            rescale: space.rescale.as_mut_ptr(),
             records: space.span.as_mut_ptr(),
             record: sizes.record,
             scale: scale * LOG2_E,

@@ -58,7 +58,7 @@ impl<F: FloatKv> Work<'_, F> {
                 let before = first_position + row / group;
                 let n_seen = before.saturating_sub(start).min(n_in_block);
                 let scores = &self.space.scores[row * BLOCK..][..n_seen];
-                self.space.best[row].take(scores, start);
+                self.space.best[row].add_scores(scores, start);
             }
             slots = next;
         }
@@ -114,7 +114,7 @@ impl<F: FloatKv> Work<'_, F> {
             c: self.space.scores.as_mut_ptr(),
             ldc: BLOCK,
             depth: channels.div_ceil(F::PER_WORD),
-            decay: std::ptr::null(),
+            rescale: std::ptr::null(),
             scales: Scales::NONE,
         };
         // SAFETY: as above.

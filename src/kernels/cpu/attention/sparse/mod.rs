@@ -42,7 +42,7 @@ struct Tile {
     first_token: usize,
     first_position: usize,
     n_tokens: usize,
-    slots: usize,
+    first_slot: usize,
 }
 
 #[derive(Default)]
@@ -52,7 +52,7 @@ pub struct SparseAttention {
     tiles: Vec<Tile>,
     /// Slots of all tokens of each row that has tiles, looked up once a step.
     slots: Vec<u32>,
-    pairs: usize,
+    token_key_pairs: usize,
     /// The best keys of each part, if any, `[items, parts, rows, n_chosen - 1]`.
     candidates: Vec<u64>,
     spaces: Vec<Space>,
@@ -107,7 +107,7 @@ struct Space {
     /// `[rows, BLOCK]`.
     scores: Lines<f32>,
     weights: Lines<u32>,
-    decay: Lines<f32>,
+    rescale: Lines<f32>,
     /// Records of a span and of the preceding spans.
     span: Lines<f32>,
     total: Lines<f32>,
@@ -126,7 +126,7 @@ impl Space {
         self.values.grow_to(BLOCK / F::PER_WORD * sizes.width);
         self.scores.grow_to(rows * BLOCK);
         self.weights.grow_to(BLOCK / F::PER_WORD);
-        self.decay.grow_to(LANES);
+        self.rescale.grow_to(LANES);
         self.span.grow_to(sizes.record);
         self.total.grow_to(sizes.record);
         if self.best.len() < rows {
@@ -193,7 +193,7 @@ impl SparseAttention {
         let n_items = heads.n_kv_heads * tiles.len();
         let most_tokens = tiles.iter().map(|tile| tile.n_tokens).max().unwrap_or(0);
         let n_parts = self.n_parts(n_items, pool.n_threads());
-        let cost = self.pairs * heads.n_heads * channels.per_head();
+        let cost = self.token_key_pairs * heads.n_heads * channels.per_head();
         let n_bytes = AtomicUsize::new(0);
         // Consecutive tiles of a head find its labels and keys in the cache.
         let of_item = |item: usize| (item / tiles.len(), tiles[item % tiles.len()]);
@@ -276,23 +276,23 @@ impl SparseAttention {
         self.planned = planned;
         self.tiles.clear();
         self.slots.clear();
-        self.pairs = 0;
+        self.token_key_pairs = 0;
         for segment in batch.segments() {
             let (first, end) = (segment.first_position, segment.end_position());
             let sparse = first.max(first_sparse)..end;
             if sparse.is_empty() {
                 continue;
             }
-            let slots = self.slots.len();
+            let first_slot = self.slots.len();
             table.for_slots(segment.row, 0..end, |_, slot| self.slots.push(slot as u32));
             for position in sparse.clone().step_by(tile_tokens(group)) {
                 let n_tokens = tile_tokens(group).min(end - position);
-                self.pairs += n_tokens * position;
+                self.token_key_pairs += n_tokens * position;
                 self.tiles.push(Tile {
                     first_token: segment.first_token + position - first,
                     first_position: position,
                     n_tokens,
-                    slots,
+                    first_slot,
                 });
             }
         }
@@ -392,12 +392,12 @@ impl<F: FloatKv> Work<'_, F> {
         let (wanted, n_rows) = (self.step.n_chosen - 1, self.n_rows());
         let rows = part.chunks(wanted.max(1)).take(n_rows);
         for (best, entries) in self.space.best.iter_mut().zip(rows) {
-            best.add(entries);
+            best.add_entries(entries);
         }
     }
 
     fn slots(&self) -> &[u32] {
-        &self.step.slots[self.tile.slots..][..self.tile.end()]
+        &self.step.slots[self.tile.first_slot..][..self.tile.end()]
     }
 
     fn query(&self, row: usize) -> &[f32] {

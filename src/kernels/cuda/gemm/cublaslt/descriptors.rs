@@ -78,7 +78,7 @@ pub(super) struct Preference {
 }
 
 impl Preference {
-    /// Every address is a multiple of `alignment`.
+    /// For operands whose addresses are multiples of `alignment`.
     pub(super) fn new(
         functions: &'static Functions,
         workspace_bytes: usize,

@@ -123,19 +123,19 @@ fn candidates(driver: CudaVersion, folders: &[PathBuf]) -> Vec<PathBuf> {
     let mut by_loader: Vec<_> = by_loader
         .map(|major| PathBuf::from(format!("{LIBRARY}.{major}")))
         .collect();
-    by_loader.sort_by_key(|path| distance(major, path));
+    by_loader.sort_by_key(|path| rank(major, path));
     let mut all = vec![PathBuf::from(LIBRARY)];
     all.extend(by_loader);
     for folder in folders {
         let mut found = search::entries(folder, LIBRARY);
-        found.sort_by_key(|path| distance(major, path));
+        found.sort_by_key(|path| rank(major, path));
         all.extend(found);
     }
     all
 }
 
 /// Rank of a file for a driver of this major version; 0 is the driver's own major version.
-fn distance(driver_major: u32, path: &Path) -> u32 {
+fn rank(driver_major: u32, path: &Path) -> u32 {
     const UNKNOWN: u32 = 1000;
     const NEWER: u32 = 2000;
     let name = path.file_name().and_then(|name| name.to_str());

@@ -30,7 +30,7 @@ pub enum Scheme {
     Int4(Packing, Group),
 }
 
-/// How words contain 4-bit codes.
+/// How 4-bit codes are packed in 32-bit words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
     /// Eight inputs in a word.
@@ -87,8 +87,8 @@ impl fmt::Display for Scheme {
 }
 
 impl Scheme {
-    /// `None` for plain weights. Files other than `config.json`, which may be leftovers, are read only if there are
-    /// quantised codes.
+    /// Reads the scheme of a folder's weights; `None` for plain ones. Files other than `config.json`, which may be
+    /// leftovers, are read only if there are quantised codes.
     ///
     /// # Errors
     /// [`LoadError::Format`] that names the unsupported key.
@@ -97,10 +97,10 @@ impl Scheme {
         // Vision-language models may nest the scheme in their decoder's configuration.
         let config = config.with_nested("text_config")?;
         if let Some(key) = KEYS.into_iter().find(|key| config.value(key).is_some()) {
-            let Some(own) = config.object(key)? else {
+            let Some(quantization) = config.object(key)? else {
                 return Ok(None);
             };
-            return Self::of_method(&own, own.text("quant_method")?);
+            return Self::of_method(&quantization, quantization.text("quant_method")?);
         }
         let files = FILES.map(|name| dir.join(name));
         match files.iter().find(|file| file.exists()) {
@@ -155,7 +155,7 @@ fn one_of(json: &JsonFile, key: &str, texts: &[&str]) -> Result<(), LoadError> {
 }
 
 /// Checks that the flag at `key`, if any, is `supported`.
-fn flag_is(json: &JsonFile, key: &str, supported: bool) -> Result<(), LoadError> {
+fn require_flag(json: &JsonFile, key: &str, supported: bool) -> Result<(), LoadError> {
     match json.flag(key)? {
         Some(flag) if flag != supported => Err(unsupported(json, key, &supported.to_string())),
         _ => Ok(()),
@@ -184,7 +184,6 @@ fn group(json: &JsonFile, key: &str) -> Result<Group, LoadError> {
     }
 }
 
-/// Outputs and inputs that share a scale.
 fn block(json: &JsonFile, key: &str) -> Result<Option<[usize; 2]>, LoadError> {
     let Some(value) = json.value(key) else {
         return Ok(None);
@@ -222,7 +221,7 @@ fn gptq(json: &JsonFile) -> Result<Scheme, LoadError> {
     four_bits(json, "bits")?;
     one_of(json, "checkpoint_format", &["gptq", "gptq_v2"])?;
     one_of(json, "pack_dtype", &["int32"])?;
-    flag_is(json, "is_marlin_format", false)?;
+    require_flag(json, "is_marlin_format", false)?;
     let zero_offset = match json.text("checkpoint_format")? {
         Some(format) if format.eq_ignore_ascii_case("gptq_v2") => 0,
         _ => 1,
@@ -232,13 +231,13 @@ fn gptq(json: &JsonFile) -> Result<Scheme, LoadError> {
 }
 
 fn awq(json: &JsonFile) -> Result<Scheme, LoadError> {
-    let either = |own, common| match json.value(own) {
-        Some(_) => own,
+    let either = |awq, common| match json.value(awq) {
+        Some(_) => awq,
         None => common,
     };
     four_bits(json, either(AWQ_BITS, "bits"))?;
     one_of(json, "version", &["gemm"])?;
-    flag_is(json, "zero_point", true)?;
+    require_flag(json, "zero_point", true)?;
     let group_size = either("q_group_size", "group_size");
     Ok(Scheme::Int4(Packing::Awq, group(json, group_size)?))
 }
@@ -265,12 +264,12 @@ fn compressed_tensors(json: &JsonFile) -> Result<Scheme, LoadError> {
         let Some(weights) = group.object("weights")? else {
             continue;
         };
-        let of = if group.value("format").is_some() {
+        let with_format = if group.value("format").is_some() {
             &group
         } else {
             json
         };
-        let scheme = weights_scheme(of, &weights)?;
+        let scheme = weights_scheme(with_format, &weights)?;
         if found.is_some_and(|found| found != scheme) {
             let reason = "quantises weights differently from earlier groups, supported: one scheme for all; use \
                 the model in a supported quantisation, or the float16 or bfloat16 model";
@@ -317,7 +316,7 @@ fn weights_scheme(json: &JsonFile, weights: &JsonFile) -> Result<Scheme, LoadErr
     if weights.size("num_bits", 0..=usize::MAX)? != Some(8) {
         return Err(unsupported(weights, "num_bits", "8"));
     }
-    flag_is(weights, "symmetric", true)?;
+    require_flag(weights, "symmetric", true)?;
     one_of(
         weights,
         "strategy",

@@ -200,7 +200,7 @@ fn unsupported_gptq_and_awq_are_rejected_by_key_and_value() {
 
 #[test]
 fn unsupported_compressed_tensors_are_rejected_by_key_and_value() {
-    let packed = |weights_: Value| weights("pack-quantized", weights_);
+    let packed = |config: Value| weights("pack-quantized", config);
     check_refused([
         (
             weights(

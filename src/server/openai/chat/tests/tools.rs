@@ -235,7 +235,7 @@ fn invalid_choices_are_refused_with_their_paths() {
     refuses_field(
         allowed(json!({"mode": "auto", "tools": []})),
         path,
-        &format!("{path} is a list of 0, must be a list with at least one tool"),
+        &format!("{path} is a list of 0 items, must be a list with at least one tool"),
     );
     refuses_field(
         choice(json!({"type": "custom", "custom": {"name": "x"}})),

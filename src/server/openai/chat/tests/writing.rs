@@ -73,7 +73,7 @@ fn whole(call: &Call, all: Vec<Update>) -> Value {
 const END: Option<FinishReason> = Some(FinishReason::StopToken(7));
 
 #[test]
-fn a_message_has_content_reason_and_log_probabilities() {
+fn a_message_has_content_finish_reason_and_log_probabilities() {
     let call = call(json!({"logprobs": true, "return_token_ids": true}));
     let mut writer = writer(&call);
     let mut transcript = Transcript::default();
@@ -95,7 +95,7 @@ fn a_message_has_content_reason_and_log_probabilities() {
 }
 
 #[test]
-fn a_stream_has_role_content_reason_and_usage_in_this_order() {
+fn a_stream_has_role_content_finish_reason_and_usage_in_this_order() {
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
     let call = call(json!({"stream": true, "stream_options": options}));
     let mut writer = writer(&call);

@@ -62,7 +62,7 @@ enum Part {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Outcome {
     Used,
     Held,
     Again,
@@ -167,7 +167,7 @@ impl ChannelEngine {
         self.tools.is_some() && header.function().is_some()
     }
 
-    /// Whether the output ends in an incomplete header that becomes text. Truncated outputs drop headers.
+    /// Whether an incomplete header at the end becomes text: where headers stay text, or if it has no tag.
     fn gives_up_at_end(&self) -> bool {
         match &self.state {
             State::Header(header) => {
@@ -188,15 +188,15 @@ impl ChannelEngine {
                 return;
             };
             match self.read(lexeme, n_items, out) {
-                Fate::Used => self.lexer.take(n_items, |_| {}),
-                Fate::Held => {
+                Outcome::Used => self.lexer.take(n_items, |_| {}),
+                Outcome::Held => {
                     let held = &mut self.held;
                     self.lexer.take(n_items, |item| held.push(item));
                     if self.held.len() > MAX_HELD_CHARS {
                         self.give_up(out);
                     }
                 }
-                Fate::Again => {}
+                Outcome::Again => {}
             }
         }
     }
@@ -216,7 +216,7 @@ impl ChannelEngine {
         }
     }
 
-    fn read(&mut self, lexeme: Lexeme, n_items: usize, out: &mut Vec<OutputPiece>) -> Fate {
+    fn read(&mut self, lexeme: Lexeme, n_items: usize, out: &mut Vec<OutputPiece>) -> Outcome {
         match (&mut self.state, lexeme) {
             (State::Header(header), Lexeme::Char(c)) => {
                 let step = header.read(c);
@@ -228,16 +228,16 @@ impl ChannelEngine {
             }
             (State::Body, Lexeme::Char(c)) => {
                 self.emit(c, out);
-                Fate::Used
+                Outcome::Used
             }
             (State::Body, Lexeme::Tag(tag)) => self.body_tag(tag, n_items, out),
             (State::BeforeArguments(_), _) => self.read_before_arguments(lexeme, out),
             (State::Arguments(_), _) => self.read_arguments(lexeme, out),
-            (State::Between, Lexeme::Char(c)) if c.is_whitespace() => Fate::Held,
+            (State::Between, Lexeme::Char(c)) if c.is_whitespace() => Outcome::Held,
             (State::Between, Lexeme::Tag(tag)) if ENDS.union(BEGINS).has(tag.tag) => {
                 self.held.clear();
                 if ENDS.has(tag.tag) {
-                    return Fate::Used;
+                    return Outcome::Used;
                 }
                 // If no valid header follows, the tag is content.
                 self.begin_body(Part::Content);
@@ -246,30 +246,30 @@ impl ChannelEngine {
             (State::Between, _) => {
                 self.put_back(0);
                 self.begin_body(Part::Content);
-                Fate::Again
+                Outcome::Again
             }
-            (State::Over, _) => Fate::Used,
+            (State::Over, _) => Outcome::Used,
         }
     }
 
-    fn body_tag(&mut self, tag: FoundTag, n_items: usize, out: &mut Vec<OutputPiece>) -> Fate {
+    fn body_tag(&mut self, tag: FoundTag, n_items: usize, out: &mut Vec<OutputPiece>) -> Outcome {
         let means = self.tags();
         if means.has(tag.tag) && BEGINS.has(tag.tag) {
             return self.begin_header(tag.tag, n_items);
         }
         if means.has(tag.tag) {
             self.state = State::Between;
-            return Fate::Used;
+            return Outcome::Used;
         }
         tag.text.chars().for_each(|c| self.emit(c, out));
-        Fate::Used
+        Outcome::Used
     }
 
-    fn begin_header(&mut self, tag: Tag, n_items: usize) -> Fate {
+    fn begin_header(&mut self, tag: Tag, n_items: usize) -> Outcome {
         self.held.clear();
         self.n_opening = n_items;
         self.state = State::Header(Header::after_tag(tag));
-        Fate::Held
+        Outcome::Held
     }
 
     fn begin_body(&mut self, part: Part) {
@@ -278,98 +278,98 @@ impl ChannelEngine {
         self.is_new = self.headers == Headers::Separate;
     }
 
-    fn after_step(&mut self, step: HeaderStep, out: &mut Vec<OutputPiece>) -> Fate {
+    fn after_step(&mut self, step: HeaderStep, out: &mut Vec<OutputPiece>) -> Outcome {
         match step {
-            HeaderStep::More => return Fate::Held,
+            HeaderStep::More => return Outcome::Held,
             HeaderStep::Broken => {
                 self.give_up(out);
-                return Fate::Again;
+                return Outcome::Again;
             }
             HeaderStep::Body => {}
         }
         let State::Header(header) = std::mem::replace(&mut self.state, State::Body) else {
-            return Fate::Again;
+            return Outcome::Again;
         };
         if header.function().is_some() {
             // The tag that begins the body is held, too: if no call follows, all held items become text.
             self.state = State::BeforeArguments(header);
-            return Fate::Held;
+            return Outcome::Held;
         }
         match self.headers {
             Headers::Separate => {
                 self.held.clear();
                 self.begin_body(header.part());
-                Fate::Used
+                Outcome::Used
             }
             Headers::StayText => {
                 self.state = State::Header(header);
                 self.give_up(out);
-                Fate::Again
+                Outcome::Again
             }
         }
     }
 
-    fn read_before_arguments(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
+    fn read_before_arguments(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Outcome {
         let State::BeforeArguments(header) = &self.state else {
-            return Fate::Again;
+            return Outcome::Again;
         };
         let name = header.function().filter(|_| self.tools.is_some());
         let (Some(name), part) = (name.map(str::to_owned), header.part()) else {
             self.emit_header(header.part(), out);
-            return Fate::Again;
+            return Outcome::Again;
         };
         match lexeme {
-            Lexeme::Char(c) if c.is_whitespace() => Fate::Held,
+            Lexeme::Char(c) if c.is_whitespace() => Outcome::Held,
             Lexeme::Char('{') => {
                 self.begin_call(name, "{", out);
                 self.state = ValueScanner::new('{').map_or(State::Between, State::Arguments);
-                Fate::Used
+                Outcome::Used
             }
             Lexeme::Tag(tag) if ENDS.has(tag.tag) => {
                 self.begin_call(name, "{}", out);
                 self.end_call(out);
-                Fate::Used
+                Outcome::Used
             }
             _ => {
                 self.emit_header(part, out);
-                Fate::Again
+                Outcome::Again
             }
         }
     }
 
-    fn read_arguments(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
+    fn read_arguments(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Outcome {
         let State::Arguments(scanner) = &mut self.state else {
-            return Fate::Again;
+            return Outcome::Again;
         };
         let c = match lexeme {
             Lexeme::Char(c) => c,
             Lexeme::Tag(tag) if scanner.is_in_string() => {
                 if tag.text.chars().any(|c| scanner.read(c) == Scan::Broken) {
                     self.break_call(out);
-                    return Fate::Again;
+                    return Outcome::Again;
                 }
                 self.written.push_str(tag.text);
                 push_arguments(out, tag.text);
-                return Fate::Used;
+                return Outcome::Used;
             }
             Lexeme::Tag(_) => {
                 self.break_call(out);
                 self.state = State::Between;
-                return Fate::Again;
+                return Outcome::Again;
             }
         };
         let mut arguments = String::new();
         let scan = scanner.read_into(c, &mut arguments);
         if matches!(scan, Scan::DoneBefore | Scan::Broken) {
             self.break_call(out);
-            return Fate::Again;
+            return Outcome::Again;
         }
         self.written.push(c);
         push_arguments(out, &arguments);
         if scan == Scan::Done {
             self.end_call(out);
         }
-        Fate::Used
+        Outcome::Used
     }
 
     fn begin_call(&mut self, name: String, arguments: &str, out: &mut Vec<OutputPiece>) {
@@ -430,7 +430,7 @@ impl ChannelEngine {
     fn emit_items(&mut self, items: &[Item], out: &mut Vec<OutputPiece>) {
         let mut text = String::new();
         for &item in items {
-            self.lexer.text_of(item, &mut text);
+            self.lexer.append_text(item, &mut text);
         }
         text.chars().for_each(|c| self.emit(c, out));
     }

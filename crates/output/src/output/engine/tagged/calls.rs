@@ -1,6 +1,6 @@
 //! Parses openings, calls and lists of calls in outputs with tags.
 
-use super::{Around, EndTag, Fate, State, TaggedEngine, Trailer};
+use super::{Around, EndTag, Outcome, State, TaggedEngine, Trailer};
 use crate::output::braced::BracedReader;
 use crate::output::call::{CallOutput, CallReader, Step};
 use crate::output::closers::Closers;
@@ -48,8 +48,8 @@ impl TaggedEngine {
         self.state = State::Opening(expect);
     }
 
-    /// Starts the next call in a fence or a list. The separator after the previous call stays held: it is text if no
-    /// call follows. Then the opening's tag, if any, is parsed again.
+    /// Starts the next call in a fence or a list. The separator after the previous call stays held. If no call follows,
+    /// the separator is text, and the opening's tag, if any, is parsed again.
     fn open_next(&mut self, closers: Closers, opened_by: Option<Tag>) {
         let held = std::mem::take(&mut self.held);
         self.open(Expect::Loose(closers), opened_by);
@@ -73,7 +73,7 @@ impl TaggedEngine {
         expect: Expect,
         lexeme: Lexeme,
         out: &mut Vec<OutputPiece>,
-    ) -> Fate {
+    ) -> Outcome {
         let opened = match lexeme {
             Lexeme::Char(c) if c.is_whitespace() => Opened::Expecting(expect),
             Lexeme::Char(c) => match (expect, &self.calls) {
@@ -109,10 +109,10 @@ impl TaggedEngine {
             }
             Opened::Nothing => {
                 self.give_up(out);
-                return Fate::Again;
+                return Outcome::Again;
             }
         }
-        Fate::Held
+        Outcome::Held
     }
 
     fn open_loosely(&self, c: char, closers: Closers) -> Opened {
@@ -123,9 +123,9 @@ impl TaggedEngine {
         Opened::call(LooseReader::new(c, syntax.loose, closers, tools, is_start))
     }
 
-    pub(super) fn read_call(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
+    pub(super) fn read_call(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Outcome {
         let (State::Call(reader) | State::Started(reader)) = &mut self.state else {
-            return Fate::Again;
+            return Outcome::Again;
         };
         let n_after_call = reader.n_after_call();
         let output = &mut self.output;
@@ -146,30 +146,30 @@ impl TaggedEngine {
                     Lexeme::Char(c) => self.written.push(c),
                     Lexeme::Tag(tag) => self.written.push_str(tag.text),
                 }
-                Fate::Used
+                Outcome::Used
             }
-            Step::More => Fate::Held,
-            Step::Again => Fate::Again,
+            Step::More => Outcome::Held,
+            Step::Again => Outcome::Again,
             Step::Done => {
                 self.end_call(out);
-                Fate::Used
+                Outcome::Used
             }
             Step::DoneBefore => {
                 self.end_call(out);
-                Fate::Again
+                Outcome::Again
             }
             Step::Broken if is_started => {
                 self.break_call(out);
-                Fate::Again
+                Outcome::Again
             }
             Step::Broken => {
                 self.give_up(out);
                 if n_after_call.is_some() {
-                    // Only the text before the call is emitted.
+                    // Only the bracket becomes text: the object after it may still be a call.
                     self.n_reread = 0;
-                    self.code.part();
+                    self.code.allow_next();
                 }
-                Fate::Again
+                Outcome::Again
             }
         }
     }
@@ -185,27 +185,27 @@ impl TaggedEngine {
         }
     }
 
-    pub(super) fn read_between(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
+    pub(super) fn read_between(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Outcome {
         let (Some(list), Lexeme::Char(c)) = (self.list, lexeme) else {
             self.leave_list();
-            return Fate::Again;
+            return Outcome::Again;
         };
         match c {
-            _ if c.is_whitespace() => Fate::Held,
+            _ if c.is_whitespace() => Outcome::Held,
             _ if Some(c) == list.end => {
                 self.leave_list();
-                Fate::Used
+                Outcome::Used
             }
             _ if c == list.separator => {
                 self.state = State::Opening(Expect::ListItem(list));
-                Fate::Held
+                Outcome::Held
             }
             _ => {
                 let is_list = self.is_in_brackets();
                 self.put_back_held();
                 self.leave_list();
-                self.open_list_again(is_list, out);
-                Fate::Again
+                self.emit_list_bracket(is_list, out);
+                Outcome::Again
             }
         }
     }
@@ -215,7 +215,7 @@ impl TaggedEngine {
     }
 
     /// Emits a list's opening bracket, which earlier calls consumed, as text before an item that is not a call.
-    fn open_list_again(&mut self, is_list: bool, out: &mut Vec<OutputPiece>) {
+    fn emit_list_bracket(&mut self, is_list: bool, out: &mut Vec<OutputPiece>) {
         if is_list {
             self.emit_content('[', out);
         }
@@ -227,7 +227,7 @@ impl TaggedEngine {
         trailer: Trailer,
         lexeme: Lexeme,
         out: &mut Vec<OutputPiece>,
-    ) -> Fate {
+    ) -> Outcome {
         let Lexeme::Char(c) = lexeme else {
             return self.tag_in_trailer(trailer, lexeme);
         };
@@ -237,54 +237,54 @@ impl TaggedEngine {
             return match (left, closers.is_empty()) {
                 ("", true) => {
                     self.leave_list();
-                    Fate::Used
+                    Outcome::Used
                 }
                 ("", false) => {
                     self.held.clear();
-                    Fate::Used
+                    Outcome::Used
                 }
-                _ => Fate::Held,
+                _ => Outcome::Held,
             };
         }
         match c {
             _ if !left.is_empty() => {}
-            _ if c.is_whitespace() => return Fate::Held,
-            ',' if closers.takes_more() => return Fate::Held,
-            '{' if closers.takes_more() => {
+            _ if c.is_whitespace() => return Outcome::Held,
+            ',' if closers.allows_more() => return Outcome::Held,
+            '{' if closers.allows_more() => {
                 self.open_next(closers, None);
-                return Fate::Again;
+                return Outcome::Again;
             }
             _ => {
                 if let Some((left, closers)) = closers.begun_by(c) {
                     self.state = State::Trailer(Trailer { left, closers });
-                    return Fate::Again;
+                    return Outcome::Again;
                 }
             }
         }
         self.put_back_held();
         self.leave_trailer(trailer);
-        self.open_list_again(closers.list, out);
-        Fate::Again
+        self.emit_list_bracket(closers.list, out);
+        Outcome::Again
     }
 
     /// Reads a tag after a complete call. Inside a fence, tags may close the call and open the next one.
-    fn tag_in_trailer(&mut self, trailer: Trailer, lexeme: Lexeme) -> Fate {
+    fn tag_in_trailer(&mut self, trailer: Trailer, lexeme: Lexeme) -> Outcome {
         let Trailer { left, closers } = trailer;
-        let is_inside = left.is_empty() && closers.takes_more();
+        let is_inside = left.is_empty() && closers.allows_more();
         match lexeme {
             Lexeme::Tag(tag) if tag.tag == Tag::ToolClose && is_inside => {
                 self.held.clear();
-                Fate::Used
+                Outcome::Used
             }
             Lexeme::Tag(tag)
                 if tag.tag == Tag::ToolOpen && is_inside && closers.is_fence_alone() =>
             {
                 self.open_next(closers, Some(tag.tag));
-                Fate::Held
+                Outcome::Held
             }
             _ => {
                 self.leave_trailer(trailer);
-                Fate::Again
+                Outcome::Again
             }
         }
     }
@@ -320,10 +320,10 @@ impl TaggedEngine {
         if std::mem::take(&mut self.is_fenced) {
             self.code.after_call_in_fence();
         }
-        self.open_list_again(is_listed, out);
+        self.emit_list_bracket(is_listed, out);
         let mut text = String::new();
         for &item in opening {
-            self.lexer.text_of(item, &mut text);
+            self.lexer.append_text(item, &mut text);
         }
         for c in text.chars() {
             match self.around {
@@ -344,7 +344,7 @@ impl TaggedEngine {
         match &self.state {
             _ if !self.is_holding() || self.is_between_calls() => false,
             State::Opening(_) if self.is_only_word() => self.must_call(),
-            State::Call(reader) if self.has_tool(reader.called()) => true,
+            State::Call(reader) if self.has_tool(reader.pending_name()) => true,
             _ => self.opened_by.is_some() || self.n_opening == Some(0),
         }
     }
@@ -427,7 +427,7 @@ impl TaggedEngine {
             self.written.push('[');
         }
         for &item in &self.held {
-            self.lexer.text_of(item, &mut self.written);
+            self.lexer.append_text(item, &mut self.written);
         }
     }
 

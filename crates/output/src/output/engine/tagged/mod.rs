@@ -42,7 +42,7 @@ pub(super) struct TaggedEngine {
     /// The opening is in a list that began before an earlier call.
     is_listed: bool,
     /// Calls outside the model's format are recognised.
-    takes_loose: bool,
+    allows_loose: bool,
     /// The input is the rest of a broken call, where objects are not calls.
     is_broken: bool,
     /// Number of next items that cannot begin a loose call. To try them again would take quadratic time.
@@ -107,7 +107,7 @@ enum EndTag {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Outcome {
     Used,
     Held,
     /// Not consumed: the state has changed, and the lexeme is read again.
@@ -126,15 +126,15 @@ impl TaggedEngine {
         start: OutputStart,
     ) -> Self {
         let syntax = formats.tool.map(|format| format.syntax());
-        let starts_inside = formats
+        let starts_in_reasoning = formats
             .reasoning
-            .is_some_and(|format| start == OutputStart::Reasoning || format.starts_inside());
+            .is_some_and(|format| start == OutputStart::Reasoning || format.starts_in_reasoning());
         Self {
             lexer: Lexer::new(formats, markers),
             calls: syntax.zip(tools),
             has_reasoning: formats.reasoning.is_some(),
             state: State::Around,
-            around: if starts_inside {
+            around: if starts_in_reasoning {
                 Around::Reasoning
             } else {
                 Around::Content
@@ -145,7 +145,7 @@ impl TaggedEngine {
             is_loose: false,
             is_fenced: false,
             is_listed: false,
-            takes_loose: true,
+            allows_loose: true,
             is_broken: false,
             n_reread: 0,
             code: Code::new(),
@@ -174,8 +174,8 @@ impl TaggedEngine {
         self.run(Input::Open, out);
     }
 
-    pub(super) fn take_only_format(&mut self) {
-        self.takes_loose = false;
+    pub(super) fn disable_loose_calls(&mut self) {
+        self.allows_loose = false;
     }
 
     /// Ends the output and emits held items as text, except dropped whitespace and the beginning of a truncated call.
@@ -258,11 +258,11 @@ impl TaggedEngine {
                 return;
             };
             match self.read(lexeme, out) {
-                Fate::Used => {
+                Outcome::Used => {
                     self.n_reread = self.n_reread.saturating_sub(n_items);
                     self.lexer.take(n_items, |_| {});
                 }
-                Fate::Held => {
+                Outcome::Held => {
                     self.n_reread = self.n_reread.saturating_sub(n_items);
                     self.n_opening.get_or_insert(n_items);
                     let held = &mut self.held;
@@ -271,7 +271,7 @@ impl TaggedEngine {
                         self.give_up(out);
                     }
                 }
-                Fate::Again => {}
+                Outcome::Again => {}
             }
         }
     }
@@ -300,13 +300,13 @@ impl TaggedEngine {
         }
     }
 
-    fn read(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
+    fn read(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Outcome {
         match (&self.state, self.around, lexeme) {
             (State::Around, Around::Content, Lexeme::Char(c)) => self.read_content(c, out),
             (State::Around, Around::Content, Lexeme::Tag(tag)) => self.content_tag(tag, out),
             (State::Around, Around::Reasoning, Lexeme::Char(c)) => {
                 self.emit_reasoning(c, out);
-                Fate::Used
+                Outcome::Used
             }
             (State::Around, Around::Reasoning, Lexeme::Tag(tag)) => self.reasoning_tag(tag, out),
             (State::Opening(expect), _, _) => {
@@ -319,24 +319,24 @@ impl TaggedEngine {
                 let trailer = *trailer;
                 self.read_trailer(trailer, lexeme, out)
             }
-            (State::Over, _, _) => Fate::Used,
+            (State::Over, _, _) => Outcome::Used,
         }
     }
 
-    fn read_content(&mut self, c: char, out: &mut Vec<OutputPiece>) -> Fate {
+    fn read_content(&mut self, c: char, out: &mut Vec<OutputPiece>) -> Outcome {
         let bare = self.calls.as_ref().and_then(|(syntax, _)| syntax.bare);
         match bare {
             Some((opening, expect)) if c == opening && self.content.is_start() => {
                 self.open(expect, None);
-                Fate::Again
+                Outcome::Again
             }
             _ if self.may_begin_loosely(c) => {
                 self.open(Expect::Loose(Closers::default()), None);
-                Fate::Again
+                Outcome::Again
             }
             _ => {
                 self.emit_content(c, out);
-                Fate::Used
+                Outcome::Used
             }
         }
     }
@@ -344,18 +344,18 @@ impl TaggedEngine {
     /// Whether a call outside the model's format may begin with this character.
     fn may_begin_loosely(&self, c: char) -> bool {
         let loose = self.calls.as_ref().map(|(syntax, _)| syntax.loose);
-        let is_taken = loose.is_some_and(|loose| c != '<' || loose == Loose::ObjectsAndTags);
-        is_taken && self.takes_loose && !self.is_broken && self.n_reread == 0 && self.code.allows(c)
+        let fits = loose.is_some_and(|loose| c != '<' || loose == Loose::ObjectsAndTags);
+        fits && self.allows_loose && !self.is_broken && self.n_reread == 0 && self.code.allows(c)
     }
 
-    fn content_tag(&mut self, tag: FoundTag, out: &mut Vec<OutputPiece>) -> Fate {
+    fn content_tag(&mut self, tag: FoundTag, out: &mut Vec<OutputPiece>) -> Outcome {
         match (tag.tag, &self.calls) {
             (Tag::ThinkStart, _) if self.has_reasoning => {
                 if self.content.is_blank() {
                     self.content.drop_held();
                     self.around = Around::Reasoning;
                     self.thinking = Thinking::new(self.label);
-                    return Fate::Used;
+                    return Outcome::Used;
                 }
                 self.think_end = EndTag::OfText;
             }
@@ -363,38 +363,38 @@ impl TaggedEngine {
                 let of = std::mem::take(&mut self.think_end);
                 if of != EndTag::OfText {
                     self.content.drop_blank();
-                    return Fate::Used;
+                    return Outcome::Used;
                 }
             }
             (Tag::ToolOpen | Tag::SectionOpen, Some((syntax, _))) => {
                 self.is_broken = false;
                 self.open(syntax.after(tag.tag), Some(tag.tag));
-                return Fate::Held;
+                return Outcome::Held;
             }
             // The opening tag of the call is missing.
             (Tag::FunctionOpen, Some(_)) => {
                 self.is_broken = false;
                 self.open(Expect::Function, Some(Tag::FunctionOpen));
-                return Fate::Again;
+                return Outcome::Again;
             }
             (Tag::ToolClose | Tag::SectionClose, Some(_)) => {
                 self.is_broken = false;
                 match std::mem::take(self.end_tag(tag.tag)) {
                     EndTag::OfCall => {
                         self.content.drop_blank();
-                        return Fate::Used;
+                        return Outcome::Used;
                     }
-                    EndTag::Stray if tag.is_token => return Fate::Used,
+                    EndTag::Stray if tag.is_token => return Outcome::Used,
                     EndTag::Stray | EndTag::OfText => {}
                 }
             }
             _ => {}
         }
         tag.text.chars().for_each(|c| self.emit_content(c, out));
-        Fate::Used
+        Outcome::Used
     }
 
-    fn reasoning_tag(&mut self, tag: FoundTag, out: &mut Vec<OutputPiece>) -> Fate {
+    fn reasoning_tag(&mut self, tag: FoundTag, out: &mut Vec<OutputPiece>) -> Outcome {
         match (tag.tag, &self.calls) {
             (Tag::ThinkStart, _) if self.thinking.is_blank() => {}
             (Tag::ThinkEnd, _) => {
@@ -403,11 +403,11 @@ impl TaggedEngine {
             }
             (Tag::ToolOpen | Tag::SectionOpen, Some((syntax, _))) => {
                 self.open(syntax.after(tag.tag), Some(tag.tag));
-                return Fate::Held;
+                return Outcome::Held;
             }
             _ => tag.text.chars().for_each(|c| self.emit_reasoning(c, out)),
         }
-        Fate::Used
+        Outcome::Used
     }
 
     /// How to treat the next end tag of a call or a section.

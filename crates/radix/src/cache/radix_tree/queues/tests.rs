@@ -121,7 +121,7 @@ fn halves_of_a_split_keep_place_and_hits() {
     cache.insert_all(&[A, B, A]);
     cache.tree.match_prefix(&Namespace::default(), &A[..1]);
     cache.check();
-    // The lower half of A has a hit and moves, so B is evicted first. The upper half does the same as a leaf.
+    // The lower half of A has a hit and moves, so B is evicted first. Later the upper half, then a leaf, moves as well.
     assert_eq!((cache.evict(), cache.cached(&[A, B])), (2, vec![3, 0]));
     cache.insert(C);
     assert_eq!((cache.evict(), cache.cached(&[A, C])), (2, vec![1, 4]));

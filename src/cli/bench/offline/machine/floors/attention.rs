@@ -2,7 +2,7 @@
 
 use souffleur::state::pool::kv_layout::PagedKv;
 
-use super::Extent;
+use super::Sequence;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct AttentionCost {
@@ -37,37 +37,37 @@ impl AttentionCost {
         }
     }
 
-    /// Splits an extent into its dense and its sparse queries.
-    fn parts(&self, extent: Extent) -> (Extent, Option<(Extent, SparseCost)>) {
+    /// Splits the new tokens of a sequence into dense queries and sparse ones.
+    fn parts(&self, sequence: Sequence) -> (Sequence, Option<(Sequence, SparseCost)>) {
         let Some(sparse) = self.sparse else {
-            return (extent, None);
+            return (sequence, None);
         };
-        let dense = Extent {
+        let dense = Sequence {
             new_tokens: sparse
                 .first
-                .saturating_sub(extent.cached_tokens)
-                .min(extent.new_tokens),
-            ..extent
+                .saturating_sub(sequence.cached_tokens)
+                .min(sequence.new_tokens),
+            ..sequence
         };
-        let rest = Extent {
-            cached_tokens: extent.cached_tokens + dense.new_tokens,
-            new_tokens: extent.new_tokens - dense.new_tokens,
+        let rest = Sequence {
+            cached_tokens: sequence.cached_tokens + dense.new_tokens,
+            new_tokens: sequence.new_tokens - dense.new_tokens,
         };
         (dense, Some((rest, sparse)).filter(|_| rest.new_tokens > 0))
     }
 
-    pub(super) fn elements(&self, extent: Extent) -> u64 {
-        let (dense, rest) = self.parts(extent);
+    pub(super) fn elements(&self, sequence: Sequence) -> u64 {
+        let (dense, rest) = self.parts(sequence);
         let sparse = rest.map_or(0, |(rest, sparse)| {
             let tokens = sparse.tokens.min(rest.cached_tokens + 1);
-            sparse.label_elements * seen_tokens(rest, None)
+            sparse.label_elements * query_key_pairs(rest, None)
                 + self.pair_elements * tokens * rest.new_tokens
         });
-        self.pair_elements * seen_tokens(dense, self.window) + sparse
+        self.pair_elements * query_key_pairs(dense, self.window) + sparse
     }
 
-    pub(super) fn bytes(&self, extent: Extent) -> u64 {
-        let (dense, rest) = self.parts(extent);
+    pub(super) fn bytes(&self, sequence: Sequence) -> u64 {
+        let (dense, rest) = self.parts(sequence);
         let reach = match self.window {
             _ if dense.new_tokens == 0 => 0,
             None => u64::MAX,
@@ -75,7 +75,7 @@ impl AttentionCost {
         };
         let chosen = rest.map_or(0, |(_, sparse)| sparse.tokens - 1);
         let labels = rest.map_or(0, |(_, sparse)| sparse.label_bytes);
-        let cached = extent.cached_tokens;
+        let cached = sequence.cached_tokens;
         cached.min(reach.max(chosen)) * self.kv_bytes + cached * labels
     }
 }
@@ -85,11 +85,11 @@ pub(super) fn label_bytes(pages: &PagedKv) -> u64 {
 }
 
 /// The number of query-key pairs: each query attends to its own key and to earlier keys, at most `window` in all.
-pub(super) fn seen_tokens(extent: Extent, window: Option<u64>) -> u64 {
-    let Extent {
+pub(super) fn query_key_pairs(sequence: Sequence, window: Option<u64>) -> u64 {
+    let Sequence {
         cached_tokens,
         new_tokens,
-    } = extent;
+    } = sequence;
     let all = |tokens: u64| tokens * (tokens + 1) / 2;
     let end = cached_tokens + new_tokens;
     let window = window.unwrap_or(u64::MAX);

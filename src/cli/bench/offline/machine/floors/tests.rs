@@ -8,7 +8,7 @@ use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::model::loader::Checkpoint;
 use souffleur::state::pool::kv_layout::{KvDtype, PagedKv, Values};
 
-use super::attention::seen_tokens;
+use super::attention::query_key_pairs;
 use super::*;
 
 /// Two layers with hidden size 8, MLP size 16, and 4 heads of 4 elements over 2 K/V heads: 768 elements each, in
@@ -57,8 +57,8 @@ fn in_bf16(elements: u64) -> ByProduct<u64> {
     }
 }
 
-fn extent(cached_tokens: u64, new_tokens: u64) -> Extent {
-    Extent {
+fn sequence(cached_tokens: u64, new_tokens: u64) -> Sequence {
+    Sequence {
         cached_tokens,
         new_tokens,
     }
@@ -115,14 +115,14 @@ fn only_the_expected_share_of_experts_is_read() {
     );
     assert_eq!(cost.expert_bytes, 2 * 4 * 2 * expert);
     // One token reads half of the experts, two tokens read three quarters, many tokens read all.
-    let read = |tokens| cost.bytes(&[extent(0, tokens)]) - cost.matrix_bytes;
+    let read = |tokens| cost.bytes(&[sequence(0, tokens)]) - cost.matrix_bytes;
     let all = cost.expert_bytes;
     assert_eq!([read(1), read(2), read(200)], [all / 2, all * 3 / 4, all]);
 }
 
 #[test]
 fn a_prefill_computes_every_layer_for_each_token_and_the_head_for_one() {
-    let step = [extent(0, 3)];
+    let step = [sequence(0, 3)];
     assert_eq!(
         cost(None).weight_ops(&step),
         [0, 2 * (3 * 1536 + 800), 0, 0]
@@ -134,7 +134,7 @@ fn a_prefill_computes_every_layer_for_each_token_and_the_head_for_one() {
 
 #[test]
 fn decodes_read_their_own_cache_and_share_the_weights() {
-    let step = [extent(10, 1), extent(20, 1)];
+    let step = [sequence(10, 1), sequence(20, 1)];
     assert_eq!(cost(None).bytes(&step), (1536 + 800) * 2 + 30 * 2 * 32);
     assert_eq!(
         cost(None).weight_ops(&step),
@@ -147,19 +147,19 @@ fn decodes_read_their_own_cache_and_share_the_weights() {
 fn windows_limit_the_attended_and_read_keys() {
     let windowed = cost(Some(4));
     assert_eq!(
-        windowed.bytes(&[extent(10, 1)]),
+        windowed.bytes(&[sequence(10, 1)]),
         (1536 + 800) * 2 + 3 * 2 * 32
     );
     for (step, seen) in [
-        (extent(0, 3), 1 + 2 + 3),
-        (extent(0, 6), 1 + 2 + 3 + 4 + 4 + 4),
-        (extent(2, 3), 3 + 4 + 4),
-        (extent(10, 2), 4 + 4),
-        (extent(4, 1), 4),
+        (sequence(0, 3), 1 + 2 + 3),
+        (sequence(0, 6), 1 + 2 + 3 + 4 + 4 + 4),
+        (sequence(2, 3), 3 + 4 + 4),
+        (sequence(10, 2), 4 + 4),
+        (sequence(4, 1), 4),
     ] {
-        assert_eq!(seen_tokens(step, Some(4)), seen, "{step:?}");
+        assert_eq!(query_key_pairs(step, Some(4)), seen, "{step:?}");
     }
-    assert_eq!(seen_tokens(extent(2, 3), None), 3 + 4 + 5);
+    assert_eq!(query_key_pairs(sequence(2, 3), None), 3 + 4 + 5);
 }
 
 #[test]
@@ -173,11 +173,11 @@ fn layers_count_with_their_own_key_and_value_widths() {
     };
     let mut cost = cost(None);
     cost.attention[1] = AttentionCost::new(&pages, 4, Some(8));
-    let step = [extent(10, 1)];
+    let step = [sequence(10, 1)];
     assert_eq!(cost.bytes(&step), (1536 + 800) * 2 + 10 * 32 + 7 * 12);
     assert_eq!(cost.attention_ops(&step), 2 * (11 * 32 + 8 * 40));
     cost.state_bytes = 1000;
-    let both = [extent(10, 1), extent(0, 5)];
+    let both = [sequence(10, 1), sequence(0, 5)];
     assert_eq!(
         cost.bytes(&both),
         (1536 + 800) * 2 + 10 * 32 + 7 * 12 + 2 * 2 * 1000
@@ -194,14 +194,14 @@ fn sparse_queries_read_labels_and_the_tokens_that_they_choose() {
         label_elements: 8,
     });
     let (dense, weights) = (cost.attention[0], (1536 + 800) * 2);
-    assert_eq!(cost.bytes(&[extent(9, 1)]), weights + 2 * 9 * 32);
+    assert_eq!(cost.bytes(&[sequence(9, 1)]), weights + 2 * 9 * 32);
     assert_eq!(
-        cost.bytes(&[extent(10, 1)]),
+        cost.bytes(&[sequence(10, 1)]),
         weights + 10 * 32 + 3 * 32 + 10 * 8
     );
     // The first query of the chunk is dense.
-    assert_eq!(cost.bytes(&[extent(9, 2)]), weights + 2 * 9 * 32 + 9 * 8);
-    let step = extent(9, 3);
+    assert_eq!(cost.bytes(&[sequence(9, 2)]), weights + 2 * 9 * 32 + 9 * 8);
+    let step = sequence(9, 3);
     assert_eq!(
         cost.attention_ops(&[step]),
         2 * (dense.elements(step) + 10 * 32 + (11 + 12) * 8 + 2 * 4 * 32)
@@ -221,7 +221,7 @@ fn states_are_multiplied_once_per_token_and_moved_twice_per_step() {
     let cost = of(&config.expect("the config parses"), Dtype::BF16, None);
     let (channels, matrices) = (2 * 2 * 8 + 4 * 16, 4 * 8 * 16);
     assert_eq!(cost.state_bytes, 3 * 4 * (matrices + 3 * channels));
-    let step = [extent(10, 2), extent(0, 5)];
+    let step = [sequence(10, 2), sequence(0, 5)];
     assert_eq!(
         cost.state_ops(&step),
         7 * 3 * (7 * matrices + 2 * 4 * channels)
@@ -238,7 +238,7 @@ fn states_are_multiplied_once_per_token_and_moved_twice_per_step() {
 
 #[test]
 fn the_larger_of_reading_and_computing_decides() {
-    let step = [extent(0, 3)];
+    let step = [sequence(0, 3)];
     let peak = |read_bytes_per_s, weight_ops_per_s| Peak {
         read_bytes_per_s,
         weight_ops_per_s: ByProduct::all(weight_ops_per_s),
@@ -251,7 +251,7 @@ fn the_larger_of_reading_and_computing_decides() {
 }
 
 #[test]
-fn the_floors_of_a_600_million_model_match_manual_calculations() {
+fn the_floors_of_a_600_million_parameter_model_match_manual_calculations() {
     let qwen = ModelCost {
         layer_elements: in_bf16(28 * 15_728_640),
         head_elements: in_bf16(151_936 * 1024),
@@ -276,11 +276,11 @@ fn the_floors_of_a_600_million_model_match_manual_calculations() {
         attention_ops_per_s: 442e9,
         state_ops_per_s: 221e9,
     };
-    let prefill = 512.0 / qwen.step_seconds(&[extent(0, 512)], &peak);
+    let prefill = 512.0 / qwen.step_seconds(&[sequence(0, 512)], &peak);
     assert_eq!(prefill.round(), 470.0);
-    let decode = qwen.step_seconds(&[extent(512, 1)], &peak).recip();
+    let decode = qwen.step_seconds(&[sequence(512, 1)], &peak).recip();
     assert_eq!(decode.round(), 38.0);
-    let steps = [512, 513].map(|context| qwen.step_seconds(&[extent(context, 1)], &peak));
+    let steps = [512, 513].map(|context| qwen.step_seconds(&[sequence(context, 1)], &peak));
     let both = qwen.decode_seconds(1, 512, 3, &peak);
     assert!((both - steps.iter().sum::<f64>()).abs() < 1e-12);
     assert_eq!(qwen.decode_seconds(4, 512, 1, &peak), 0.0);
@@ -332,7 +332,7 @@ fn block_quantised_matrices_count_with_their_file_size_and_product() {
         of(|matrix| matrix.decoded_bytes).matrix_bytes,
         2 * (800 + 3 * 512)
     );
-    let step = [extent(0, 3)];
+    let step = [sequence(0, 3)];
     let ops = [2 * 3 * 512, 2 * 3 * 512, 0, 2 * (3 * 512 + 800)];
     assert_eq!(cost.weight_ops(&step), ops);
     let peak = Peak {

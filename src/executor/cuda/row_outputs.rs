@@ -1,4 +1,4 @@
-//! Reads the rows' tokens and log probabilities from the device's results.
+//! The outputs of a step (sampled tokens, log probabilities), and their places in the results that are read back.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ pub(super) const SAMPLED_WORDS: usize = size_of::<Sampled>() / size_of::<u32>();
 pub(super) const LOGPROB_WORDS: usize = size_of::<TokenLogprob>() / size_of::<u32>();
 
 #[derive(Clone, Debug)]
-pub(super) struct Reading {
+pub(super) struct RowOutput {
     /// Index in the plan's rows.
     pub(super) work: usize,
     pub(super) row: RowId,

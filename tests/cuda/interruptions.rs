@@ -30,7 +30,7 @@ const SETUPS: [Setup; 4] = [
 const GROWING: u32 = 10;
 /// Two of the longest requests, which do not fit into the pool together.
 const LONGEST: [u32; 2] = [3, 7];
-/// A pool size in tokens in which either of the longest can end, but not both at once.
+/// A pool size in tokens that suffices for either of the longest requests, but not for both at once.
 const TIGHT_POOL_TOKENS: usize = 304;
 const ILLEGAL_ADDRESS: i32 = 700;
 
@@ -54,7 +54,7 @@ fn growing_request(index: u32) -> GenerateRequest {
 }
 
 /// Checks that retracted requests continue with the same outputs.
-async fn retracted(setup: &Setup) {
+async fn check_retraction(setup: &Setup) {
     let (open, gate) = crossbeam_channel::bounded(0);
     let config = EngineConfig {
         max_total_tokens: Some(TIGHT_POOL_TOKENS),
@@ -82,25 +82,25 @@ async fn retracted(setup: &Setup) {
 }
 
 /// Cancels every other request at its first token, and checks the outputs of the others.
-async fn cancelled(setup: &Setup) {
+async fn check_cancellation(setup: &Setup) {
     let world = setup.start_on_gpu(setup.config(&model()));
     let kept = (0..REQUESTS)
         .step_by(2)
         .map(|index| bits(world.generate(request(index))));
-    let gone = (1..REQUESTS).step_by(2).map(async |index| {
-        let mut leaving = long_request(index);
+    let cancelled = (1..REQUESTS).step_by(2).map(async |index| {
+        let mut endless = long_request(index);
         // Outputs are as long as the context allows, so that no request ends before it is cancelled.
-        leaving.sampling.ignore_eos = true;
-        leaving.sampling.min_new_tokens = 0;
-        leaving.sampling.max_new_tokens = 1000;
-        let mut generation = world.generate(leaving);
+        endless.sampling.ignore_eos = true;
+        endless.sampling.min_new_tokens = 0;
+        endless.sampling.max_new_tokens = 1000;
+        let mut generation = world.generate(endless);
         let first = within(generation.next()).await;
         assert!(matches!(first, Some(Event::Delta(_))), "{first:?}");
         generation.cancel();
         collect(generation).await
     });
-    let (kept, gone) = join(join_all(kept), join_all(gone)).await;
-    for outcome in gone {
+    let (kept, cancelled) = join(join_all(kept), join_all(cancelled)).await;
+    for outcome in cancelled {
         assert!(matches!(outcome.end, Event::Cancelled(_)), "{outcome:?}");
     }
     world.assert_no_leaks().await;
@@ -115,14 +115,14 @@ async fn cancelled(setup: &Setup) {
 #[tokio::test]
 async fn retraction_changes_no_output() {
     for setup in &SETUPS {
-        retracted(setup).await;
+        check_retraction(setup).await;
     }
 }
 
 #[tokio::test]
 async fn cancellation_frees_everything_and_changes_no_other_output() {
     for setup in &SETUPS {
-        cancelled(setup).await;
+        check_cancellation(setup).await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests that a prompt of vectors gives the same bits on the GPU as the tokens with these embeddings.
+//! Tests that a prompt of embeddings gives the same bits on the GPU as a prompt of the tokens that have them.
 
 use souffleur_config::EngineConfig;
 use souffleur_request::{GenerateRequest, Prompt};
@@ -13,15 +13,15 @@ use crate::world::collect;
 const INDICES: [u32; 3] = [0, 2, 14];
 const CHUNK: usize = 64;
 
-fn of_tokens(index: u32) -> GenerateRequest {
+fn token_request(index: u32) -> GenerateRequest {
     let mut request = request(index);
-    // This penalty counts only output tokens: a prompt of vectors has no tokens to count.
+    // This penalty counts only output tokens: a prompt of embeddings has no tokens to count.
     request.sampling.frequency_penalty = 0.5;
     request
 }
 
-fn of_vectors(model: &str, index: u32) -> GenerateRequest {
-    let mut request = of_tokens(index);
+fn embeddings_request(model: &str, index: u32) -> GenerateRequest {
+    let mut request = token_request(index);
     let Prompt::Tokens(tokens) = &request.prompt else {
         panic!("the prompt is not a list of tokens");
     };
@@ -39,16 +39,16 @@ async fn check(setup: Setup, model: &str) {
     let world = setup.start_on_gpu(config);
     for index in INDICES {
         // Requests run one after the other, so that the steps have the same shapes.
-        let expected = bits(world.generate(of_tokens(index))).await;
-        let got = bits(world.generate(of_vectors(model, index))).await;
+        let expected = bits(world.generate(token_request(index))).await;
+        let got = bits(world.generate(embeddings_request(model, index))).await;
         assert_eq!(got, expected, "{model}, request {index}, {setup:?}");
     }
-    // In a batch with rows of tokens, the tokens are the same in f32; bfloat16 may round differently.
-    let alone = collect(world.generate(of_tokens(2))).await.tokens;
+    // In a batch with prompts of tokens, the output is the same in f32; bfloat16 may round differently.
+    let alone = collect(world.generate(token_request(2))).await.tokens;
     let sent: Vec<_> = (0..4)
         .map(|index| match index {
-            1 => world.generate(of_vectors(model, 2)),
-            other => world.generate(of_tokens(other)),
+            1 => world.generate(embeddings_request(model, 2)),
+            other => world.generate(token_request(other)),
         })
         .collect();
     let mut tokens = Vec::new();
@@ -63,7 +63,7 @@ async fn check(setup: Setup, model: &str) {
 }
 
 #[tokio::test]
-async fn vectors_give_the_bits_of_their_tokens() {
+async fn prompt_embeddings_give_the_bits_of_their_tokens() {
     check(F32_PAGES_OF_1_GRAPHS, "llama").await;
     check(BF16_PAGES_OF_16_GRAPHS, "qwen3").await;
 }

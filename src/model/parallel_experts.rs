@@ -7,7 +7,7 @@ use crate::routed_experts::RoutedExperts;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::Backend;
 
-pub struct SideExperts<B: Backend> {
+pub struct ParallelExperts<B: Backend> {
     mlp_norm: Norm<B>,
     router_norm: Norm<B>,
     input_norm: Norm<B>,
@@ -15,7 +15,7 @@ pub struct SideExperts<B: Backend> {
     output_norm: Norm<B>,
 }
 
-impl<B: Backend> SideExperts<B> {
+impl<B: Backend> ParallelExperts<B> {
     pub fn load(
         loader: &mut Loader<'_, B>,
         layer: usize,

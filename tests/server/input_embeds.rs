@@ -12,7 +12,7 @@ use crate::world::{World, block_on};
 const WIDTH: usize = 64;
 
 /// The embeddings of tokens as JSON, one list for each.
-fn vectors(tokens: &[u32]) -> Value {
+fn embeddings_json(tokens: &[u32]) -> Value {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     let vectors = embeddings(&model, tokens);
     let rows = (0..vectors.len()).map(|at| json!(vectors.values(at..at + 1)));
@@ -30,7 +30,7 @@ fn embeddings_of_tokens_get_the_same_output_as_the_tokens() {
     let ids = json!({"input_ids": prompts, "sampling_params": greedy(9), "return_logprob": true});
     let expected = post(world.addr, "/generate", &ids).ok();
     let embeds = json!({
-        "input_embeds": [vectors(prompts[0]), vectors(prompts[1])],
+        "input_embeds": [embeddings_json(prompts[0]), embeddings_json(prompts[1])],
         "sampling_params": greedy(9), "return_logprob": true,
     });
     for _ in 0..2 {
@@ -46,7 +46,7 @@ fn embeddings_of_tokens_get_the_same_output_as_the_tokens() {
         }
     }
     // A single prompt gets one answer instead of a list.
-    let one = json!({"input_embeds": vectors(prompts[0]), "sampling_params": greedy(9)});
+    let one = json!({"input_embeds": embeddings_json(prompts[0]), "sampling_params": greedy(9)});
     let got = post(world.addr, "/generate", &one).ok();
     assert_eq!(got["output_ids"], expected[0]["output_ids"]);
     block_on(async {
@@ -88,31 +88,31 @@ fn check_refused(world: &World, fields: Value, param: &str, part: &str) {
 }
 
 #[test]
-fn errors_of_invalid_vectors_name_their_index() {
+fn errors_of_invalid_embeddings_name_their_index() {
     let world = World::with(|engine, _| engine.context_length = Some(64));
-    let vector = || vec![0.5; WIDTH];
+    let embedding = || vec![0.5; WIDTH];
     let table = [
         (
             json!([[0.5, 1.0]]),
-            "input_embeds[0] has 2 values, must have 64, as the model's vectors",
+            "input_embeds[0] has 2 values, must have 64, the model's hidden size",
         ),
         (
-            json!([vector(), vec![1.0; WIDTH + 3]]),
+            json!([embedding(), vec![1.0; WIDTH + 3]]),
             "input_embeds[1] has 67 values",
         ),
         (
-            json!([[vector()], [vector(), [1.0]]]),
+            json!([[embedding()], [embedding(), [1.0]]]),
             "input_embeds[1][1] has 1 values",
         ),
         (json!([[]]), "input_embeds[0] has 0 values"),
         (json!([[[]]]), "input_embeds[0][0] has 0 values"),
-        (json!(vector()), "input_embeds"),
+        (json!(embedding()), "input_embeds"),
         (json!("vectors"), "must be a list of vectors"),
         (json!({"a": 1}), "must be a list of vectors"),
-        (json!([vector(), 7]), "input_embeds"),
+        (json!([embedding(), 7]), "input_embeds"),
         (json!([[vec!["a"; WIDTH]]]), "input_embeds[0][0][0]"),
         (json!([vec![1e300; WIDTH]]), "input_embeds[0] holds inf"),
-        (json!(vec![vector(); 65]), "more than 64 vectors"),
+        (json!(vec![embedding(); 65]), "more than 64 vectors"),
     ];
     for (embeds, part) in table {
         check_refused(
@@ -122,10 +122,10 @@ fn errors_of_invalid_vectors_name_their_index() {
             part,
         );
     }
-    let both = json!({"input_embeds": [vector()], "text": "a"});
+    let both = json!({"input_embeds": [embedding()], "text": "a"});
     check_refused(&world, both, "input_embeds", "send one of them");
     let scored =
-        json!({"input_embeds": [vector()], "return_logprob": true, "logprob_start_len": 0});
+        json!({"input_embeds": [embedding()], "return_logprob": true, "logprob_start_len": 0});
     check_refused(&world, scored, "logprob_start_len", "no log probabilities");
     // An empty `input_embeds` counts as absent.
     let none = json!({"input_embeds": [], "text": "a", "sampling_params": greedy(2)});

@@ -1,4 +1,4 @@
-//! Tests of prompts given as vectors: outputs equal those of the embedded tokens bit for bit, and nothing is cached.
+//! Tests of prompt embeddings (`input_embeds`): outputs equal those of the tokens bit for bit, and nothing is cached.
 
 use std::path::Path;
 
@@ -18,16 +18,16 @@ const MODELS: [&str; 3] = [
     "tests/fixtures/models/deepseek-v2",
 ];
 
-/// Like [`request`], without a repetition penalty, because a prompt of vectors has no tokens to penalise.
-fn of_tokens(index: u32) -> GenerateRequest {
+/// Like [`request`], without a repetition penalty, because prompt embeddings have no tokens to penalise.
+fn with_tokens(index: u32) -> GenerateRequest {
     let mut request = request(index);
     request.sampling.repetition_penalty = 1.0;
     request.sampling.max_new_tokens += 20;
     request
 }
 
-fn of_vectors(model: &str, index: u32) -> GenerateRequest {
-    let mut request = of_tokens(index);
+fn with_embeds(model: &str, index: u32) -> GenerateRequest {
+    let mut request = with_tokens(index);
     let Prompt::Tokens(tokens) = &request.prompt else {
         panic!("the prompt has no tokens");
     };
@@ -36,8 +36,8 @@ fn of_vectors(model: &str, index: u32) -> GenerateRequest {
     request
 }
 
-async fn all_of_vectors(world: &World, model: &str) -> Vec<(Bits, u32)> {
-    let sent = (0..REQUESTS).map(|index| bits(world.generate(of_vectors(model, index))));
+async fn run_with_embeds(world: &World, model: &str) -> Vec<(Bits, u32)> {
+    let sent = (0..REQUESTS).map(|index| bits(world.generate(with_embeds(model, index))));
     join_all(sent).await
 }
 
@@ -54,7 +54,7 @@ async fn check(model: &str) {
     let world = start(plain(model, DTYPE));
     let mut expected = Vec::new();
     for index in 0..REQUESTS {
-        expected.push(bits(world.generate(of_tokens(index))).await);
+        expected.push(bits(world.generate(with_tokens(index))).await);
     }
     world.stop().await;
     let (small, mut tight) = (plain(model, DTYPE), plain(model, DTYPE));
@@ -66,12 +66,12 @@ async fn check(model: &str) {
     };
     for config in [small, chunked] {
         let world = start(config);
-        let got = all_of_vectors(&world, model).await;
+        let got = run_with_embeds(&world, model).await;
         assert_same(&got, &expected, model);
         assert_nothing_cached(&world, &got).await;
         world.stop().await;
     }
-    // The longest two fit alone, but not together.
+    // Each of the longest two requests fits alone, but both together do not.
     tight.max_total_tokens = Some(310);
     // Admits all prompts in one step, even on a slow machine.
     tight.max_prefill_step_ms = 0;
@@ -79,7 +79,7 @@ async fn check(model: &str) {
     let (open, gate) = crossbeam_channel::bounded(0);
     let world = start_gated(gate, tight);
     let requests = first_of([15, 14], REQUESTS).into_iter().map(|index| {
-        let mut request = of_vectors(model, index);
+        let mut request = with_embeds(model, index);
         // With `ignore_eos`, the scheduler would reserve pages for the whole output.
         request.sampling.ignore_eos = false;
         request.sampling.min_new_tokens = request.sampling.max_new_tokens;
@@ -95,7 +95,7 @@ async fn check(model: &str) {
 }
 
 #[tokio::test]
-async fn vectors_give_the_bits_of_their_tokens_and_are_not_cached() {
+async fn prompt_embeddings_give_the_output_of_their_tokens_and_are_not_cached() {
     for model in MODELS {
         check(model).await;
     }
@@ -109,27 +109,27 @@ async fn refusal(world: &World, request: GenerateRequest) -> String {
 }
 
 #[tokio::test]
-async fn unsupported_and_invalid_vectors_are_refused() {
+async fn unsupported_and_invalid_prompt_embeddings_are_refused() {
     let model = MODELS[0];
     let none = Build::default().start();
-    let text = refusal(&none, of_vectors(model, 0)).await;
+    let text = refusal(&none, with_embeds(model, 0)).await;
     assert!(text.contains("does not accept input_embeds"), "{text}");
     none.stop().await;
     let world = start(plain(model, DtypeChoice::Float32));
-    let narrow = souffleur_request::PromptVectors::new(32, vec![0.5; 64]).expect("valid vectors");
-    let mut request = of_vectors(model, 0);
+    let narrow = souffleur_request::PromptVectors::new(32, vec![0.5; 64]).expect("valid values");
+    let mut request = with_embeds(model, 0);
     request.prompt = Prompt::Vectors(narrow.into());
     let text = refusal(&world, request).await;
     assert!(text.contains("vectors of 32 values"), "{text}");
-    let mut request = of_vectors(model, 0);
+    let mut request = with_embeds(model, 0);
     if let Some(wish) = &mut request.logprobs {
         wish.start = Some(0);
     }
     let text = refusal(&world, request).await;
     assert!(text.contains("logprob_start_len is 0"), "{text}");
-    let mut request = of_vectors(model, 0);
+    let mut request = with_embeds(model, 0);
     let long = vec![0.5; 64 * 300];
-    let long = souffleur_request::PromptVectors::new(64, long).expect("valid vectors");
+    let long = souffleur_request::PromptVectors::new(64, long).expect("valid values");
     request.prompt = Prompt::Vectors(long.into());
     let text = refusal(&world, request).await;
     assert!(text.contains("300 tokens"), "{text}");

@@ -1,4 +1,4 @@
-//! Tests that a prompt of vectors gives the same bits as the tokens with these embeddings.
+//! Tests that a prompt of embeddings gives the same bits as a prompt of the tokens that have them.
 
 use std::sync::Arc;
 
@@ -30,12 +30,12 @@ fn sampling() -> Arc<SamplingParams> {
     })
 }
 
-/// The bits of a prompt in chunks and of tokens decoded after it, with another row that prefills and decodes.
-fn run(executor: &mut CpuExecutor, vectors: Option<&Arc<PromptVectors>>) -> (Bits, Vec<u32>) {
+/// The logits' bits of a chunked prompt and of tokens decoded after it, with another row that prefills and decodes.
+fn run(executor: &mut CpuExecutor, embeds: Option<&Arc<PromptVectors>>) -> (Bits, Vec<u32>) {
     let (mut bits, mut output) = (Bits::new(), Vec::new());
     let mut prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
-    if vectors.is_some() {
-        // The executor ignores placeholders.
+    if embeds.is_some() {
+        // Placeholder tokens, which the executor ignores.
         prompt.fill(0);
     }
     let chunks = (0..PROMPT_TOKENS).step_by(CHUNK as usize);
@@ -50,7 +50,7 @@ fn run(executor: &mut CpuExecutor, vectors: Option<&Arc<PromptVectors>>) -> (Bit
         let mut step = plan(turn);
         if turn == 0 {
             let mut begun = start(ROW, &prompt, prompt.len(), &sampling());
-            begun.vectors = vectors.cloned();
+            begun.vectors = embeds.cloned();
             let other = tokens(9, 20, VOCAB);
             step.starts = vec![start(OTHER, &other, other.len(), &sampling()), begun];
             step.table = vec![append(ROW, (1..100).rev()), append(OTHER, 200..300)];
@@ -73,20 +73,20 @@ fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
             // Gemma 4 looks up per-layer inputs by token.
             continue;
         }
-        let mut vectors = embeddings(&fixture(&name), &prompt);
+        let mut embeds = embeddings(&fixture(&name), &prompt);
         if name.starts_with("gemma") {
-            // Prompt vectors are not multiplied by the square root of the width, as Gemma's embeddings are.
-            let values = vectors
+            // Unlike embeddings of tokens, prompt embeddings are not multiplied by the square root of the width.
+            let values = embeds
                 .values(0..prompt.len())
                 .iter()
                 .map(|value| 8.0 * value);
-            vectors = Arc::new(PromptVectors::new(64, values.collect()).unwrap());
+            embeds = Arc::new(PromptVectors::new(64, values.collect()).unwrap());
         }
-        // The stored type and f32 both represent the vectors exactly.
+        // The stored type and f32 both represent the embeddings exactly.
         for dtype in [None, Some(Dtype::F32)] {
             let options = CpuOptions { dtype, ..options() };
             let expected = run(&mut load(&name, &options), None);
-            let got = run(&mut load(&name, &options), Some(&vectors));
+            let got = run(&mut load(&name, &options), Some(&embeds));
             assert_eq!(got.0.len(), (PROMPT_TOKENS + DECODES) as usize, "{name}");
             assert!(got == expected, "{name} in {dtype:?}");
         }
@@ -94,10 +94,10 @@ fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
 }
 
 #[test]
-fn a_row_releases_its_vectors_after_the_last_one() {
+fn a_row_releases_its_prompt_embeddings_after_the_last_one() {
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
-    let vectors = embeddings(&fixture("llama"), &prompt);
+    let embeds = embeddings(&fixture("llama"), &prompt);
     let mut executor = load("llama", &options());
-    run(&mut executor, Some(&vectors));
-    assert_eq!(Arc::strong_count(&vectors), 1);
+    run(&mut executor, Some(&embeds));
+    assert_eq!(Arc::strong_count(&embeds), 1);
 }

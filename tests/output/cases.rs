@@ -1,4 +1,4 @@
-//! Generates random answers, each with a transcript that the parser must read as this answer.
+//! Generates random test cases: a transcript, and the answer that the parser must read from it.
 
 use serde_json::{Map, Value};
 use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
@@ -18,12 +18,12 @@ pub struct Answer {
 #[derive(Debug, PartialEq)]
 pub struct Call {
     pub name: String,
-    /// As in the transcript if the format has JSON arguments, else as `json.dumps` writes them.
+    /// As in the transcript where that is JSON (all arguments, an array or an object), else as `json.dumps` writes it.
     pub arguments: String,
     pub is_complete: bool,
 }
 
-pub struct Plan {
+pub struct Case {
     pub transcript: Transcript,
     pub answer: Answer,
 }
@@ -51,7 +51,7 @@ impl Answer {
         answer
     }
 
-    pub fn call(&mut self, name: &str, arguments: &str) {
+    pub fn add_call(&mut self, name: &str, arguments: &str) {
         self.calls.push(Call {
             name: name.to_owned(),
             arguments: arguments.to_owned(),
@@ -60,30 +60,30 @@ impl Answer {
     }
 }
 
-impl Plan {
+impl Case {
     pub fn new(formats: OutputFormats, mode: Mode, rng: &mut fastrand::Rng) -> Self {
-        let mut plan = Self {
+        let mut case = Self {
             transcript: Transcript::new(formats, mode),
             answer: Answer::default(),
         };
         if formats.is_harmony() {
-            messages::write(&mut plan, rng);
-            return plan;
+            messages::write(&mut case, rng);
+            return case;
         }
-        let inside = formats.reasoning == Some(ReasoningFormat::DeepSeekR1);
-        if inside || rng.bool() {
-            plan.write_reasoning(rng);
+        let starts_in_reasoning = formats.reasoning == Some(ReasoningFormat::DeepSeekR1);
+        if starts_in_reasoning || rng.bool() {
+            case.write_reasoning(rng);
         }
         let n_calls = match formats.tool {
             Some(_) => rng.usize(0..=3),
             None => 0,
         };
         if n_calls == 0 {
-            plan.write_content(rng);
+            case.write_content(rng);
         } else {
-            plan.call(n_calls, rng);
+            case.write_calls(n_calls, rng);
         }
-        plan
+        case
     }
 
     fn text(&mut self, text: &str) {
@@ -108,7 +108,7 @@ impl Plan {
         ][rng.usize(0..4)];
         self.answer.reasoning.push_str(thought);
         self.text(["", "\n", "\n\n"][rng.usize(0..3)]);
-        values::push_quoted(&mut self.transcript, thought, rng);
+        values::push_with_random_tags(&mut self.transcript, thought, rng);
         self.text(["", "\n"][rng.usize(0..2)]);
         self.transcript.tag(format.closing());
         self.text(["", "\n", "\n\n"][rng.usize(0..3)]);
@@ -134,7 +134,7 @@ impl Plan {
         self.text(content);
     }
 
-    fn call(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
+    fn write_calls(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
         let before = ["", "Let me see.", "One <b> moment: é"][rng.usize(0..3)];
         self.answer.content.push_str(before);
         self.text(before);
@@ -173,20 +173,20 @@ impl Plan {
         let name = ["seat", "other", "a.b-c"][rng.usize(0..3)];
         let arguments = Value::Object(values::arguments(rng));
         let written = values::json_text(&arguments, rng);
-        let quoted = match rng.u8(0..8) {
+        let arguments_json = match rng.u8(0..8) {
             0 => Value::String(written.clone()).to_string(),
             _ => written.clone(),
         };
-        self.answer.call(name, &written);
+        self.answer.add_call(name, &written);
         let mut parts = [
             format!("\"name\": \"{name}\""),
-            format!("\"{key}\":{quoted}"),
+            format!("\"{key}\":{arguments_json}"),
         ];
         if key == "arguments" && rng.u8(0..8) == 0 {
             parts.reverse();
         }
         let written = format!("{{{}}}", parts.join([",", ", ", "\n,\n"][rng.usize(0..3)]));
-        values::push_quoted(&mut self.transcript, &written, rng);
+        values::push_with_random_tags(&mut self.transcript, &written, rng);
     }
 
     fn hermes(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
@@ -207,17 +207,17 @@ impl Plan {
             self.text("\n<function=seat>\n");
             let mut written = Vec::new();
             for (key, value) in &arguments {
-                let plain = values::plain(value, rng);
+                let value_text = values::value_text(value, rng);
                 self.text(&format!("<parameter={key}>\n"));
-                values::push_quoted(&mut self.transcript, &plain, rng);
+                values::push_with_random_tags(&mut self.transcript, &value_text, rng);
                 self.text("\n</parameter>\n");
-                written.push(parameter(key, value, &plain));
+                written.push(parameter(key, value, &value_text));
             }
             self.text("</function>\n");
             self.transcript.tag("</tool_call>");
             self.text(["", "\n"][if n + 1 < n_calls { rng.usize(0..2) } else { 0 }]);
             self.answer
-                .call("seat", &format!("{{{}}}", written.join(", ")));
+                .add_call("seat", &format!("{{{}}}", written.join(", ")));
         }
     }
 
@@ -236,10 +236,10 @@ impl Plan {
     fn bare_object(&mut self, rng: &mut fastrand::Rng) {
         let arguments = Value::Object(values::arguments(rng));
         let written = values::json_text(&arguments, rng);
-        self.answer.call("seat", &written);
+        self.answer.add_call("seat", &written);
         let key = ["parameters", "arguments"][rng.usize(0..2)];
         let written = format!("{{\"name\": \"seat\", \"{key}\": {written}}}");
-        values::push_quoted(&mut self.transcript, &written, rng);
+        values::push_with_random_tags(&mut self.transcript, &written, rng);
     }
 
     fn pythonic(&mut self, n_calls: usize, start: Start, rng: &mut fastrand::Rng) {
@@ -257,8 +257,9 @@ impl Plan {
             }
             let comma = ["", ","][if n == 0 { 0 } else { 1 }];
             let written = format!("{comma}seat({})", written.join(", "));
-            values::push_quoted(&mut self.transcript, &written, rng);
-            self.answer.call("seat", &dumps(&Value::Object(arguments)));
+            values::push_with_random_tags(&mut self.transcript, &written, rng);
+            self.answer
+                .add_call("seat", &dumps(&Value::Object(arguments)));
         }
         self.text("]");
         if is_tagged {
@@ -296,8 +297,9 @@ impl Plan {
                 .map(|(key, value)| format!("{key}={}", values::python(value, rng)))
                 .collect();
             let written = format!("seat({})", written.join(", "));
-            values::push_quoted(&mut self.transcript, &written, rng);
-            self.answer.call("seat", &dumps(&Value::Object(arguments)));
+            values::push_with_random_tags(&mut self.transcript, &written, rng);
+            self.answer
+                .add_call("seat", &dumps(&Value::Object(arguments)));
         }
         self.text(if has_brackets { "]" } else { "" });
         self.transcript.tag("<|tool_call_end|>");
@@ -310,18 +312,18 @@ impl Plan {
             self.text(&format!("seat{line}"));
             let mut written = Vec::new();
             for (key, value) in &arguments {
-                let plain = values::plain(value, rng);
+                let value_text = values::value_text(value, rng);
                 self.transcript
                     .tagged(&format!("<arg_key>{key}</arg_key>{line}<arg_value>"));
-                values::push_quoted(&mut self.transcript, &plain, rng);
+                values::push_with_random_tags(&mut self.transcript, &value_text, rng);
                 self.transcript.tag("</arg_value>");
                 self.text(line);
-                written.push(parameter(key, value, &plain));
+                written.push(parameter(key, value, &value_text));
             }
             self.transcript.tag("</tool_call>");
             self.text(if n + 1 < n_calls { line } else { "" });
             self.answer
-                .call("seat", &format!("{{{}}}", written.join(", ")));
+                .add_call("seat", &format!("{{{}}}", written.join(", ")));
         }
     }
 
@@ -332,7 +334,8 @@ impl Plan {
             self.text("call:seat");
             self.braced(&arguments, rng);
             self.transcript.tag("<tool_call|>");
-            self.answer.call("seat", &dumps(&Value::Object(arguments)));
+            self.answer
+                .add_call("seat", &dumps(&Value::Object(arguments)));
         }
     }
 
@@ -370,15 +373,15 @@ impl Plan {
 
     fn between_quotes(&mut self, text: &str, rng: &mut fastrand::Rng) {
         self.transcript.tag("<|\"|>");
-        values::push_quoted(&mut self.transcript, text, rng);
+        values::push_with_random_tags(&mut self.transcript, text, rng);
         self.transcript.tag("<|\"|>");
     }
 
     fn deepseek(&mut self, n_calls: usize, format: ToolFormat, rng: &mut fastrand::Rng) {
         let is_section = n_calls > 1 || rng.u8(0..4) > 0;
-        let section = |plan: &mut Self, tag| {
+        let section = |case: &mut Self, tag| {
             if is_section {
-                plan.transcript.tag(tag);
+                case.transcript.tag(tag);
             }
         };
         section(self, "<｜tool▁calls▁begin｜>");
@@ -392,10 +395,10 @@ impl Plan {
             };
             self.transcript.tag("<｜tool▁call▁begin｜>");
             self.transcript.tagged(before);
-            values::push_quoted(&mut self.transcript, &written, rng);
+            values::push_with_random_tags(&mut self.transcript, &written, rng);
             self.text(after);
             self.transcript.tag("<｜tool▁call▁end｜>");
-            self.answer.call("seat", &written);
+            self.answer.add_call("seat", &written);
         }
         section(self, "<｜tool▁calls▁end｜>");
     }
@@ -421,17 +424,17 @@ impl Plan {
                 self.text("aB3");
             }
             self.transcript.tag("[ARGS]");
-            values::push_quoted(&mut self.transcript, &written, rng);
-            self.answer.call("seat", &written);
+            values::push_with_random_tags(&mut self.transcript, &written, rng);
+            self.answer.add_call("seat", &written);
         }
     }
 }
 
-/// Writes a parameter as JSON, as the parser must read it from `plain`, its value in the transcript.
-fn parameter(key: &str, value: &Value, plain: &str) -> String {
+/// A key with its value in the JSON arguments that the parser must return; `value_text` is the value in the transcript.
+fn parameter(key: &str, value: &Value, value_text: &str) -> String {
     let is_json = |text: &str| serde_json::from_str::<Value>(text).is_ok();
     let json = match value {
-        Value::Array(_) | Value::Object(_) if is_json(plain) => plain.to_owned(),
+        Value::Array(_) | Value::Object(_) if is_json(value_text) => value_text.to_owned(),
         _ => dumps(value),
     };
     format!("{}: {json}", dumps(&Value::from(key)))
