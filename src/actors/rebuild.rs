@@ -1,4 +1,4 @@
-//! The backoff between attempts to rebuild a unit.
+//! The backoff between attempts to rebuild the engine's actors (a unit).
 
 use std::time::Duration;
 

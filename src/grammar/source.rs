@@ -14,7 +14,8 @@ use super::regex;
 use souffleur_base::error::FieldError;
 use souffleur_state::grammar::JsonWhitespace;
 
-/// White space that models write unprompted: a blank, or a line break with indentation.
+/// The whitespace that is allowed between JSON tokens by default, as models write it: a space, or a line break with
+/// indentation.
 const BOUNDED: &str = r"\x20|\n[\x20\t]{0,40}";
 /// The characters after a backslash in JSON strings. `\u` is left out: with it, a property could be named in two ways,
 /// and llguidance would not recognise the second.

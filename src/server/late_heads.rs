@@ -1,7 +1,7 @@
 //! Adds the request id to 408 answers for request heads that arrive too late, and logs them.
 //!
 //! actix-web's HTTP/1 dispatcher writes this 408 itself, so no handler or middleware sees it. [`TagTimeouts`] is
-//! between the dispatcher and the socket. It adds the id that every answer has, and writes a line to the access log.
+//! between the dispatcher and the socket. It adds the id that every other answer has, and a line in the access log.
 
 use std::io;
 use std::net::SocketAddr;

@@ -32,7 +32,7 @@ impl PageBuffer {
         })
     }
 
-    /// Leaks the memory: it is never used or freed.
+    /// Leaks the memory, because an abandoned transfer may still use it.
     pub(super) fn leak(self) {
         std::mem::forget(self.pages);
     }

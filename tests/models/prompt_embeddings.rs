@@ -1,4 +1,4 @@
-//! Tests that a prompt of embeddings gives the same bits as a prompt of the tokens that have them.
+//! Tests that prompt embeddings give bitwise the same logits as the tokens that they embed.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
 }
 
 #[test]
-fn a_row_releases_its_prompt_embeddings_after_the_last_one() {
+fn a_row_releases_its_prompt_embeddings_once_all_are_computed() {
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     let embeds = embeddings(&fixture("llama"), &prompt);
     let mut executor = load("llama", &options());

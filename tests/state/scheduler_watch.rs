@@ -1,4 +1,4 @@
-//! Checks a schedule from its steps alone: which rows decode, which are left out, and which are preempted.
+//! Checks a schedule from its steps and the ends of requests: which rows decode, are left out, or are preempted.
 
 use souffleur_base::ids::SeqId;
 use souffleur_state::scheduler::BatchRules;

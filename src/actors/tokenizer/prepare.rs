@@ -16,7 +16,8 @@ use souffleur_state::sampling::SamplingParams;
 use super::TokenizerSettings;
 use super::logprob_checks::{check_entries, check_wish};
 
-/// Largest ratio by which a normalizer shortens a text (NFC composes three characters of three bytes into one).
+/// Upper bound of the ratio by which a normalizer shortens a text: NFC composes at most three characters of three bytes
+/// into one.
 const MAX_NORMALIZER_SHRINK: usize = 4;
 
 /// Refuses a prompt that is certainly too long, before time and memory are spent on it. A text whose tokens can be
@@ -60,8 +61,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Adds an anchor beyond the prompt. It requests a state before the last token, so that another output of the same
-    /// prompt computes only that token. Prompts without anchors save this state anyway.
+    /// Adds the anchor `len + 1`, which requests a state before the last token, so that another output of the prompt
+    /// computes only that token. Prompts without anchors save this state anyway.
     pub(super) fn anchor_end(&mut self) {
         if !self.anchors.is_empty() {
             let beyond = self.tokens.len() as u32 + 1;
@@ -232,7 +233,7 @@ enum PromptEnd {
     InReasoning,
     /// The prompt has closed the reasoning, so the output has none.
     AfterReasoning,
-    /// The prompt is a sequence of messages, and the output continues it.
+    /// In Harmony (gpt-oss) the output is a sequence of messages, too, and continues the prompt's.
     AmongMessages(OutputStart),
 }
 

@@ -10,7 +10,8 @@ use souffleur_base::kv_layout::{KvDtype, Values};
 ///
 /// The keys of a head are contiguous, so that reading a sequence is one stream for each head: `[n_kv_heads, n_slots,
 /// key_dim]`, followed by values in the same layout if they are as wide as keys. Values of another width follow each
-/// key, `[n_kv_heads, n_slots, key_dim + value_dim]`. Values in keys take no space.
+/// key, `[n_kv_heads, n_slots, key_dim + value_dim]`. The values of MLA are part of the key
+/// and take no space.
 ///
 /// The scales of quantised elements are separate, so that keys and values stay on whole cache lines:
 /// `[n_kv_heads, n_slots, key scales + value scales]`.
@@ -21,7 +22,7 @@ pub struct Planes {
     head: usize,
     to_values: usize,
     head_elements: usize,
-    /// Scales of a head's key, and of its values unless they are in the key.
+    /// Scales of a head's key.
     key_scales: usize,
     value_scales: usize,
 }

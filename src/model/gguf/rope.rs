@@ -18,7 +18,7 @@ const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 /// YaRN's `mscale_all_dim`, or a tenth of it: see [`GgufFamily::yarn_mscales`].
 const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 const SCALING: &str = "rope.scaling.type";
-/// Key that is false if the model has no RoPE.
+/// Whether the model was trained on the scaled context. False means no RoPE in families that read it so.
 const FINETUNED: &str = "rope.scaling.finetuned";
 
 pub(super) fn rope(

@@ -162,7 +162,7 @@ impl DiskTier {
         }
     }
 
-    /// Writes the log if it is closed, and syncs everything.
+    /// Syncs everything. A log that was closed by a failed write is rewritten from the index first.
     pub fn close(mut self) {
         if !self.log.is_open() {
             self.rewrite_log();

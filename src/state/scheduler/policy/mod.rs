@@ -1,7 +1,7 @@
 //! The trait of scheduling policies, and the table of their names; each policy is a file.
 //!
 //! A policy sees the queue in order of arrival and sorts it stably. Priorities take precedence over every policy
-//! ([`PriorityOrder`]), and retracted requests precede the queue.
+//! ([`PriorityOrder`]). Without priorities, retracted requests precede the queue.
 
 mod dfs_weight;
 mod fcfs;
