@@ -210,8 +210,7 @@ fn prefetch_timeout(config: &EngineConfig) -> PrefetchTimeout {
 fn n_buffers(host_bytes: u64, geometry: &Geometry) -> Result<(usize, usize), String> {
     let (freed, _) = crossbeam_channel::bounded(1);
     let pools = BlockPools::new(geometry, host_bytes, &freed);
-    // The reason follows the key.
-    let pools = pools.map_err(|error| error.to_string().replacen("kv_host_bytes is", "is", 1))?;
+    let pools = pools.map_err(|error| format!("is too small: {error}"))?;
     let of = |kind| pools.of(kind).map_or(0, |pool| pool.counts().total);
     Ok((of(BlockKind::Kv), of(BlockKind::State)))
 }

@@ -50,8 +50,8 @@ impl Default for PrefetchTimeout {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error(
-        "kv_host_bytes is {host_bytes}, but the KV store needs two buffers of each kind, and one of each kind takes \
-        {needed_bytes} bytes: raise kv_host_bytes to {limit_bytes}"
+        "the KV store needs two buffers of each kind, which do not fit into {host_bytes} bytes (one of each kind takes \
+        {needed_bytes}): raise kv_host_bytes to {limit_bytes}"
     )]
     HostBytes {
         host_bytes: u64,
