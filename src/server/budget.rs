@@ -8,7 +8,7 @@ use super::error::ApiError;
 /// Number of bytes at the start of each body that are charged to a share reserved for small bodies.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 /// The reserved share is the budget divided by this number.
-const SMALL_SHARE: usize = 4;
+const SMALL_DIVISOR: usize = 4;
 
 /// The bytes that all bodies of a server may use together. Cheap to clone.
 #[derive(Clone)]
@@ -22,7 +22,7 @@ struct Shares {
 
 impl BodyBudget {
     pub(super) fn new(limit_bytes: usize) -> Self {
-        let small = limit_bytes / SMALL_SHARE;
+        let small = limit_bytes / SMALL_DIVISOR;
         Self(Arc::new(Shares {
             limit_bytes,
             small_free: AtomicUsize::new(small),
@@ -50,7 +50,7 @@ impl BodyCharge {
     /// Charges more bytes. Fails with 503 if other bodies use the memory, with 413 above the limit for one body.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         let limit = self.shares.limit_bytes;
-        let most = limit - limit / SMALL_SHARE;
+        let most = limit - limit / SMALL_DIVISOR;
         let small_part = bytes.min(SMALL_BODY_BYTES.saturating_sub(self.small));
         if self.large.saturating_add(bytes - small_part) > most {
             return Err(ApiError::body_beyond_budget(most, limit));
@@ -131,8 +131,8 @@ mod tests {
         drop(large);
         drop(other);
         let free = |share: &AtomicUsize| share.load(Ordering::Acquire);
-        assert_eq!(free(&budget.0.small_free), LIMIT / SMALL_SHARE);
-        assert_eq!(free(&budget.0.large_free), LIMIT - LIMIT / SMALL_SHARE);
+        assert_eq!(free(&budget.0.small_free), LIMIT / SMALL_DIVISOR);
+        assert_eq!(free(&budget.0.large_free), LIMIT - LIMIT / SMALL_DIVISOR);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::key;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
-use super::openapi::shape::{count, name_of, object, text};
+use super::openapi::shape::{count, enum_of, object, text};
 use super::state::AppState;
 use souffleur_base::ids::RequestId;
 use souffleur_state::cache::prefix_history::Cause;
@@ -34,7 +34,7 @@ pub(super) async fn prefix(
 pub(super) fn operation(_: &Facts) -> Operation {
     let report = object()
         .has("rid", text())
-        .has("cause", name_of(Cause::ALL.map(Cause::as_str)))
+        .has("cause", enum_of(Cause::ALL.map(Cause::as_str)))
         .has(
             "position",
             count().about("the first token that did not come from the cache"),

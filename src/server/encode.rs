@@ -96,12 +96,12 @@ pub(super) fn encode(
     is_whole: bool,
     limit_tokens: usize,
 ) -> Result<Vec<u32>, RequestError> {
-    let beyond = if is_whole {
+    let too_long = if is_whole {
         tokenizer.count_prompt_above(prompt, limit_tokens)?
     } else {
         tokenizer.count_chat_above(prompt, limit_tokens)?
     };
-    match beyond {
+    match too_long {
         Some(prompt_tokens) => Err(RequestError::PromptTooLong {
             prompt_tokens,
             limit_tokens,

@@ -120,7 +120,7 @@ fn aliases() -> Vec<Endpoint> {
         all.push(post(path, tokenize::tokenize, tokenize::operation));
     }
     for path in ["/detokenize", "/v1/detokenize"] {
-        all.push(post(path, tokenize::detokenize, tokenize::back_operation));
+        all.push(post(path, tokenize::detokenize, tokenize::decode_operation));
     }
     for path in ["/model_info", "/get_model_info"] {
         all.push(get(path, health::model_info, health::model_info_operation));

@@ -442,7 +442,7 @@ mod tests {
     fn values_kept_with_a_request_are_charged_until_it_ends() {
         const LIMIT: usize = 8 << 20;
         let budget = BodyBudget::new(LIMIT);
-        let limit_of_one_body = LIMIT / 4 * 3 + (64 << 10); // The large share, and 64 KiB of the small one.
+        let limit_of_one_body = LIMIT / 4 * 3 + (64 << 10); // The shares of large and of small bodies.
         let is_full = || budget.open().grow(limit_of_one_body).is_err();
         let body = json!({"messages": ["a"], "regex": "x".repeat(100_000)}).to_string();
         let read = Fields::read(body.into(), budget.open(), 100);

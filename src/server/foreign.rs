@@ -11,8 +11,9 @@ use souffleur_state::sampling;
 
 /// A field's name, and its values without effect. Null, the empty string and, unless `True` is listed, false have no
 /// effect either.
-type Refused = (&'static str, &'static [Off]);
+type RefusedField = (&'static str, &'static [Off]);
 
+/// A value without effect.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Off {
     Number(f64),
@@ -33,9 +34,8 @@ const MINUS_ONE: &[Off] = &[Off::Number(-1.0)];
 const EMPTY_LIST: &[Off] = &[Off::EmptyList];
 const EMPTY_OBJECT: &[Off] = &[Off::EmptyObject];
 
-/// Fields that would change the answer.
 #[rustfmt::skip]
-const REFUSED: &[Refused] = &[
+const REFUSED: &[RefusedField] = &[
     // OpenAI.
     ("audio", &[]), ("background", &[]), ("conversation", &[]), ("echo", &[]), ("image", &[]), ("logprobs", ZERO),
     ("moderation", &[]), ("suffix", &[]), ("top_logprobs", ZERO), ("web_search_options", &[]),
@@ -81,7 +81,7 @@ const REFUSED: &[Refused] = &[
 ];
 
 /// Unsupported sampling parameters for which an empty list or object has no effect.
-const OF_SAMPLING: &[Refused] = &[("bad_words", EMPTY_LIST), ("custom_params", EMPTY_OBJECT)];
+const OF_SAMPLING: &[RefusedField] = &[("bad_words", EMPTY_LIST), ("custom_params", EMPTY_OBJECT)];
 
 fn off_values(name: &str) -> Option<&'static [Off]> {
     let mut known = REFUSED.iter().chain(OF_SAMPLING);

@@ -52,12 +52,12 @@ async fn answer(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, A
     let lanes = Lane::with_charges(lanes, call.charges);
     if call.stream {
         let transcripts = rids.iter().map(|_| Transcript::default()).collect();
-        let written = rids.iter().map(|_| LogprobsJson::default()).collect();
-        let render = Cumulative {
+        let logprobs = rids.iter().map(|_| LogprobsJson::default()).collect();
+        let render = CumulativeStream {
             rids,
             forms,
             transcripts,
-            written,
+            logprobs,
             kept_logprobs: 0,
             is_batch: call.is_batch,
             turn,
@@ -87,36 +87,36 @@ fn json(value: &impl Serialize) -> Vec<u8> {
 }
 
 /// Streams each request's output so far.
-struct Cumulative {
+struct CumulativeStream {
     rids: Vec<RequestId>,
     forms: Vec<ReplyForm>,
     transcripts: Vec<Transcript>,
-    written: Vec<LogprobsJson>,
+    logprobs: Vec<LogprobsJson>,
     kept_logprobs: usize,
     is_batch: bool,
     /// The turn of the call's only request in its session.
     turn: Option<SessionTurn>,
 }
 
-impl Render for Cumulative {
+impl Render for CumulativeStream {
     fn update(&mut self, index: usize, update: Update, out: &mut Chunks) {
         self.kept_logprobs += update.logprob_entries();
         let is_for_later = update.is_prompt_only();
         let (rid, form) = (&self.rids[index], &self.forms[index]);
-        let (transcript, written) = (&mut self.transcripts[index], &mut self.written[index]);
-        written.push(form, &update.delta.output_logprobs);
+        let (transcript, logprobs) = (&mut self.transcripts[index], &mut self.logprobs[index]);
+        logprobs.push(form, &update.delta.output_logprobs);
         transcript.push(update);
         if is_for_later {
             return;
         }
         let shown_index = self.is_batch.then_some(index);
         if transcript.end.is_none() {
-            return written.write_event(rid, form, transcript, shown_index, out);
+            return logprobs.write_event(rid, form, transcript, shown_index, out);
         }
         if let Some(turn) = self.turn.take() {
             turn.ended(&transcript.tokens);
         }
-        *written = LogprobsJson::default();
+        *logprobs = LogprobsJson::default();
         let whole = std::mem::take(transcript);
         if whole.json_bytes() <= MAX_INLINE_BYTES {
             return out.data(&Reply::new(rid, form, &whole, shown_index));

@@ -9,7 +9,7 @@ use super::error::ApiError;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{
-    Shape, count, flag, free_object, list, name_of, object, text, token_id,
+    Shape, count, enum_of, flag, free_object, list, object, text, token_id,
 };
 use super::state::AppState;
 use super::whole;
@@ -188,7 +188,7 @@ pub(super) fn generate_operation(_: &Facts) -> Operation {
 fn card() -> Shape {
     object()
         .has("id", text())
-        .has("object", name_of(["model"]))
+        .has("object", enum_of(["model"]))
         .has("created", count())
         .has("owned_by", text())
         .has("root", text())
@@ -199,7 +199,7 @@ fn card() -> Shape {
 
 pub(super) fn models_operation(_: &Facts) -> Operation {
     let models = object()
-        .has("object", name_of(["list"]))
+        .has("object", enum_of(["list"]))
         .has("data", list(card()));
     describe(Group::OpenAi, "The served model, as a list")
         .answers(models.shape(), "the list")
@@ -240,13 +240,13 @@ pub(super) fn server_info_operation(_: &Facts) -> Operation {
         .has("version", text())
         .has("model_path", text())
         .has("served_model_name", text())
-        .has("status", name_of(["ready", "draining"]))
+        .has("status", enum_of(["ready", "draining"]))
         .has("context_length", count())
         .has("page_size", count())
         .has("tp_size", count())
         .has("pp_size", count())
         .has("dp_size", count())
-        .has("disaggregation_mode", name_of(["null"]))
+        .has("disaggregation_mode", enum_of(["null"]))
         .has("is_embedding", flag())
         .has("weight_version", text())
         .has("max_total_num_tokens", count())

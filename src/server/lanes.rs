@@ -10,8 +10,8 @@ use futures_util::stream::{self, SelectAll, Stream};
 use super::answers::AnswerCharge;
 use super::budget::{BodyCharge, Charges};
 use super::error::ApiError;
-use super::exchange::Observed;
-use super::open_requests::Listed;
+use super::exchange::ObservedRequest;
+use super::open_requests::ListGuard;
 use super::state::AppState;
 use super::transcript::{Transcript, Update};
 use souffleur_base::error::RequestError;
@@ -26,8 +26,8 @@ pub(super) struct Lane {
     prompt_charge: Option<Arc<BodyCharge>>,
     _request_charge: Option<Arc<BodyCharge>>,
     answer: Option<AnswerCharge>,
-    observed: Observed,
-    _listed: Listed,
+    observed: ObservedRequest,
+    _listed: ListGuard,
 }
 
 impl Lane {
@@ -41,11 +41,11 @@ impl Lane {
         let answer = state
             .answers()
             .charge(&requests, engine.model().context_length)?;
-        let mut observed = Observed::open_all(&requests, &engine.model().served_model_name);
+        let mut observed = ObservedRequest::open_all(&requests, &engine.model().served_model_name);
         let generations = engine.generate_all(requests).inspect_err(|error| {
             observed.iter_mut().for_each(|one| one.fail(error));
         })?;
-        let lane = |(generation, observed): (Generation, Observed)| Self {
+        let lane = |(generation, observed): (Generation, ObservedRequest)| Self {
             _listed: state.open_requests().list(generation.canceller()),
             prompt_charge: None,
             _request_charge: None,

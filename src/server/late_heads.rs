@@ -1,7 +1,7 @@
-//! Adds the request id to 408 answers for request heads that arrive too late, and logs them.
+//! Adds the request id to 408 answers for request heads that arrive too late, and writes them to the access log.
 //!
 //! actix-web's HTTP/1 dispatcher writes this 408 itself, so no handler or middleware sees it. [`TagTimeouts`] is
-//! between the dispatcher and the socket. It adds the id that every other answer has, and a line in the access log.
+//! between the dispatcher and the socket. It adds the request id that all other answers carry, and logs the 408.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ const STATUS_LINE: &[u8] = b"HTTP/1.1 408 Request Timeout\r\n";
 pub(super) struct TagTimeouts<S> {
     inner: S,
     client: Option<SocketAddr>,
-    is_logged: bool,
+    access_log: bool,
     /// When the connection began to wait for a request head.
     waits_since: Instant,
     /// The rest of a 408, which the socket has not accepted yet.
@@ -27,11 +27,11 @@ pub(super) struct TagTimeouts<S> {
 }
 
 impl<S: AsyncWrite + Unpin> TagTimeouts<S> {
-    pub(super) fn new(inner: S, client: Option<SocketAddr>, is_logged: bool) -> Self {
+    pub(super) fn new(inner: S, client: Option<SocketAddr>, access_log: bool) -> Self {
         Self {
             inner,
             client,
-            is_logged,
+            access_log,
             waits_since: Instant::now(),
             unsent: Vec::new(),
         }
@@ -40,7 +40,7 @@ impl<S: AsyncWrite + Unpin> TagTimeouts<S> {
     /// Queues the dispatcher's 408 with an id. `rest` is the answer without its status line.
     fn queue(&mut self, rest: &[u8]) {
         let id = new_id();
-        if self.is_logged {
+        if self.access_log {
             log_late_head(&id, self.client, self.waits_since.elapsed());
         }
         let name = X_REQUEST_ID;

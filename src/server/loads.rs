@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::health::RANKS;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
-use super::openapi::shape::{Shape, count, list, name_of, number, object, text, whole};
+use super::openapi::shape::{Shape, count, enum_of, list, number, object, text, whole};
 use super::state::AppState;
 use souffleur_base::field::{Field, Shallow};
 use souffleur_engine::ModelInfo;
@@ -147,7 +147,7 @@ fn total_tokens(load: &EngineLoad) -> usize {
     load.stats.used_tokens() + load.pending.waiting
 }
 
-/// Answers `GET /v1/loads`, which smg requests, and `GET /loads`, both in SGLang's form.
+/// Answers `GET /v1/loads`, which the gateway smg requests, and `GET /loads`, both in SGLang's form.
 pub(super) async fn loads(
     state: Data<AppState>,
     query: Query<LoadQuery>,
@@ -227,7 +227,7 @@ fn rank_load() -> Shape {
         .may_have("memory", memory.shape())
         .may_have(
             "disaggregation",
-            object().has("mode", name_of(["null"])).shape(),
+            object().has("mode", enum_of(["null"])).shape(),
         )
         .may_have("queues", queues.shape())
         .shape()
@@ -247,7 +247,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
              default. Other names are ignored",
         )
         .query("dp_rank", whole().at_least(0).at_most(0), "a rank, which must be 0")
-        .query("format", name_of(["json"]), "`/metrics` is for Prometheus")
+        .query("format", enum_of(["json"]), "`/metrics` is for Prometheus")
         .answers(loads.shape(), "the load of each rank")
         .fails(400, "there is no such rank or format")
         .needs_engine("there is no engine")

@@ -18,14 +18,14 @@ struct Entries {
 
 impl OpenRequests {
     /// Lists a request until the guard is dropped.
-    pub(super) fn list(&self, canceller: Canceller) -> Listed {
+    pub(super) fn list(&self, canceller: Canceller) -> ListGuard {
         let key = self.with(|entries| {
             let key = entries.next_key;
             entries.next_key += 1;
             entries.cancellers.insert(key, canceller);
             key
         });
-        Listed {
+        ListGuard {
             open_requests: self.clone(),
             key,
         }
@@ -69,12 +69,12 @@ pub(super) fn matches_id(id: &str, rid: &str) -> bool {
     }
 }
 
-pub(super) struct Listed {
+pub(super) struct ListGuard {
     open_requests: OpenRequests,
     key: u64,
 }
 
-impl Drop for Listed {
+impl Drop for ListGuard {
     fn drop(&mut self) {
         self.open_requests
             .with(|entries| entries.cancellers.remove(&self.key));

@@ -8,9 +8,9 @@ use super::table::Table;
 use souffleur_request::RequestTimeouts;
 use souffleur_state::cache::namespace::Namespace;
 
-/// The names of the cache namespace: only prompts with the same names share cached prefixes.
+/// The keys of the cache namespace: only prompts with the same keys share cached prefixes.
 #[derive(Default)]
-pub(super) struct Sharing {
+pub(super) struct CacheKeys {
     extra_key: Option<String>,
     cache_salt: Option<String>,
 }
@@ -23,11 +23,11 @@ pub(super) struct Scheduling {
 
 #[derive(Default)]
 pub(super) struct Options {
-    sharing: Sharing,
+    keys: CacheKeys,
     pub(super) scheduling: Scheduling,
 }
 
-impl Sharing {
+impl CacheKeys {
     pub(super) fn table() -> Table<Self> {
         let names = |about: &'static str| {
             move |facts: &Facts| text().up_to(facts.limits.max_extra_key_bytes).about(about)
@@ -36,12 +36,12 @@ impl Sharing {
             .text(
                 "extra_key",
                 names("prompts share the prefix cache with those of the same key only"),
-                |sharing: &mut Self, key| sharing.extra_key = key,
+                |keys: &mut Self, key| keys.extra_key = key,
             )
             .text(
                 "cache_salt",
                 names("a secret: prompts share the prefix cache with those of the same salt only"),
-                |sharing, salt| sharing.cache_salt = salt,
+                |keys, salt| keys.cache_salt = salt,
             )
     }
 }
@@ -76,16 +76,16 @@ impl Scheduling {
 impl Options {
     pub(super) fn table() -> Table<Self> {
         Table::new()
-            .and(Sharing::table(), |options: &mut Self| &mut options.sharing)
+            .and(CacheKeys::table(), |options: &mut Self| &mut options.keys)
             .and(Scheduling::table(), |options| &mut options.scheduling)
     }
 
-    /// The namespace of the call's prompts. Fails for a name longer than the limit.
+    /// The namespace of the call's prompts. Fails for a key longer than the limit.
     pub(super) fn namespace(&self, limits: CallLimits<'_>) -> Result<Namespace, ApiError> {
-        let Sharing {
+        let CacheKeys {
             extra_key,
             cache_salt,
-        } = &self.sharing;
+        } = &self.keys;
         let namespace = Namespace::new(extra_key.as_deref(), cache_salt.as_deref());
         namespace.validate(limits.request).map_err(ApiError::from)?;
         Ok(namespace)

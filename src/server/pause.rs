@@ -9,7 +9,7 @@ use super::body::JsonBody;
 use super::error::ApiError;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
-use super::openapi::shape::{Shape, name_of, object, text};
+use super::openapi::shape::{Shape, enum_of, object, text};
 use super::state::AppState;
 use souffleur_base::field::{Field, Shallow};
 
@@ -56,7 +56,7 @@ fn status() -> Shape {
 }
 
 pub(super) fn operation(_: &Facts) -> Operation {
-    let mode = name_of(["abort", "in_place"]).or("abort");
+    let mode = enum_of(["abort", "in_place"]).or("abort");
     let fields = object().takes(
         "mode",
         mode.about("`abort` cancels the requests in flight, `in_place` keeps them"),

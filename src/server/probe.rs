@@ -20,11 +20,11 @@ const FRESH: Duration = Duration::from_secs(1);
 
 /// The last probe, which may still be in flight.
 #[derive(Default)]
-pub(super) struct Probe(Mutex<Option<Pending>>);
+pub(super) struct Probe(Mutex<Option<PendingProbe>>);
 
-type Pending = watch::Receiver<Option<Ended>>;
+type PendingProbe = watch::Receiver<Option<ProbeEnd>>;
 
-struct Ended {
+struct ProbeEnd {
     at: Instant,
     outcome: Result<(), ApiError>,
 }
@@ -51,7 +51,7 @@ impl Probe {
         outcome.unwrap_or_else(|| Err(lost().into()))
     }
 
-    fn join(&self, begin: impl FnOnce(watch::Sender<Option<Ended>>)) -> Pending {
+    fn join(&self, begin: impl FnOnce(watch::Sender<Option<ProbeEnd>>)) -> PendingProbe {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pending) = last.as_ref().filter(|pending| is_valid(pending)) {
             return pending.clone();
@@ -63,7 +63,7 @@ impl Probe {
     }
 }
 
-fn is_valid(pending: &Pending) -> bool {
+fn is_valid(pending: &PendingProbe) -> bool {
     match pending.borrow().as_ref() {
         Some(ended) => ended.at.elapsed() < FRESH,
         // An error means that the worker of the probe has stopped: the probe will never end.
@@ -71,12 +71,12 @@ fn is_valid(pending: &Pending) -> bool {
     }
 }
 
-async fn run(engine: EngineHandle, timeout_s: u32, sender: watch::Sender<Option<Ended>>) {
+async fn run(engine: EngineHandle, timeout_s: u32, sender: watch::Sender<Option<ProbeEnd>>) {
     let deadline = Duration::from_secs(timeout_s.into());
     let outcome = rt::time::timeout(deadline, one_token(&engine)).await;
     let outcome = outcome.unwrap_or_else(|_| Err(ApiError::no_token(timeout_s)));
     let at = Instant::now();
-    sender.send_replace(Some(Ended { at, outcome }));
+    sender.send_replace(Some(ProbeEnd { at, outcome }));
 }
 
 async fn one_token(engine: &EngineHandle) -> Result<(), ApiError> {
@@ -102,24 +102,24 @@ mod tests {
     #[test]
     fn clients_share_one_probe_and_its_outcome_while_it_is_fresh() {
         let probe = Probe::default();
-        let begun = std::cell::RefCell::new(Vec::new());
-        let join = || probe.join(|sender| begun.borrow_mut().push(sender));
-        let ended_at = |at| Ended {
+        let senders = std::cell::RefCell::new(Vec::new());
+        let join = || probe.join(|sender| senders.borrow_mut().push(sender));
+        let ended_at = |at| ProbeEnd {
             at,
             outcome: Ok(()),
         };
         drop(join());
         join();
-        assert_eq!(begun.borrow().len(), 1, "the first client has left");
-        begun.borrow()[0].send_replace(Some(ended_at(Instant::now() + FRESH)));
+        assert_eq!(senders.borrow().len(), 1, "the first client has left");
+        senders.borrow()[0].send_replace(Some(ended_at(Instant::now() + FRESH)));
         join();
-        assert_eq!(begun.borrow().len(), 1, "the outcome is fresh");
+        assert_eq!(senders.borrow().len(), 1, "the outcome is fresh");
         let long_ago = Instant::now().checked_sub(FRESH);
-        begun.borrow()[0].send_replace(long_ago.map(ended_at));
+        senders.borrow()[0].send_replace(long_ago.map(ended_at));
         join();
-        assert_eq!(begun.borrow().len(), 2, "the outcome is old");
-        begun.borrow_mut().clear();
+        assert_eq!(senders.borrow().len(), 2, "the outcome is old");
+        senders.borrow_mut().clear();
         join();
-        assert_eq!(begun.borrow().len(), 1, "the last probe was lost");
+        assert_eq!(senders.borrow().len(), 1, "the last probe was lost");
     }
 }

@@ -118,7 +118,7 @@ impl Raw {
     /// A field of an object. If two fields have the same name, the last one counts.
     pub(super) fn field(&self, name: &str) -> Option<Self> {
         let mut entries = self.entries().into_iter().rev();
-        entries.find_map(|(known, value)| (known == name).then_some(value))
+        entries.find_map(|(key, value)| (key == name).then_some(value))
     }
 
     pub(super) fn text(&self) -> std::borrow::Cow<'_, str> {

@@ -23,12 +23,12 @@ use super::openai::wire::UsageReport;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{
-    Shape, any_of, count, free_object, list, name_of, named, number, object, text,
+    Shape, any_of, count, enum_of, free_object, list, named, number, object, text,
 };
 use super::openapi::shared;
 use super::options::Options;
 use super::raw::Raw;
-use super::scoring::{self, Labels, Requests, Scored};
+use super::scoring::{self, Labels, Requests, Scores};
 use super::state::AppState;
 use super::table::Table;
 use super::whole;
@@ -95,12 +95,12 @@ struct Answer<'a> {
     id: String,
     object: &'static str,
     model: &'a str,
-    results: Vec<Ranked>,
+    results: Vec<RerankResult>,
     usage: UsageReport,
 }
 
 #[derive(Serialize)]
-struct Ranked {
+struct RerankResult {
     index: usize,
     relevance_score: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -344,7 +344,7 @@ impl AnswerForm {
     }
 
     /// Writes the results, the best first; equal scores keep the order of the documents.
-    fn json(self, model: &str, scored: Scored) -> Vec<u8> {
+    fn json(self, model: &str, scored: Scores) -> Vec<u8> {
         let scores = scored.scores.iter();
         let scores = scores.map(|scores| scores.last().copied().unwrap_or_default());
         let mut ranks: Vec<(usize, f64)> = scores.enumerate().collect();
@@ -360,7 +360,7 @@ impl AnswerForm {
             };
             serde_json::to_vec(&ranks.into_iter().map(rank).collect::<Vec<_>>())
         } else {
-            let ranked = |(index, relevance_score)| Ranked {
+            let ranked = |(index, relevance_score)| RerankResult {
                 index,
                 relevance_score,
                 document: text(index).map(|text| Document { text }),
@@ -404,7 +404,7 @@ fn answer() -> Shape {
         .may_have("text", text());
     let ranked = object()
         .has("id", text())
-        .has("object", name_of(["list"]))
+        .has("object", enum_of(["list"]))
         .has("model", text())
         .has("results", list(result.shape()))
         .has("usage", named("Usage"));

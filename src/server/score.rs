@@ -13,7 +13,7 @@ use super::fields::{self, Fields};
 use super::foreign;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
-use super::openapi::shape::{any_of, count, list, name_of, number, object, text, token_id};
+use super::openapi::shape::{any_of, count, enum_of, list, number, object, text, token_id};
 use super::openapi::shared;
 use super::options::Options;
 use super::scoring::{self, Labels, Requests};
@@ -117,8 +117,8 @@ impl Call {
             return Err(ApiError::unsupported("temperature"));
         }
         foreign::refuse(&mut fields, &[])?;
-        let of_items = items.iter().map(bytes).sum();
-        scoring::charge_copies(&mut fields, bytes(&query), items.len(), of_items)?;
+        let item_bytes = items.iter().map(bytes).sum();
+        scoring::charge_copies(&mut fields, bytes(&query), items.len(), item_bytes)?;
         let prompt = |item: &Prompt| {
             if !body.item_first {
                 joined(&query, item)
@@ -212,7 +212,7 @@ pub(super) fn operation(facts: &Facts) -> Operation {
         .has("completion_tokens", count())
         .has("total_tokens", count());
     let scored = object()
-        .has("object", name_of(["scoring"]))
+        .has("object", enum_of(["scoring"]))
         .has("scores", list(list(number())))
         .has("model", text())
         .has("usage", usage.shape());

@@ -30,7 +30,7 @@ pub(super) struct Requests {
     pub(super) scheduling: Scheduling,
 }
 
-pub(super) struct Scored {
+pub(super) struct Scores {
     pub(super) scores: Vec<Vec<f64>>,
     pub(super) usages: Vec<Usage>,
 }
@@ -60,7 +60,7 @@ pub(super) async fn run(
     requests: Requests,
     labels: &Labels,
     charges: Charges,
-) -> Result<Scored, ApiError> {
+) -> Result<Scores, ApiError> {
     let wish = LogprobWish {
         token_ids: labels.tokens.clone(),
         ..LogprobWish::default()
@@ -90,13 +90,13 @@ pub(super) async fn run(
         .iter()
         .map(|transcript| scores(transcript, labels.softmax))
         .collect();
-    Ok(Scored {
+    Ok(Scores {
         scores: scores?,
         usages: transcripts.iter().map(usage).collect(),
     })
 }
 
-/// A request samples one token only for its log probabilities, so the token does not count as output.
+/// The sampled token does not count as output: only the log probabilities of the labels are used.
 fn usage(transcript: &Transcript) -> Usage {
     Usage {
         completion_tokens: 0,

@@ -71,7 +71,7 @@ pub(super) struct Chunks(VecDeque<Chunk>);
 
 impl Chunks {
     pub(super) fn data(&mut self, value: &impl Serialize) {
-        let out = self.end();
+        let out = self.tail();
         out.extend_from_slice(b"data: ");
         serde_json::to_writer(&mut *out, value).expect("responses have string keys only");
         out.extend_from_slice(b"\n\n");
@@ -88,7 +88,7 @@ impl Chunks {
 
     /// Adds an event from the parts of its finished JSON.
     pub(super) fn json(&mut self, parts: &[&[u8]]) {
-        let out = self.end();
+        let out = self.tail();
         out.reserve(parts.iter().map(|part| part.len()).sum::<usize>() + 16);
         out.extend_from_slice(b"data: ");
         for part in parts {
@@ -114,7 +114,7 @@ impl Chunks {
     }
 
     pub(super) fn named(&mut self, name: &str, json: &[u8]) {
-        write_named(self.end(), name, json);
+        write_named(self.tail(), name, json);
     }
 
     pub(super) fn done(&mut self) {
@@ -122,10 +122,10 @@ impl Chunks {
     }
 
     fn text(&mut self, text: &[u8]) {
-        self.end().extend_from_slice(text);
+        self.tail().extend_from_slice(text);
     }
 
-    fn end(&mut self) -> &mut Vec<u8> {
+    fn tail(&mut self) -> &mut Vec<u8> {
         if !matches!(self.0.back(), Some(Chunk::Written(_))) {
             self.0.push_back(Chunk::Written(Vec::new()));
         }

@@ -5,7 +5,7 @@ use super::call::CallLimits;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::openapi::facts::Facts;
-use super::openapi::shape::{ObjectShape, Shape, flag, integer, name_of, object};
+use super::openapi::shape::{ObjectShape, Shape, enum_of, flag, integer, object};
 use souffleur_base::field::{Field, Integer, Shallow};
 
 type Describe = Box<dyn Fn(&Facts) -> Shape>;
@@ -105,7 +105,7 @@ impl<B: Default + 'static> Table<B> {
         set: fn(&mut B, T),
     ) -> Self {
         let describe = move |_: &Facts| {
-            let shape = name_of(names.iter().map(|(name, _)| *name));
+            let shape = enum_of(names.iter().map(|(name, _)| *name));
             shape.or(names[0].0).about(about)
         };
         let read =

@@ -57,7 +57,7 @@ enum Each<T> {
 }
 
 #[derive(Serialize)]
-struct Tokenized {
+struct TokenizeAnswer {
     tokens: Each<Vec<u32>>,
     count: Each<usize>,
     max_model_len: usize,
@@ -66,7 +66,7 @@ struct Tokenized {
 }
 
 #[derive(Serialize)]
-struct Detokenized {
+struct DetokenizeAnswer {
     text: Each<String>,
     /// vLLM's name of `text`, for a single list of tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,7 +122,7 @@ pub(super) async fn detokenize(
             Each::One(text) => Some(text.clone()),
             Each::List(_) => None,
         };
-        let detokenized = Detokenized {
+        let detokenized = DetokenizeAnswer {
             text: texts,
             prompt,
         };
@@ -212,7 +212,7 @@ fn tokenized(
     tokens: Each<Vec<u32>>,
     shows_texts: bool,
     max_model_len: usize,
-) -> Tokenized {
+) -> TokenizeAnswer {
     let spell = |ids: &Vec<u32>| {
         let texts = ids.iter().map(|id| SpellTokens::bytes(tokenizer, *id));
         let texts = texts.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -228,7 +228,7 @@ fn tokenized(
             shows_texts.then(|| Each::List(lists.iter().map(spell).collect())),
         ),
     };
-    Tokenized {
+    TokenizeAnswer {
         tokens,
         count,
         max_model_len,
@@ -288,7 +288,7 @@ pub(super) fn operation(facts: &Facts) -> Operation {
     .done()
 }
 
-pub(super) fn back_operation(facts: &Facts) -> Operation {
+pub(super) fn decode_operation(facts: &Facts) -> Operation {
     let ids = || list(token_id()).up_to(MAX_TOKENS);
     let tokens = any_of([ids(), list(ids()).up_to(facts.max_requests)]);
     let special = "leave out tokens such as the one that begins a text";

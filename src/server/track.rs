@@ -14,7 +14,7 @@ use actix_web::middleware::Next;
 use actix_web::web::Bytes;
 use metrics::{Gauge, counter, gauge};
 
-use super::exchange::{Ended, Exchange, X_REQUEST_ID};
+use super::exchange::{Exchange, ExchangeEnd, X_REQUEST_ID};
 
 /// Counts one request and gives its answer an id. The request is active until its response body ends.
 pub(super) async fn track(
@@ -32,7 +32,7 @@ pub(super) async fn track(
         ("method", method.to_owned()),
     ];
     counter!("sglang:http_requests_total", &labels).increment(1);
-    open.active = Some(Active::enter(gauge!(
+    open.active = Some(ActiveGuard::enter(gauge!(
         "sglang:http_requests_active",
         &labels
     )));
@@ -89,16 +89,16 @@ fn method_label(method: &Method) -> &'static str {
     }
 }
 
-struct Active(Gauge);
+struct ActiveGuard(Gauge);
 
-impl Active {
+impl ActiveGuard {
     fn enter(gauge: Gauge) -> Self {
         gauge.increment(1.0);
         Self(gauge)
     }
 }
 
-impl Drop for Active {
+impl Drop for ActiveGuard {
     fn drop(&mut self) {
         self.0.decrement(1.0);
     }
@@ -107,13 +107,13 @@ impl Drop for Active {
 /// An answer in flight. Its drop, after the body has been sent or dropped, reports its end to the exchange.
 struct OpenAnswer {
     exchange: Arc<Exchange>,
-    ended: Ended,
-    active: Option<Active>,
+    ended: ExchangeEnd,
+    active: Option<ActiveGuard>,
 }
 
 impl OpenAnswer {
     fn new(exchange: Arc<Exchange>) -> Self {
-        let ended = Ended {
+        let ended = ExchangeEnd {
             status: None,
             bytes: 0,
             is_whole: false,
@@ -132,7 +132,7 @@ impl OpenAnswer {
             let id = id.expect("ids are printable ASCII");
             head.headers.insert(X_REQUEST_ID, id);
             self.ended.is_whole = matches!(body.size(), BodySize::None | BodySize::Sized(0));
-            Tracked {
+            TrackedBody {
                 body: body.boxed(),
                 open: self,
             }
@@ -148,12 +148,12 @@ impl Drop for OpenAnswer {
 }
 
 /// Rust drops the fields in this order, so the body ends before the exchange.
-struct Tracked {
+struct TrackedBody {
     body: BoxBody,
     open: OpenAnswer,
 }
 
-impl MessageBody for Tracked {
+impl MessageBody for TrackedBody {
     type Error = <BoxBody as MessageBody>::Error;
 
     fn size(&self) -> BodySize {

@@ -1,4 +1,4 @@
-//! Tests of agents' clients against a model that replies with the lines of `py/lines.json`.
+//! Tests of agents' client libraries against a scripted model, which replies with the lines of `py/lines.json`.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::python::{interpreter, run_module};
 use crate::world::World;
 
-/// Runs the tests of a module, then checks that every page of the pool is free or cached.
+/// Runs the tests of a Python module, then checks that every page of the pool is free or cached.
 #[track_caller]
 fn check(module: &str) {
     let Some(python) = interpreter() else {

@@ -109,9 +109,9 @@ fn the_loss_on_held_out_dialogues_is_close_to_the_loss_that_training_printed() {
             request
         });
         let scored = answers(&engine, requests);
-        let places = scored.iter().flat_map(|end| &end.delta.input_logprobs);
-        let losses: Vec<f64> = places
-            .filter_map(|place| Some(-f64::from(place.logprob?)))
+        let positions = scored.iter().flat_map(|end| &end.delta.input_logprobs);
+        let losses: Vec<f64> = positions
+            .filter_map(|position| Some(-f64::from(position.logprob?)))
             .collect();
         assert_eq!(
             training["held_out_tokens"],

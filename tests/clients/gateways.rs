@@ -11,20 +11,20 @@ use crate::python::{interpreter, run_module_with};
 
 const REQUIREMENTS: &str = "tests/clients/gateways.txt";
 
-struct Kind {
+struct GatewayKind {
     module: &'static str,
     flags: &'static [&'static str],
 }
 
 /// By default, smg reads the engines' loads every ten seconds, not often enough for these tests.
-const SMG: Kind = Kind {
+const SMG: GatewayKind = GatewayKind {
     module: "smg",
     flags: &["--load-monitor-interval", "1"],
 };
 
 /// sglang_router retries a request on the same engine until a health check has found that engine dead: the retries must
 /// last longer than the interval of health checks.
-const SGLANG_ROUTER: Kind = Kind {
+const SGLANG_ROUTER: GatewayKind = GatewayKind {
     module: "sglang_router",
     flags: &[
         "--health-check-interval-secs",
@@ -44,7 +44,7 @@ struct Gateway {
 }
 
 impl Gateway {
-    fn start(python: &Path, kind: &Kind, workers: &[String]) -> Self {
+    fn start(python: &Path, kind: &GatewayKind, workers: &[String]) -> Self {
         let (port, metrics_port) = (free_port(), free_port());
         let peer = Peer::start(python, kind.module, |command| {
             command
@@ -97,7 +97,7 @@ const GRPC_EVENTS: &str = r#"{"publisher": "zmq", "endpoint": "tcp://*:0"}"#;
 /// Runs the tests of a Python module with a gateway in front of two engines. The module may kill the first engine; the
 /// second must end gracefully.
 #[track_caller]
-fn check(kind: &Kind, module: &str, pair: impl FnOnce() -> Pair) {
+fn check(kind: &GatewayKind, module: &str, pair: impl FnOnce() -> Pair) {
     static GATEWAYS: Found = Found::new();
     let Some(clients) = interpreter() else {
         return;

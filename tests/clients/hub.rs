@@ -42,7 +42,7 @@ fn variables(hub: &FakeHub, more: &[(&'static str, &Path)]) -> Variables {
 }
 
 /// The path that a line of Python prints.
-fn by_python(python: &Path, line: &str, variables: &Variables) -> PathBuf {
+fn run_python(python: &Path, line: &str, variables: &Variables) -> PathBuf {
     let mut command = Command::new(python);
     for (name, _) in std::env::vars_os() {
         let lower = name.to_string_lossy().to_lowercase();
@@ -57,7 +57,7 @@ fn by_python(python: &Path, line: &str, variables: &Variables) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn by_engine(variables: &Variables) -> PathBuf {
+fn engine_fetch(variables: &Variables) -> PathBuf {
     let settings = HubSettings::from_variables(|name| {
         let mut values = variables.iter().filter(|(known, _)| *known == name);
         values.next().map(|(_, value)| value.clone())
@@ -103,8 +103,8 @@ fn a_cache_is_shared_with_huggingface_hub() {
     let (python_dir, engine_dir) = (dir.path().join("python"), dir.path().join("engine"));
     let (home, cache) = (("HF_HOME", &*python_dir), ("HF_HUB_CACHE", &*engine_dir));
     // Both download the model. `HF_HOME` and `HF_HUB_CACHE` are two ways to set the location of the cache.
-    let snapshot = by_python(python, SNAPSHOT, &variables(&hub, &[home]));
-    let downloaded = by_engine(&variables(&hub, &[home, cache]));
+    let snapshot = run_python(python, SNAPSHOT, &variables(&hub, &[home]));
+    let downloaded = engine_fetch(&variables(&hub, &[home, cache]));
     assert_eq!(layout(&python_dir.join("hub")), layout(&engine_dir));
     let requests = hub.requests();
     // huggingface_hub requests this path without a token.
@@ -117,14 +117,14 @@ fn a_cache_is_shared_with_huggingface_hub() {
     }
     // Each reads the download of the other and sends no request.
     let offline = ("HF_HUB_OFFLINE", Path::new("1"));
-    assert_eq!(by_engine(&variables(&hub, &[home, offline])), snapshot);
+    assert_eq!(engine_fetch(&variables(&hub, &[home, offline])), snapshot);
     let in_engine_dir = variables(&hub, &[home, cache, offline]);
-    assert_eq!(by_python(python, SNAPSHOT, &in_engine_dir), downloaded);
+    assert_eq!(run_python(python, SNAPSHOT, &in_engine_dir), downloaded);
     let weights = downloaded.join("model.safetensors");
-    assert_eq!(by_python(python, ONE_FILE, &in_engine_dir), weights);
+    assert_eq!(run_python(python, ONE_FILE, &in_engine_dir), weights);
     assert!(hub.requests().is_empty());
     // With the hub reachable, nothing is downloaded again.
-    by_engine(&variables(&hub, &[home]));
-    by_python(python, ONE_FILE, &variables(&hub, &[home, cache]));
+    engine_fetch(&variables(&hub, &[home]));
+    run_python(python, ONE_FILE, &variables(&hub, &[home, cache]));
     assert!(hub.requests().iter().all(|request| request.host == "hub"));
 }

@@ -1,5 +1,5 @@
-//! Tests with unmodified clients and gateways of the `souffleur` binary, and of the bundled model's quality. Agents
-//! instead use a server in this process, with a scripted model.
+//! Tests of the `souffleur` binary with unmodified clients and gateways, and of the bundled model's quality. The tests
+//! of agents use a server in this process instead, with a scripted model.
 
 mod agents;
 mod binary;

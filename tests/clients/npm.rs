@@ -14,7 +14,7 @@ use crate::environment::{keep, run};
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Installs a package such as `@scope/package@1.2.3`, removes unneeded files with `trim`, and returns the package's
-/// program `name`; `None` without npm, or if the package cannot be installed outside of CI.
+/// program `name`; `None` without npm or, outside of CI, if the package cannot be installed.
 pub fn program(
     package: &str,
     name: &str,

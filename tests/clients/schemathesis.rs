@@ -8,7 +8,7 @@ use crate::binary::Binary;
 use crate::python::interpreter;
 
 const ADMIN_KEY: &str = "sk-of-the-admin";
-/// Sets the number of generated calls for each operation.
+/// The environment variable with the number of generated calls for each operation.
 const EXAMPLES: &str = "SOUFFLEUR_SCHEMATHESIS_EXAMPLES";
 const FEW_EXAMPLES: &str = "6";
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";

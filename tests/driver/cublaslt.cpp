@@ -1,5 +1,5 @@
-// The used part of cuBLASLt, as its documentation describes it, on memory that the CPU reads: columns of
-// matrices are `ld` elements apart.
+// A fake cuBLASLt that computes on the CPU: the functions that Souffleur calls, as NVIDIA documents them. Matrices are
+// column-major, and their columns are `ld` elements apart.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -152,7 +152,7 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void*, const Desc* desc, const Layout*
   *n_found = 0;
   if (!fits(*desc, *a, *b, *d) || c->type != d->type) return mistake("shapes that do not fit");
   // The reduction schemes in place (1) and output type (4) add partial sums in the type of the output.
-  if (preference->reductions != 2) return mistake("sums that may meet in less than f32");
+  if (preference->reductions != 2) return mistake("partial sums that may be added in less than f32");
   // For tests: seven outputs, and a bias of another type than the result, have no algorithm.
   const bool has_bias = desc->epilogue == 4;
   if (d->rows == 7 || (has_bias && desc->bias_type != d->type) || n_wanted < 1) return kSuccess;

@@ -46,7 +46,7 @@ impl Rotations {
             frequencies,
             positions,
         } = self;
-        // SAFETY: the buffers have one row, and one pair of a head.
+        // SAFETY: the buffers hold one position, and one pair of elements to rotate.
         unsafe {
             embed.rotations(
                 stream,

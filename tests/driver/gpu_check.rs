@@ -1,4 +1,4 @@
-//! Tests of `scripts/gpu-check`, with stand-ins for the programs that the script runs.
+//! Tests of `scripts/gpu-check`, which checks and measures a GPU in several parts, with stand-ins for its programs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,8 +15,8 @@ kill -ALRM $process
 exec tail -f /dev/null
 "#;
 
-/// Prints results like the real program, and lists calls in the file `CALLS`. Variables select commands: `STUCK` hangs
-/// after a first result, `BROKEN_AT_ONCE` fails without a result, `generate` with `DIFFERENT` gives another answer.
+/// Prints results like the real program, and lists calls in the file `CALLS`. The command in the variable `STUCK` hangs
+/// after a first result, that in `BROKEN_AT_ONCE` fails without one; arguments in `DIFFERENT` change an answer.
 const SOUFFLEUR: &str = r#"#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 [[ $1 == gpu && $2 == table ]] && exec "$REAL" "$@"
@@ -134,7 +134,7 @@ impl Setup {
     /// The script with arguments, on a machine that has the folders `state` and `out`.
     fn check(&self, machine: &str, arguments: &[&str]) -> Command {
         let mut command = self.command();
-        let place = |what: &str| self.path(&format!("{machine}/{what}"));
+        let place = |folder: &str| self.path(&format!("{machine}/{folder}"));
         command.arg("--bin").arg(self.path("bin"));
         command.arg("--state").arg(place("state"));
         command.arg("--out").arg(place("out"));
@@ -217,7 +217,7 @@ fn the_most_important_parts_come_first_and_peers_run_alone() {
     let calls = setup.calls();
     let is_of_peers = |call: &String| call.starts_with("python") || call.starts_with("gpu table");
     assert!(calls.iter().all(is_of_peers), "{calls:?}");
-    // Nothing else is started in the call that runs the peers.
+    // The peers are other engines: nothing else is started in the call that measures them.
     let printed = run(
         setup.check("gpu", &["--only", "peers torch", "--again", "peers torch"]),
         0,
@@ -379,20 +379,20 @@ fn answers_that_differ_in_f32_are_a_failure() {
     let rounded = call("two", "bfloat16*--gemm auto", 0);
     assert_eq!(rounded.matches(" same |").count(), 3, "{rounded}");
     assert_eq!(rounded.matches(" differs |").count(), 1, "{rounded}");
-    let added = call("three", "float32*--gemm auto", 1);
+    let exact = call("three", "float32*--gemm auto", 1);
     has(
-        &added,
+        &exact,
         &[
             "float32, --gemm auto, against --gemm own",
             "differs",
             "failed",
         ],
     );
-    let unrecorded = call("four", "--disable-cuda-graph", 1);
-    has(&unrecorded, &["--disable-cuda-graph", "differs"]);
+    let no_graph = call("four", "--disable-cuda-graph", 1);
+    has(&no_graph, &["--disable-cuda-graph", "differs"]);
 }
 
-/// Runs the real program instead of its stand-in: every row of the engine and the kernels has a result without times.
+/// Runs the real program instead of its stand-in: every row of the engine and the kernels has a result, but no times.
 #[test]
 fn the_script_completes_on_the_emulated_driver() {
     if !Path::new(env!("CARGO_MANIFEST_DIR"))

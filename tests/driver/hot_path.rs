@@ -9,14 +9,14 @@ use souffleur::kernels::cuda::params::{ElementType, GemmParams, GemmWrite};
 
 use crate::{device, modules};
 
-struct Counting;
+struct CountingAllocator;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
 // SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // A thread that ends may free and allocate when its counter is gone.
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Allocations of this thread in `work`.
 fn allocations(work: impl FnOnce()) -> usize {

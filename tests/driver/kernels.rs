@@ -163,7 +163,7 @@ fn bytes_of(element: ElementType, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Checks products that are stored and added in f32, and stored as elements with a bias and without.
+/// Checks products that are stored in f32, added in f32, and stored as `element`, with a bias and without.
 pub fn check_products(
     world: &World,
     products: &mut Products,

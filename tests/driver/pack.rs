@@ -1,4 +1,4 @@
-//! Tests of the sources of kernels: NVRTC, the cache, and the error if no source has kernels.
+//! Tests of loading kernels: from NVRTC, from the cache, and the error if they are found nowhere.
 
 use std::path::PathBuf;
 

@@ -160,7 +160,7 @@ fn static_bytes_are_found_for_every_kind_of_image() {
             return;
         }
     };
-    let any = modules(&device);
+    let no_images = modules(&device);
     let table = [
         ("attention_decode.cu", DECODE, 1024),
         ("attention_decode.cu", "attend_combine_f32", 0),
@@ -172,7 +172,7 @@ fn static_bytes_are_found_for_every_kind_of_image() {
         ("batch.cu", "edit_table", 4),
     ];
     for (unit, name, bytes) in table {
-        for modules in [&packed, &any] {
+        for modules in [&packed, &no_images] {
             let kernel = modules.kernel(unit, name).unwrap();
             assert_eq!(kernel.static_shared_bytes().unwrap(), bytes, "{name}");
         }

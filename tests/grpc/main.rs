@@ -118,15 +118,15 @@ fn fault(grpc: &GrpcWorld) -> String {
     })
 }
 
-/// During a rebuild, gateways must route requests elsewhere, but a supervisor that polls `/health` must not restart.
+/// During a rebuild, gateways must route requests elsewhere, but a supervisor must not restart the process.
 #[test]
 fn a_rebuilding_engine_is_unhealthy_for_gateways() {
     let (world, _model, fail) = world_with_dying_engine();
     let grpc = GrpcWorld::new(world);
     assert_eq!(fault(&grpc), "");
     kill(&grpc.world);
-    let rebuilt = fault(&grpc);
-    assert!(rebuilt.contains("it is being rebuilt"), "{rebuilt}");
+    let rebuilding = fault(&grpc);
+    assert!(rebuilding.contains("it is being rebuilt"), "{rebuilding}");
     let health = get(grpc.world.addr, "/health").ok();
     assert_eq!(health["status"], "rebuilding");
     fail.send(()).expect("a rebuild");

@@ -1,4 +1,4 @@
-//! Tests of SGLang's gRPC scheduler service, called as smg calls it.
+//! Tests of SGLang's gRPC scheduler service, called as the gateway smg calls it.
 
 use serde_json::json;
 use sha2::{Digest, Sha256};

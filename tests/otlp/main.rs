@@ -118,7 +118,7 @@ fn json_of(value: &Any) -> Value {
     let item = |item: &AnyValue| item.value.as_ref().map_or(Value::Null, json_of);
     match value {
         Any::StringValue(text) => json!(text),
-        Any::BoolValue(is_so) => json!(is_so),
+        Any::BoolValue(flag) => json!(flag),
         Any::IntValue(number) => json!(number),
         Any::DoubleValue(number) => json!(number),
         Any::ArrayValue(array) => array.values.iter().map(item).collect(),

@@ -160,10 +160,10 @@ fn stop_sequences(
         name: "stop",
         limits,
     };
-    let named = |error: FieldError| {
+    let renamed = |error: FieldError| {
         let text = error.to_string().replacen("stop", NAME, 1);
         FieldError::new(NAME, text)
     };
-    raw.parse_seed(NAME, set)?.map_err(named)?;
+    raw.parse_seed(NAME, set)?.map_err(renamed)?;
     Ok(Some(params.stop))
 }

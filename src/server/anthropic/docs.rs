@@ -9,7 +9,7 @@ use crate::openai::chat::tools::{MAX_NAME_BYTES, MAX_TOOLS};
 use crate::openapi::facts::Facts;
 use crate::openapi::operation::{Group, describe};
 use crate::openapi::shape::{
-    ObjectShape, Shape, any_of, anything, count, flag, free_object, list, name_of, named, object,
+    ObjectShape, Shape, any_of, anything, count, enum_of, flag, free_object, list, named, object,
     text,
 };
 use crate::openapi::shared;
@@ -53,7 +53,7 @@ fn prompt() -> ObjectShape {
     let thinking = object()
         .has(
             "type",
-            name_of(["enabled", "adaptive", "between_tools", "disabled"]),
+            enum_of(["enabled", "adaptive", "between_tools", "disabled"]),
         )
         .takes(
             "budget_tokens",
@@ -61,14 +61,14 @@ fn prompt() -> ObjectShape {
         )
         .takes(
             "display",
-            name_of(["summarized", "updates", "omitted"])
+            enum_of(["summarized", "updates", "omitted"])
                 .about("`omitted` sends thoughts without their text"),
         );
     let config = object()
-        .takes("effort", name_of(EFFORTS))
+        .takes("effort", enum_of(EFFORTS))
         .takes("format", format());
     let choice = object()
-        .has("type", name_of(["auto", "any", "tool", "none"]))
+        .has("type", enum_of(["auto", "any", "tool", "none"]))
         .takes("name", text().about("the tool, of the type `tool`"))
         .takes("disable_parallel_tool_use", flag().or(false));
     object()
@@ -90,14 +90,14 @@ fn prompt() -> ObjectShape {
 
 fn format() -> Shape {
     object()
-        .has("type", name_of(["json_schema"]))
+        .has("type", enum_of(["json_schema"]))
         .has("schema", any_of([free_object(), text()]))
         .shape()
 }
 
 fn text_block() -> Shape {
     object()
-        .has("type", name_of(["text"]))
+        .has("type", enum_of(["text"]))
         .has("text", text())
         .takes("cache_control", shared::ignored())
         .shape()
@@ -106,7 +106,7 @@ fn text_block() -> Shape {
 fn tool() -> Shape {
     any_of([
         object()
-            .takes("type", name_of(["custom"]))
+            .takes("type", enum_of(["custom"]))
             .has(
                 "name",
                 text()
@@ -129,20 +129,20 @@ fn tool() -> Shape {
 
 fn input_message() -> Shape {
     let result = object()
-        .has("type", name_of(["tool_result"]))
+        .has("type", enum_of(["tool_result"]))
         .has("tool_use_id", text())
         .takes("content", any_of([text(), list(text_block())]))
         .takes("is_error", flag().or(false));
     let call = object()
-        .has("type", name_of(["tool_use"]))
+        .has("type", enum_of(["tool_use"]))
         .has("id", text())
         .has("name", text())
         .takes("input", free_object());
     let thought = object()
-        .has("type", name_of(["thinking"]))
+        .has("type", enum_of(["thinking"]))
         .has("thinking", text())
         .takes("signature", anything().about("not checked"));
-    let hidden = object().has("type", name_of(["redacted_thinking"]));
+    let hidden = object().has("type", enum_of(["redacted_thinking"]));
     let block = any_of([
         text_block(),
         result.shape(),
@@ -151,7 +151,7 @@ fn input_message() -> Shape {
         hidden.shape(),
     ]);
     object()
-        .has("role", name_of(["user", "assistant", "system"]))
+        .has("role", enum_of(["user", "assistant", "system"]))
         .has("content", any_of([text(), list(block)]))
         .shape()
 }
@@ -170,7 +170,7 @@ pub(crate) fn components() -> Vec<(&'static str, Shape)> {
 }
 
 fn message() -> Shape {
-    let of = |kind: &str| object().has("type", name_of([kind]));
+    let of = |kind: &str| object().has("type", enum_of([kind]));
     let block = any_of([
         of("text").has("text", text()).shape(),
         of("thinking")
@@ -194,13 +194,13 @@ fn message() -> Shape {
         );
     object()
         .has("id", text())
-        .has("type", name_of(["message"]))
-        .has("role", name_of(["assistant"]))
+        .has("type", enum_of(["message"]))
+        .has("role", enum_of(["assistant"]))
         .has("model", text())
         .has("content", list(block))
         .has(
             "stop_reason",
-            name_of(["max_tokens", "tool_use", "stop_sequence", "end_turn"]).or_null(),
+            enum_of(["max_tokens", "tool_use", "stop_sequence", "end_turn"]).or_null(),
         )
         .has("stop_sequence", text().or_null())
         .has("usage", usage.shape())
@@ -213,7 +213,7 @@ fn error() -> Shape {
         text().about("the error's name on the other endpoints"),
     );
     object()
-        .has("type", name_of(["error"]))
+        .has("type", enum_of(["error"]))
         .has("error", error.shape())
         .has("request_id", text())
         .shape()

@@ -15,11 +15,11 @@ use crate::error::ApiError;
 use crate::exchange::{Exchange, REQUEST_ID};
 use crate::words::Dialect;
 
-/// The id of one HTTP request, which its answer carries.
+/// The id of an HTTP request (not of a tool call), which its answer carries.
 #[derive(Clone)]
-pub(crate) struct CallId(Arc<str>);
+pub(crate) struct HttpId(Arc<str>);
 
-impl CallId {
+impl HttpId {
     fn current() -> Self {
         let exchange = Exchange::current();
         Self(exchange.map_or_else(Arc::default, |exchange| exchange.request_id().clone()))
@@ -48,7 +48,7 @@ struct ErrorBody {
 }
 
 impl<'a> ErrorForm<'a> {
-    pub(super) fn new(error: &ApiError, id: &'a CallId) -> Self {
+    pub(super) fn new(error: &ApiError, id: &'a HttpId) -> Self {
         let error = error.clone().in_dialect(Dialect::Anthropic);
         let error = ErrorBody {
             kind: kind(actix_web::ResponseError::status_code(&error)),
@@ -82,7 +82,7 @@ pub(crate) async fn adapt<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
-    let id = CallId::current();
+    let id = HttpId::current();
     request.extensions_mut().insert(id.clone());
     match next.call(request).await {
         Ok(response) => {
@@ -101,7 +101,7 @@ pub(crate) async fn adapt<B: MessageBody + 'static>(
     }
 }
 
-fn written(mut response: HttpResponse, error: Option<&ApiError>, id: &CallId) -> HttpResponse {
+fn written(mut response: HttpResponse, error: Option<&ApiError>, id: &HttpId) -> HttpResponse {
     response.headers_mut().insert(REQUEST_ID, id.header());
     let Some(error) = error else {
         return response;

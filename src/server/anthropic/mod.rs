@@ -27,23 +27,23 @@ use super::encode;
 use super::error::ApiError;
 use super::foreign;
 use super::lanes::{Lane, finish_all};
-use super::openai::answer::Received;
+use super::openai::answer::ReceivedCall;
 use super::state::{AppState, Loaded};
 use super::{sse, whole};
 use answer::write_message;
 use call::{MessagesCall, ParseOptions, PromptFields};
 pub(super) use docs::{components, count_operation, operation};
-use errors::CallId;
+use errors::HttpId;
 pub(super) use errors::adapt;
 use stream::MessageStream;
 use wire::Head;
 
 pub(super) async fn create(
     state: Data<AppState>,
-    id: ReqData<CallId>,
+    id: ReqData<HttpId>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
-    let received = Received::new(&state, body)?;
+    let received = ReceivedCall::new(&state, body)?;
     let options = parse_options(&state, received.loaded);
     let (call, charges) = MessagesCall::parse(received.fields, received.limits, options)?;
     let head = Head {

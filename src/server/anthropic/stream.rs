@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::answer::no_input;
 use super::blocks::{Blocks, Kind, Part};
-use super::errors::{CallId, ErrorForm};
+use super::errors::{ErrorForm, HttpId};
 use super::wire::{Block, Head, SIGNATURE, Stop, UsageReport};
 use crate::error::ApiError;
 use crate::sse::{Chunks, Render};
@@ -15,7 +15,7 @@ use souffleur_request::Usage;
 /// Writes the events of one message. Blocks never interleave.
 pub(super) struct MessageStream {
     head: Head,
-    id: CallId,
+    id: HttpId,
     blocks: Blocks,
     index: usize,
     has_begun: bool,
@@ -43,7 +43,7 @@ enum BlockDelta<'a> {
 }
 
 impl MessageStream {
-    pub(super) fn new(head: Head, id: CallId) -> Self {
+    pub(super) fn new(head: Head, id: HttpId) -> Self {
         Self {
             blocks: Blocks::new(head.rid.clone(), head.shows_thinking),
             head,

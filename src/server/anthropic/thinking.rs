@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::openai::chat::reasoning::known_effort;
+use crate::openai::chat::reasoning::valid_effort;
 use crate::openai::json_values::{missing, must_be, object, optional_text, text};
 use crate::raw::Raw;
 use souffleur_base::field::{Field, Shallow};
@@ -71,7 +71,7 @@ pub(super) fn read_output(
         let Some(effort) = value.as_str() else {
             return Err(Field::new(&path, &value).must_be("a string").into());
         };
-        let effort = known_effort(&path, effort)?;
+        let effort = valid_effort(&path, effort)?;
         template_kwargs
             .entry("reasoning_effort")
             .or_insert(effort.into());

@@ -32,11 +32,11 @@ pub(super) fn read(fields: &mut Fields) -> Result<CallTools, ApiError> {
 }
 
 /// A function's path in the body, and the function.
-type Placed = (String, Map<String, Value>);
+type FunctionWithPath = (String, Map<String, Value>);
 
 /// Converts an entry to OpenAI's form of a function. `None` for Anthropic's built-in tools, which agents send to any
 /// server: other models cannot call them, as Anthropic runs them or trained its models on them.
-fn function(index: usize, item: Value) -> Result<Option<Placed>, ApiError> {
+fn function(index: usize, item: Value) -> Result<Option<FunctionWithPath>, ApiError> {
     let path = format!("{TOOLS}[{index}]");
     let mut entry = object(&path, item)?;
     match entry.get("type") {

@@ -112,7 +112,7 @@ struct OutputTokens {
 
 impl From<Usage> for UsageReport {
     fn from(usage: Usage) -> Self {
-        // The forced beginning of an answer is computed with the prompt and may count as cached.
+        // Tokens that a grammar forces at the start are computed with the prompt and may count as cached.
         let cached_tokens = usage.cached_tokens.min(usage.prompt_tokens);
         Self {
             input_tokens: usage.prompt_tokens - cached_tokens,

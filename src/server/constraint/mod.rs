@@ -27,7 +27,7 @@ pub(super) fn of_openai_call(fields: &mut Fields) -> Result<Option<Arc<Constrain
     names::of_sglang(fields, &mut found);
     names::structured_outputs(fields, &mut found)?;
     names::guided(fields, &mut found)?;
-    read_only_one(found, fields)
+    read_single(found, fields)
 }
 
 /// As [`of_openai_call`], for the Responses API, which has the format in `text.format`.
@@ -38,7 +38,7 @@ pub(super) fn of_responses_call(fields: &mut Fields) -> Result<Option<Arc<Constr
     names::of_sglang(fields, &mut found);
     names::structured_outputs(fields, &mut found)?;
     names::guided(fields, &mut found)?;
-    read_only_one(found, fields)
+    read_single(found, fields)
 }
 
 /// As [`of_openai_call`], for SGLang's sampling parameters in the object `raw`. Memory is charged to `fields`.
@@ -49,7 +49,7 @@ pub(super) fn of_sampling_params(
 ) -> Result<Option<Arc<Constraint>>, ApiError> {
     let mut found = Vec::new();
     names::of_sglang(&mut fields.nested(name, raw)?, &mut found);
-    read_only_one(found, fields)
+    read_single(found, fields)
 }
 
 /// Reads the JSON schema `raw` at `path` as a constraint. Errors name the path.
@@ -64,13 +64,10 @@ pub(super) fn of_schema(
         raw,
         json: JsonOptions::default(),
     };
-    read_only_one(vec![rule], fields)
+    read_single(vec![rule], fields)
 }
 
-fn read_only_one(
-    found: Vec<Rule>,
-    fields: &mut Fields,
-) -> Result<Option<Arc<Constraint>>, ApiError> {
+fn read_single(found: Vec<Rule>, fields: &mut Fields) -> Result<Option<Arc<Constraint>>, ApiError> {
     let mut found = found.into_iter();
     let Some(only) = found.next() else {
         return Ok(None);
@@ -134,8 +131,8 @@ impl Rule {
     }
 
     /// An object, or a string with the object's JSON, as SGLang's clients send it.
-    fn object(&self, fields: &mut Fields, what: &str) -> Result<Arc<Value>, ApiError> {
-        let wanted = format!("{what}: an object, or a string with its JSON");
+    fn object(&self, fields: &mut Fields, name: &str) -> Result<Arc<Value>, ApiError> {
+        let wanted = format!("{name}: an object, or a string with its JSON");
         let in_text;
         let raw = if self.raw.is_text() {
             fields.charge_request(&self.raw)?;

@@ -156,11 +156,11 @@ pub(super) fn structured_outputs(
     let is_compact = flag(&mut object, NAME, "disable_any_whitespace")?;
     let whitespace = match (pattern, is_compact) {
         (Some(_), true) => {
-            let (one, path) = (
+            let (other, path) = (
                 "whitespace_pattern",
                 format!("{NAME}.disable_any_whitespace"),
             );
-            let text = format!("{path} and {one} contradict each other: send one of them");
+            let text = format!("{path} and {other} contradict each other: send one of them");
             return Err(ApiError::field(path, text));
         }
         (Some(pattern), false) => pattern,

@@ -56,9 +56,9 @@ impl ApiError {
     }
 
     pub(crate) fn not_json(content_type: Option<&[u8]>) -> Self {
-        let is = content_type.map_or_else(|| "missing".to_owned(), excerpt);
+        let shown = content_type.map_or_else(|| "missing".to_owned(), excerpt);
         let message =
-            format!("content-type is {is}: send JSON, with content-type application/json");
+            format!("content-type is {shown}: send JSON, with content-type application/json");
         Self::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "unsupported_media_type",

@@ -80,8 +80,8 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "session_not_found", message)
     }
 
-    pub(super) fn sessions_full(what: &str, limit: usize) -> Self {
-        let message = format!("the limit of open sessions is {limit} {what}: close some");
+    pub(super) fn sessions_full(unit: &str, limit: usize) -> Self {
+        let message = format!("the limit of open sessions is {limit} {unit}: close some");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "sessions_full", message)
     }
 

@@ -8,14 +8,14 @@ use std::net::SocketAddr;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::{Ended, Exchange};
+use super::{Exchange, ExchangeEnd};
 use souffleur_base::ids::RequestId;
 
 const MAX_SHOWN: usize = 128;
 /// The status of a request whose client disconnected before the answer, as in nginx.
 const LEFT_EARLY: u16 = 499;
 
-pub(super) fn log(exchange: &Exchange, ended: Ended) {
+pub(super) fn log(exchange: &Exchange, ended: ExchangeEnd) {
     if !tracing::enabled!(target: "souffleur::access", tracing::Level::INFO) {
         return;
     }
@@ -27,8 +27,8 @@ pub(super) fn log(exchange: &Exchange, ended: Ended) {
     });
     tracing::info!(
         target: "souffleur::access",
-        method = %Shown(exchange.method.as_str()),
-        path = %Shown(&exchange.path),
+        method = %ClientText(exchange.method.as_str()),
+        path = %ClientText(&exchange.path),
         status = ended.status.unwrap_or(LEFT_EARLY),
         bytes = ended.bytes,
         ms = exchange.duration().as_millis() as u64,
@@ -54,10 +54,10 @@ pub(crate) fn log_late_head(request_id: &str, client: Option<SocketAddr>, waited
     );
 }
 
-/// A client's text: unchanged if it is plain, otherwise quoted and escaped.
-struct Shown<'a>(&'a str);
+/// A client's text: unchanged if it is short and plain, otherwise quoted, escaped and shortened.
+struct ClientText<'a>(&'a str);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for ClientText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-/{}".contains(&byte);
         if (1..=MAX_SHOWN).contains(&self.0.len()) && self.0.bytes().all(is_plain) {
@@ -84,7 +84,7 @@ impl fmt::Display for RequestIds<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, id) in self.ids.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
-            write!(f, "{comma}{}", Shown(id.as_str()))?;
+            write!(f, "{comma}{}", ClientText(id.as_str()))?;
         }
         match self.count - self.ids.len() {
             0 => Ok(()),
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_text_can_neither_end_a_line_nor_begin_a_field() {
         for plain in ["/generate", "/v1/responses/{id}", "a-0_1:x.y"] {
-            assert_eq!(Shown(plain).to_string(), plain);
+            assert_eq!(ClientText(plain).to_string(), plain);
         }
         for (text, shown) in [
             ("a\nINFO b", r#""a\nINFO b""#),
@@ -110,9 +110,9 @@ mod tests {
             ("ü", r#""\u{fc}""#),
             ("", r#""""#),
         ] {
-            assert_eq!(Shown(text).to_string(), shown);
+            assert_eq!(ClientText(text).to_string(), shown);
         }
-        let long = Shown(&"x".repeat(10_000)).to_string();
+        let long = ClientText(&"x".repeat(10_000)).to_string();
         assert_eq!(long, format!("\"{}...\"", "x".repeat(MAX_SHOWN)));
     }
 

@@ -18,7 +18,7 @@ use actix_web::web::Data;
 
 pub(super) use access::log_late_head;
 pub(super) use ids::{REQUEST_ID, X_REQUEST_ID, new_id};
-pub(super) use observed::Observed;
+pub(super) use observed::ObservedRequest;
 
 use super::state::AppState;
 use super::traces::{CallEnd, CallStart, RequestTrace, Trace};
@@ -39,7 +39,7 @@ pub(super) struct Exchange {
     path: String,
     client: Option<SocketAddr>,
     began: Instant,
-    is_logged: bool,
+    access_log: bool,
     trace: Option<Box<dyn Trace>>,
     engine_requests: Mutex<EngineRequests>,
 }
@@ -51,7 +51,7 @@ struct EngineRequests {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct ExchangeEnd {
     pub(super) status: Option<u16>,
     pub(super) bytes: u64,
     /// The connection accepted the whole body.
@@ -85,7 +85,7 @@ impl Exchange {
             method: request.method().clone(),
             client: request.peer_addr(),
             began: Instant::now(),
-            is_logged: !is_left_out && config.is_some_and(|config| config.access_log),
+            access_log: !is_left_out && config.is_some_and(|config| config.access_log),
             trace,
             engine_requests: Mutex::default(),
             path,
@@ -124,12 +124,12 @@ impl Exchange {
     }
 
     /// Logs and traces the end of the request. To be called once.
-    pub(super) fn end(&self, ended: Ended) {
-        if self.is_logged {
+    pub(super) fn end(&self, ended: ExchangeEnd) {
+        if self.access_log {
             access::log(self, ended);
         }
         if let Some(trace) = &self.trace {
-            let Ended {
+            let ExchangeEnd {
                 status,
                 bytes,
                 is_whole,

@@ -10,7 +10,7 @@ use souffleur_base::ids::RequestId;
 use souffleur_request::{Event, GenerateRequest};
 
 /// An engine request. Its end is reported to its exchange, at the latest on drop.
-pub(crate) struct Observed(Option<Open>);
+pub(crate) struct ObservedRequest(Option<Open>);
 
 struct Open {
     exchange: Arc<Exchange>,
@@ -21,7 +21,7 @@ struct Open {
     first_event: Option<Instant>,
 }
 
-impl Observed {
+impl ObservedRequest {
     /// Records requests in the current exchange, if there is one, before they are sent to the engine.
     pub(crate) fn open_all(requests: &[GenerateRequest], model: &str) -> Vec<Self> {
         let exchange = Exchange::current();
@@ -78,7 +78,7 @@ impl Observed {
     }
 }
 
-impl Drop for Observed {
+impl Drop for ObservedRequest {
     fn drop(&mut self) {
         self.end(Outcome::ClientLeft);
     }

@@ -12,7 +12,7 @@ use super::status;
 use crate::budget::{BodyCharge, Charges};
 use crate::error::ApiError;
 use crate::native::NativeCall;
-use crate::open_requests::Listed;
+use crate::open_requests::ListGuard;
 use crate::state::AppState;
 use crate::transcript::{Transcript, Update};
 use souffleur_base::ids::RequestId;
@@ -25,11 +25,11 @@ pub(super) struct Answer {
     generation: Generation,
     rid: RequestId,
     unsent: Transcript,
-    streams: bool,
+    is_streaming: bool,
     /// The charge for the prompt, held until the first event. From then on the engine holds the prompt.
     prompt_charge: Option<BodyCharge>,
     _request_charge: BodyCharge,
-    _listed: Listed,
+    _listed: ListGuard,
 }
 
 impl Answer {
@@ -43,8 +43,8 @@ impl Answer {
     }
 
     fn of_call(state: &AppState, call: NativeCall) -> Result<Self, ApiError> {
-        let streams = call.stream;
-        let (mut requests, charges) = if streams {
+        let is_streaming = call.stream;
+        let (mut requests, charges) = if is_streaming {
             call.into_streamed()
         } else {
             (call.requests, call.charges)
@@ -61,7 +61,7 @@ impl Answer {
             generation,
             rid,
             unsent: Transcript::default(),
-            streams,
+            is_streaming,
         })
     }
 
@@ -84,7 +84,7 @@ impl Answer {
         Box::pin(parts.flat_map(stream::iter))
     }
 
-    /// Returns the output since the last call, or the whole output if the request does not stream, up to the end.
+    /// Returns the output since the last call. If the request does not stream, waits for its end and returns all.
     async fn next(&mut self) -> Result<Transcript, Status> {
         loop {
             let lost = || {
@@ -95,7 +95,7 @@ impl Answer {
             let event = self.generation.next().await.ok_or_else(lost)?;
             self.prompt_charge = None;
             let update = Update::of(event).map_err(|error| status(error.into()))?;
-            let is_due = self.streams && !update.is_prompt_only();
+            let is_due = self.is_streaming && !update.is_prompt_only();
             self.unsent.push(update);
             if is_due || self.unsent.end.is_some() {
                 return Ok(std::mem::take(&mut self.unsent));

@@ -1,4 +1,4 @@
-//! Sends a model's tokenizer files, as a ZIP archive, to gateways that render and encode prompts themselves.
+//! Sends a model's tokenizer files, as a ZIP archive, to gateways (smg) that render and encode prompts themselves.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Streams KV cache events over the scheduler service that smg calls.
+//! Streams KV cache events over the scheduler service that the gateway smg calls.
 
 use futures_util::StreamExt;
 use futures_util::stream;

@@ -1,5 +1,5 @@
 //! The gRPC server: the methods of SGLang's runtime service that Dynamo's sidecar calls, and the methods of SGLang's
-//! scheduler service that smg calls. Needs the feature `grpc`.
+//! scheduler service that the gateway smg calls. Needs the feature `grpc`.
 //!
 //! Both services convert their requests to calls of `/generate`, with the same limits and errors.
 
@@ -56,7 +56,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest message: 800,000 tokens of five bytes each.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
-/// Serves on `listener` until the state drains and the answers in flight have ended. Runs in the caller's runtime,
+/// Serves on `listener` until the server drains and the answers in flight have ended. Runs in the caller's runtime,
 /// which may have one thread.
 ///
 /// # Errors
@@ -112,17 +112,17 @@ fn verify_admin<T>(state: &AppState, request: &Request<T>) -> Result<(), Status>
     key::verify_admin_bearer(authorization(request), state.config()).map_err(status)
 }
 
-struct Flushed {
+struct FlushReport {
     /// False if the engine refused because it has requests.
     success: bool,
     /// The engine's report in JSON, or the reason for the refusal.
     message: String,
 }
 
-async fn flush(state: &AppState) -> Result<Flushed, Status> {
+async fn flush(state: &AppState) -> Result<FlushReport, Status> {
     let engine = &state.loaded().map_err(status)?.engine;
     let flushed = engine.flush_cache().await;
-    Ok(Flushed {
+    Ok(FlushReport {
         success: flushed.is_ok(),
         message: match flushed {
             Ok(flushed) => json!(flushed).to_string(),

@@ -15,7 +15,7 @@ use super::proto::runtime::{
     GetServerInfoRequest, GetServerInfoResponse, HealthCheckRequest, HealthCheckResponse,
     ListModelsRequest, ListModelsResponse, ModelCard, SamplingParams,
 };
-use super::{Flushed, check_rank, flush, i32_of, status, verify_admin};
+use super::{FlushReport, check_rank, flush, i32_of, status, verify_admin};
 use crate::error::ApiError;
 use crate::native::{Meta, ReplyForm};
 use crate::state::AppState;
@@ -125,7 +125,7 @@ impl SglangService for Runtime {
         request: Request<FlushCacheRequest>,
     ) -> Result<Response<FlushCacheResponse>, Status> {
         verify_admin(&self.state, &request)?;
-        let Flushed { success, message } = flush(&self.state).await?;
+        let FlushReport { success, message } = flush(&self.state).await?;
         Ok(Response::new(FlushCacheResponse { success, message }))
     }
 }

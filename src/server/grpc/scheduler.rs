@@ -1,4 +1,4 @@
-//! Implements SGLang's gRPC scheduler service, to which smg sends prompts as token ids.
+//! Implements SGLang's gRPC scheduler service, to which the gateway smg sends prompts as token ids.
 
 use actix_web::web::Data;
 use serde_json::{Map, Value, json};
@@ -18,7 +18,7 @@ use super::proto::scheduler::{
     GetTokenizerChunk, GetTokenizerRequest, HealthCheckRequest, HealthCheckResponse, KvEventBatch,
     QueueMetrics, SamplingParams, SchedulerLoad, SubscribeKvEventsRequest,
 };
-use super::{Flushed, check_rank, flush, i32_of, kv_events, status, verify_admin};
+use super::{FlushReport, check_rank, flush, i32_of, kv_events, status, verify_admin};
 use crate::error::ApiError;
 use crate::health;
 use crate::loads;
@@ -53,7 +53,7 @@ impl SglangScheduler for Scheduler {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
         let mut writer = ResponseWriter {
-            streams: request.stream,
+            is_streaming: request.stream,
             tokens: Vec::new(),
         };
         let answer = Answer::begin(&self.state, |limits| body(request, limits)).map_err(status)?;
@@ -173,7 +173,7 @@ impl SglangScheduler for Scheduler {
         request: Request<FlushCacheRequest>,
     ) -> Result<Response<FlushCacheResponse>, Status> {
         verify_admin(&self.state, &request)?;
-        let Flushed { success, message } = flush(&self.state).await?;
+        let FlushReport { success, message } = flush(&self.state).await?;
         Ok(Response::new(FlushCacheResponse { success, message }))
     }
 
@@ -197,7 +197,7 @@ impl SglangScheduler for Scheduler {
 
 /// Converts a request's answer to responses: chunks if the client streams, and at the end the whole answer.
 struct ResponseWriter {
-    streams: bool,
+    is_streaming: bool,
     tokens: Vec<u32>,
 }
 
@@ -205,7 +205,7 @@ impl ResponseWriter {
     fn responses(&mut self, rid: &RequestId, update: Transcript) -> Vec<GenerateResponse> {
         self.tokens.extend(&update.tokens);
         let complete = self.complete(&update).map(Part::Complete);
-        let is_chunk = self.streams && !update.tokens.is_empty();
+        let is_chunk = self.is_streaming && !update.tokens.is_empty();
         let chunk = is_chunk.then(|| Part::Chunk(chunk(update)));
         let parts = chunk.into_iter().chain(complete);
         let response = |part| GenerateResponse {

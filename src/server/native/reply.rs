@@ -51,7 +51,7 @@ impl<'a> Reply<'a> {
         Self::with(logprobs, rid, transcript, index)
     }
 
-    /// A partial answer. Its lists of log probabilities are empty: [`LogprobsJson`] fills in those of the output.
+    /// A partial answer. Its lists of log probabilities are empty: [`LogprobsJson`] fills in the output tokens' list.
     fn so_far(
         rid: &'a RequestId,
         form: &'a ReplyForm,
@@ -158,16 +158,16 @@ impl<'a> Reason<'a> {
 
 #[derive(Serialize)]
 struct Logprobs<'a> {
-    input_token_logprobs: Tokens<'a>,
-    output_token_logprobs: Tokens<'a>,
+    input_token_logprobs: TokenList<'a>,
+    output_token_logprobs: TokenList<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    input_top_logprobs: Option<Others<'a>>,
+    input_top_logprobs: Option<TokenLists<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    output_top_logprobs: Option<Others<'a>>,
+    output_top_logprobs: Option<TokenLists<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    input_token_ids_logprobs: Option<Others<'a>>,
+    input_token_ids_logprobs: Option<TokenLists<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    output_token_ids_logprobs: Option<Others<'a>>,
+    output_token_ids_logprobs: Option<TokenLists<'a>>,
 }
 
 impl<'a> Logprobs<'a> {
@@ -179,18 +179,18 @@ impl<'a> Logprobs<'a> {
     fn with(form: &'a ReplyForm, input: &'a [TokenLogprobs], output: &'a [TokenLogprobs]) -> Self {
         let spelling = form.spelling.as_ref();
         let others = |wanted: bool, tokens: &'a [TokenLogprobs], pick: Pick| {
-            wanted.then_some(Others {
+            wanted.then_some(TokenLists {
                 tokens,
                 pick,
                 spelling,
             })
         };
         Self {
-            input_token_logprobs: Tokens {
+            input_token_logprobs: TokenList {
                 tokens: input,
                 spelling,
             },
-            output_token_logprobs: Tokens {
+            output_token_logprobs: TokenList {
                 tokens: output,
                 spelling,
             },
@@ -253,12 +253,12 @@ fn triple(logprob: Option<f32>, token: u32, spelling: Option<&Spelling>) -> Trip
     )
 }
 
-struct Tokens<'a> {
+struct TokenList<'a> {
     tokens: &'a [TokenLogprobs],
     spelling: Option<&'a Spelling>,
 }
 
-impl Serialize for Tokens<'_> {
+impl Serialize for TokenList<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let triples = self
             .tokens
@@ -271,13 +271,13 @@ impl Serialize for Tokens<'_> {
 type Pick = fn(&TokenLogprobs) -> &[(u32, f32)];
 
 /// For each position a list of triples; null at a prompt's first token, which has no log probabilities.
-struct Others<'a> {
+struct TokenLists<'a> {
     tokens: &'a [TokenLogprobs],
     pick: Pick,
     spelling: Option<&'a Spelling>,
 }
 
-impl Serialize for Others<'_> {
+impl Serialize for TokenLists<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.tokens.len()))?;
         for pos in self.tokens {

@@ -23,7 +23,7 @@ pub(super) trait Write: Render + Send {
     fn whole(&mut self, transcripts: Vec<Transcript>) -> Vec<u8>;
 }
 
-pub(super) trait Choices: Render + Send {
+pub(super) trait WriteChoices: Render + Send {
     type Choice: Serialize;
 
     fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Self::Choice;
@@ -31,7 +31,7 @@ pub(super) trait Choices: Render + Send {
     fn whole_answer(&self, choices: Vec<Self::Choice>) -> Response<'_, Self::Choice>;
 }
 
-impl<W: Choices> Write for W {
+impl<W: WriteChoices> Write for W {
     fn whole(&mut self, transcripts: Vec<Transcript>) -> Vec<u8> {
         let choices = transcripts.into_iter().enumerate();
         let choices = choices.map(|(index, transcript)| self.whole_choice(index, transcript));
@@ -41,13 +41,13 @@ impl<W: Choices> Write for W {
 }
 
 /// A call that has been received and not parsed yet.
-pub(crate) struct Received<'a> {
+pub(crate) struct ReceivedCall<'a> {
     pub(crate) loaded: &'a Loaded,
     pub(crate) fields: Fields,
     pub(crate) limits: CallLimits<'a>,
 }
 
-impl<'a> Received<'a> {
+impl<'a> ReceivedCall<'a> {
     /// Receives a call and fills in the model's defaults. Fails if no engine is loaded, or while the server drains.
     pub(crate) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
         let loaded = state.serving()?;

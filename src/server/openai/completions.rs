@@ -6,7 +6,7 @@ use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde::Serialize;
 
-use super::answer::{self, Choices, Received};
+use super::answer::{self, ReceivedCall, WriteChoices};
 use super::logprobs::{LegacyLogprobs, TextOffset};
 use super::wire::{Extension, Head, Matched, Response, UsageReport};
 use super::{Common, alternatives, matched_stop};
@@ -36,7 +36,7 @@ pub(crate) async fn create(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
-    let received = Received::new(&state, body)?;
+    let received = ReceivedCall::new(&state, body)?;
     let loaded = received.loaded;
     let (call, charges) = Call::parse(received.fields, received.limits)?;
     let head = Head::new(&call.common.id, "text_completion", loaded);
@@ -74,7 +74,7 @@ impl Call {
         )?;
         let max_tokens = fields.token_limit("max_tokens")?;
         if max_tokens.is_none() {
-            // The name in chat completions. Clients may send both names, but without `max_tokens` this one is refused.
+            // The name in chat completions, `max_completion_tokens`, is only accepted in addition to `max_tokens`.
             fields.refuse(&["max_completion_tokens"])?;
         }
         common.limit_length(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS))?;
@@ -286,7 +286,7 @@ fn after(echo: Option<&str>) -> TextOffset {
     TextOffset::after(echo.map_or(0, |echo| echo.chars().count()))
 }
 
-impl Choices for Writer {
+impl WriteChoices for Writer {
     type Choice = Choice;
 
     fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Choice {

@@ -8,7 +8,7 @@ use super::completions::DEFAULT_MAX_TOKENS;
 use crate::openapi::facts::Facts;
 use crate::openapi::operation::{Group, describe};
 use crate::openapi::shape::{
-    Shape, any_of, count, flag, integer, list, map_of, name_of, named, number, object, text,
+    Shape, any_of, count, enum_of, flag, integer, list, map_of, named, number, object, text,
     token_id, whole,
 };
 use crate::openapi::shared;
@@ -67,7 +67,7 @@ pub(crate) fn components(_: &Facts) -> Vec<(&'static str, Shape)> {
         .may_have("token_ids", list(token_id()));
     let completion = object()
         .has("id", text())
-        .has("object", name_of(["text_completion"]))
+        .has("object", enum_of(["text_completion"]))
         .has("created", count())
         .has("model", text())
         .has("choices", list(choice.shape()))

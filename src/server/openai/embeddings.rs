@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use utoipa::openapi::path::Operation;
 
-use super::answer::Received;
+use super::answer::ReceivedCall;
 use super::wire::UsageReport;
 use crate::body::JsonBody;
 use crate::budget::Charges;
@@ -20,7 +20,7 @@ use crate::foreign;
 use crate::lanes::{Lane, finish_all};
 use crate::openapi::facts::Facts;
 use crate::openapi::operation::{Group, describe};
-use crate::openapi::shape::{any_of, count, list, name_of, named, number, object, text};
+use crate::openapi::shape::{any_of, count, enum_of, list, named, number, object, text};
 use crate::openapi::shared;
 use crate::options::{Options, Scheduling};
 use crate::state::{AppState, Loaded};
@@ -93,11 +93,11 @@ pub(crate) async fn create(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
-    let Received {
+    let ReceivedCall {
         loaded,
         fields,
         limits,
-    } = Received::new(&state, body)?;
+    } = ReceivedCall::new(&state, body)?;
     let width = hidden_size(loaded)?;
     let (call, charges) = Call::parse(fields, limits, width)?;
     let dimensions = call.dimensions;
@@ -297,11 +297,11 @@ fn rid(fields: &mut Fields, name: &str, _: CallLimits<'_>) -> Result<Option<Requ
 
 pub(crate) fn operation(facts: &Facts) -> Operation {
     let embedding = object()
-        .has("object", name_of(["embedding"]))
+        .has("object", enum_of(["embedding"]))
         .has("index", count())
         .has("embedding", any_of([list(number()), text()]));
     let answer = object()
-        .has("object", name_of(["list"]))
+        .has("object", enum_of(["list"]))
         .has("data", list(embedding.shape()))
         .has("model", text())
         .has("usage", named("Usage"));

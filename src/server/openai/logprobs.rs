@@ -89,12 +89,12 @@ pub(super) struct ChatLogprobs {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ChatToken {
     #[serde(flatten)]
-    token: Spelled,
-    top_logprobs: Vec<Spelled>,
+    token: SpelledToken,
+    top_logprobs: Vec<SpelledToken>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Spelled {
+struct SpelledToken {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
@@ -104,7 +104,7 @@ impl ChatLogprobs {
     pub(super) fn new(positions: &[TokenLogprobs], spelling: &Spelling) -> Self {
         let spelled = |(token, logprob): (u32, f32)| {
             let bytes = spelling.bytes(token);
-            Spelled {
+            SpelledToken {
                 token: spell(bytes.clone(), ""),
                 logprob: finite(logprob),
                 bytes,

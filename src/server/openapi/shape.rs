@@ -31,7 +31,7 @@ pub(crate) fn text() -> Shape {
     plain(Type::String)
 }
 
-pub(crate) fn name_of<'a>(names: impl IntoIterator<Item = &'a str>) -> Shape {
+pub(crate) fn enum_of<'a>(names: impl IntoIterator<Item = &'a str>) -> Shape {
     let names = names.into_iter().map(Value::from).collect();
     text().edit(|object| object.enum_values = Some(names))
 }
@@ -280,12 +280,14 @@ impl ObjectShape {
         self
     }
 
+    /// A required field.
     pub(crate) fn has(mut self, name: &str, shape: Shape) -> Self {
         self.required.push(name.to_owned());
         self.fields.push((name.to_owned(), shape));
         self
     }
 
+    /// An optional field that is never null.
     pub(crate) fn may_have(mut self, name: &str, shape: Shape) -> Self {
         self.fields.push((name.to_owned(), shape));
         self

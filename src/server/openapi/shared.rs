@@ -2,7 +2,7 @@
 
 use super::facts::{Facts, by_name};
 use super::shape::{
-    ObjectShape, Shape, any_of, anything, count, flag, free_object, list, map_of, name_of, named,
+    ObjectShape, Shape, any_of, anything, count, enum_of, flag, free_object, list, map_of, named,
     number, object, text, token_id, whole,
 };
 use crate::cached::CachedTokens;
@@ -256,16 +256,16 @@ pub(super) fn response_format() -> Shape {
         )
         .has("schema", schema_or_text());
     any_of([
-        object().has("type", name_of(["text"])).shape(),
+        object().has("type", enum_of(["text"])).shape(),
         object()
-            .has("type", name_of(["json_object"]))
+            .has("type", enum_of(["json_object"]))
             .takes("schema", schema_or_text())
             .shape(),
         object()
-            .has("type", name_of(["json_schema"]))
+            .has("type", enum_of(["json_schema"]))
             .has("json_schema", schema.shape())
             .shape(),
-        object().has("type", name_of(["structural_tag"])).shape(),
+        object().has("type", enum_of(["structural_tag"])).shape(),
     ])
 }
 
@@ -293,7 +293,7 @@ pub(super) fn error() -> Shape {
         )
         .has(
             "type",
-            name_of([
+            enum_of([
                 "invalid_request_error",
                 "service_unavailable_error",
                 "server_error",

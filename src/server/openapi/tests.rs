@@ -166,7 +166,7 @@ fn sampling() -> Value {
     document()["components"]["schemas"]["SamplingParams"].clone()
 }
 
-fn is_taken(name: &str, value: &Value) -> bool {
+fn is_accepted(name: &str, value: &Value) -> bool {
     use serde::de::DeserializeSeed;
     let limits = facts().limits;
     let read = ReadParams {
@@ -228,13 +228,13 @@ fn the_schema_of_sampling_parameters_matches_their_reader() {
             let object = json!({ name: value });
             assert_eq!(
                 validator.is_valid(&object),
-                is_taken(name, value),
+                is_accepted(name, value),
                 "{object}"
             );
         }
     }
     assert!(!validator.is_valid(&json!({"max_tokens": 1})));
-    assert!(!is_taken("max_tokens", &json!(1)));
+    assert!(!is_accepted("max_tokens", &json!(1)));
 }
 
 #[test]

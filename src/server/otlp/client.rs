@@ -37,10 +37,10 @@ impl Client {
     }
 }
 
-type Sending<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
+type SendFuture<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
 
 impl HttpClient for Client {
-    fn send_bytes<'a, 'b>(&'a self, request: Request<Bytes>) -> Sending<'b>
+    fn send_bytes<'a, 'b>(&'a self, request: Request<Bytes>) -> SendFuture<'b>
     where
         'a: 'b,
         Self: 'b,

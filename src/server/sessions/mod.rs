@@ -46,12 +46,12 @@ pub(super) async fn open(state: Data<AppState>, body: JsonBody) -> Result<HttpRe
     }
     // With this flag SGLang keeps the K/V in the session; here the prefix cache keeps it.
     fields.flag("streaming")?;
-    let opening = store::Opening {
+    let new_session = store::NewSession {
         id: session_id(&mut fields)?,
         capacity: capacity as usize,
         idle: timeout(&mut fields)?,
     };
-    let id = state.sessions().open(opening)?;
+    let id = state.sessions().open(new_session)?;
     Ok(HttpResponse::Ok().json(id))
 }
 

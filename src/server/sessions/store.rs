@@ -36,7 +36,7 @@ struct OpenSessions {
     next_turn: u64,
 }
 
-pub(super) struct Opening {
+pub(super) struct NewSession {
     pub(super) id: Option<String>,
     /// Maximum tokens of a request's prompt, which includes the earlier prompts and outputs that it continues.
     pub(super) capacity: usize,
@@ -100,13 +100,13 @@ impl SessionStore {
     }
 
     /// Opens a session and returns its id. Fails if another session has the id, or at the limit of sessions.
-    pub(super) fn open(&self, opening: Opening) -> Result<String, ApiError> {
+    pub(super) fn open(&self, new_session: NewSession) -> Result<String, ApiError> {
         let mut open = self.lock();
         let limit = self.0.max_count;
         if open.sessions.len() >= limit {
             return Err(ApiError::sessions_full("sessions", limit));
         }
-        let id = opening
+        let id = new_session
             .id
             .unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
         if open.sessions.contains_key(&id) {
@@ -114,8 +114,8 @@ impl SessionStore {
             return Err(ApiError::field("session_id", text));
         }
         let session = Session {
-            capacity: opening.capacity,
-            idle: opening
+            capacity: new_session.capacity,
+            idle: new_session
                 .idle
                 .map_or(self.0.idle, |idle| idle.min(self.0.idle)),
             last_used: Instant::now(),
@@ -350,13 +350,13 @@ impl OpenSessions {
     }
 }
 
-/// A running request of a session. A drop before its end removes the request and restores those that it replaces.
+/// A running request of a session, which is removed if this value is dropped before the end of the request.
 pub(crate) struct SessionTurn {
     store: SessionStore,
     session: String,
     rid: RequestId,
     number: u64,
-    /// The requests that this request replaces. They are restored if this request fails.
+    /// The requests that this request replaces. Those that had ended are restored if this request fails.
     replaced: Vec<(RequestId, Turn)>,
 }
 

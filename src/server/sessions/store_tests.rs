@@ -14,12 +14,12 @@ fn store(max_bytes: usize) -> SessionStore {
 }
 
 fn open(store: &SessionStore, capacity: usize) -> String {
-    let opening = Opening {
+    let new_session = NewSession {
         id: None,
         capacity,
         idle: None,
     };
-    store.open(opening).expect("the store is not full")
+    store.open(new_session).expect("the store is not full")
 }
 
 fn begin(
@@ -112,7 +112,7 @@ fn an_abandoned_request_is_removed_from_its_session() {
 fn sessions_are_bounded_by_number_tokens_and_bytes() {
     let store = store(2 * SESSION_BYTES + TURN_BYTES + 40);
     let (first, second) = (open(&store, 4), open(&store, 100));
-    let third = Opening {
+    let third = NewSession {
         id: None,
         capacity: 1,
         idle: None,

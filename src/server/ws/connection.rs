@@ -172,7 +172,7 @@ impl<K: Clone + 'static> Connection<K> {
         active.decrement(1.0);
     }
 
-    pub(super) fn listen(&mut self, events: Events<K>) {
+    pub(super) fn add_lane(&mut self, events: Events<K>) {
         self.lanes.push(events);
     }
 

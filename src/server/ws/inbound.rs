@@ -37,7 +37,7 @@ pub(super) struct Inbound {
     limit_bytes: usize,
     /// Time limit of a message, from its first frame to its last byte.
     message_timeout: Duration,
-    began: Option<Instant>,
+    message_began: Option<Instant>,
     /// The start of a header whose rest has not arrived.
     header: Vec<u8>,
     /// The header and the length of the rest of a frame, from the next fragment on.
@@ -57,7 +57,7 @@ impl Inbound {
         Self {
             limit_bytes,
             message_timeout,
-            began: None,
+            message_began: None,
             header: Vec::with_capacity(MAX_HEADER_BYTES),
             rest: None,
             fragment_left: 0,
@@ -69,8 +69,8 @@ impl Inbound {
 
     /// Returns the bytes of `chunk` that are passed on, and the refusal if not all of them are.
     pub(super) fn admit(&mut self, mut chunk: &[u8]) -> (Vec<u8>, Option<Refusal>) {
-        if let Some(began) = self.began
-            && began.elapsed() > self.message_timeout
+        if let Some(message_began) = self.message_began
+            && message_began.elapsed() > self.message_timeout
         {
             return (Vec::new(), Some(Refusal::Late));
         }
@@ -109,21 +109,21 @@ impl Inbound {
     fn end_frame(&mut self) {
         if self.message_bytes == 0 {
             self.charge.shrink_to(0);
-            self.began = None;
+            self.message_began = None;
         }
     }
 
     /// The next frame's header and length, checked; `None` if not all of the header has arrived.
     fn next_frame(&mut self, chunk: &mut &[u8]) -> tungstenite::Result<Option<(FrameHeader, u64)>> {
-        let known = self.header.len();
-        let taken = chunk.len().min(MAX_HEADER_BYTES - known);
+        let stored = self.header.len();
+        let taken = chunk.len().min(MAX_HEADER_BYTES - stored);
         self.header.extend_from_slice(&chunk[..taken]);
         let mut cursor = Cursor::new(&self.header);
         let Some((header, length)) = FrameHeader::parse(&mut cursor)? else {
             *chunk = &chunk[taken..];
             return Ok(None);
         };
-        *chunk = &chunk[cursor.position() as usize - known..];
+        *chunk = &chunk[cursor.position() as usize - stored..];
         self.header.clear();
         self.check(&header, length)?;
         Ok(Some((header, length)))
@@ -138,7 +138,7 @@ impl Inbound {
                 Ok(())
             };
         }
-        self.began = self.began.or_else(|| Some(Instant::now()));
+        self.message_began = self.message_began.or_else(|| Some(Instant::now()));
         let message_bytes = self.message_bytes.saturating_add(length);
         if message_bytes > self.limit_bytes as u64 {
             return Err(CapacityError::MessageTooLong {
@@ -159,11 +159,11 @@ impl Inbound {
     ) -> tungstenite::Result<()> {
         let fragment = length.min(FRAGMENT_BYTES);
         let is_last = fragment == length;
-        let first = FrameHeader {
+        let next = FrameHeader {
             is_final: header.is_final && is_last,
             ..header.clone()
         };
-        first.format(fragment, bytes)?;
+        next.format(fragment, bytes)?;
         self.fragment_left = fragment as usize;
         if !is_last {
             let opcode = OpCode::Data(Data::Continue);

@@ -3,10 +3,10 @@
 //!
 //! On `/v1/ws/generate` the client sends `{"op": "generate", ...}` with the fields of `/generate` and of sessions,
 //! `{"op": "abort", "rid"}` and `{"op": "ping"}`. The server sends `{"rid", "delta", "output_ids", "meta"}` with the
-//! new output, then `{"rid", "done": true, "meta"}` or `{"rid", "error"}`. A prompt list or `n` above 1 answers under
-//! the ids `rid-i`. When the connection ends, its requests in flight are cancelled. Close codes: 1001 at shutdown, 1002
-//! for invalid frames, 1007 for text that is not UTF-8, 1008 for clients that are slow or do not answer pings, 1009 for
-//! messages above the limit, 1013 for overload; a client's own code is echoed.
+//! new output, then `{"rid", "done": true, "meta"}` or `{"rid", "error"}`. With a prompt list or `n` above 1, the ids
+//! are `rid-i`. When the connection ends, its requests in flight are cancelled. Close codes: 1001 at shutdown, 1002
+//! for invalid frames, 1007 for text that is not UTF-8, 1008 for clients that are slow or do not answer pings, 1009
+//! for messages above the limit, 1013 for overload; a client's own code is echoed.
 
 mod connection;
 mod frames;

@@ -159,7 +159,7 @@ impl Native {
                 in_session: RefCell::new(turn.take().map(|turn| (turn, Vec::new()))),
             });
             self.active_requests.push(active.clone());
-            connection.listen(lane.events(active));
+            connection.add_lane(lane.events(active));
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-"""SGLang's bench_serving, which measures its own native endpoint and OpenAI's."""
+"""SGLang's bench_serving, on SGLang's native endpoint and on OpenAI's endpoints."""
 
 import json
 import re

@@ -11,7 +11,7 @@ MARK = "installed.txt"
 
 
 class Environments:
-    """Environments in the scratch folder, one for each list in this folder."""
+    """Environments in the scratch folder, one for each list of packages in this folder."""
 
     def __init__(self, scratch, repository):
         self.scratch = scratch

@@ -81,7 +81,7 @@ fn examples(language: &str) -> Vec<String> {
 /// Runs the examples of a language. Each example needs exactly one check.
 fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Command) {
     // A scripted model has neither hidden states nor probabilities.
-    let (world, model) = (World::scripted(&LINES), World::new());
+    let (scripted, unscripted) = (World::scripted(&LINES), World::new());
     let examples = examples(language);
     assert_eq!(examples.len(), checks.len(), "each example needs one check");
     for example in examples {
@@ -92,9 +92,9 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
         assert!(example.contains(ADDRESS), "{example}");
         let needs_weights = ["/v1/embeddings", "/v1/rerank"];
         let addr = if needs_weights.iter().any(|path| example.contains(path)) {
-            model.addr
+            unscripted.addr
         } else {
-            world.addr
+            scripted.addr
         };
         let mut command = command(&example.replace(ADDRESS, &format!("http://{addr}")));
         for name in ["http_proxy", "https_proxy", "all_proxy"] {
@@ -106,7 +106,7 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
             panic!("{example}\n{reason}:\n{output}");
         }
     }
-    world.wait_until_idle();
+    scripted.wait_until_idle();
 }
 
 #[test]

@@ -12,7 +12,7 @@ class Chats(Fleet):
     def tearDown(self):
         self.wait_until_idle()
 
-    def known(self):
+    def event_count(self):
         """A number that grows with the KV events that the gateway has received."""
         raise NotImplementedError
 
@@ -32,9 +32,9 @@ class Chats(Fleet):
     def test_a_prompt_goes_to_the_engine_that_another_client_sent_it_to(self):
         for index, engine in enumerate(self.engines):
             messages = [{"role": "user", "content": f"Act {index}: tell me what happens behind the curtain. " * 8}]
-            known = self.known()
+            seen = self.event_count()
             self.ask(engine, messages)
-            wait_until("the gateway has received the event", lambda known=known: self.known() > known)
+            wait_until("the gateway has received the event", lambda seen=seen: self.event_count() > seen)
             before = engine.prompt_tokens()
             answer = self.chat(messages)
             self.assertGreaterEqual(answer.usage.prompt_tokens_details.cached_tokens, 64)

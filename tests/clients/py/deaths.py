@@ -46,7 +46,7 @@ class Death(Fleet):
         self.wait_until_idle([survivor])
 
     def ends_well(self, lines):
-        """A lost stream has an error, with or without an end marker, or its connection ends."""
+        """Returns whether a stream has its last event. A lost stream has an error instead, or its connection ends."""
         with contextlib.suppress(httpx2.TransportError):
             return any(self.ending in line for line in lines)
         return False

@@ -168,13 +168,13 @@ class Connections(Turns):
             self.assertEqual(self.answer(connection).output_text, LINES[""])
 
     def test_the_asynchronous_client_reads_the_answer(self):
-        async def evening():
+        async def ask():
             async with openai_client(openai.AsyncOpenAI) as client, client.responses.connect() as connection:
                 await connection.response.create(model=MODEL, input="Hello")
                 async for event in connection:
                     if event.type == "response.completed":
                         return event.response
 
-        response = asyncio.run(asyncio.wait_for(evening(), TIMEOUT_S))
+        response = asyncio.run(asyncio.wait_for(ask(), TIMEOUT_S))
         self.assertEqual(response.output_text, LINES[""])
 

@@ -13,7 +13,7 @@ from test_agents_responses import TOOLS as RESPONSE_TOOLS
 from world import World
 
 # Fields that the services send but that the libraries' types lack.
-BEYOND = {
+EXTRA_FIELDS = {
     # The bytes of a token, which the types of complete output texts do contain.
     "response_text_delta_event.Logprob.bytes",
     "response_text_delta_event.LogprobTopLogprob.bytes",
@@ -49,7 +49,7 @@ def unknown(value):
         if name.startswith("Logprob"):
             name = f"{kind.__module__.rsplit('.', 1)[-1]}.{name}"
         for extra in value.model_extra or {}:
-            if not {extra, f"{name}.{extra}"} & BEYOND:
+            if not {extra, f"{name}.{extra}"} & EXTRA_FIELDS:
                 yield f"{name}.{extra}"
         value = [getattr(value, field) for field in value.model_fields_set - set(value.model_extra or {})]
     if isinstance(value, dict):

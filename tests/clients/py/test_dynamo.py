@@ -17,13 +17,13 @@ class Dynamo(chats.Chats):
 
     def test_no_event_is_refused(self):
         self.chat(MESSAGES * 4)
-        wait_until("an event was applied", lambda: self.known() > 0)
+        wait_until("an event was applied", lambda: self.event_count() > 0)
         page = self.http.get("/metrics").text
         refused = re.findall(r'^dynamo_component_kv_cache_events_applied{.*status="(?!ok")\w+".*} (\S+)$', page, re.MULTILINE)
         self.assertTrue(refused)
         self.assertFalse(any(map(float, refused)), page)
 
-    def known(self):
+    def event_count(self):
         page = self.http.get("/metrics").text
         name = 'dynamo_component_kv_cache_events_applied{.*event_type="stored",status="ok".*}'
         return sum(float(value) for value in re.findall(rf"^{name} (\S+)$", page, re.MULTILINE))

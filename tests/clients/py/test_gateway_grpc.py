@@ -12,7 +12,7 @@ METRICS = os.environ["SOUFFLEUR_METRICS"]
 
 
 class Gateway(chats.Chats):
-    def known(self):
+    def event_count(self):
         page = httpx2.get(METRICS).text
         return sum(float(value) for value in re.findall(r"^smg_kv_index_blocks{.*} (\S+)$", page, re.MULTILINE))
 

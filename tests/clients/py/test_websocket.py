@@ -1,4 +1,4 @@
-"""Tests of the native WebSocket, with many requests on one connection."""
+"""Tests of the WebSocket `/v1/ws/generate`, with many requests on one connection."""
 
 import contextlib
 import json

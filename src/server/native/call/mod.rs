@@ -138,7 +138,7 @@ impl PromptCount {
         self.each_of(name, fields.take_raw(name), default, read)
     }
 
-    /// As [`Self::each`], for a field that has been taken out.
+    /// As [`Self::each`], for a field that has already been taken from the body.
     fn each_of<T: Clone>(
         self,
         name: &'static str,
@@ -349,7 +349,7 @@ fn namespaces(
     keys.into_iter().zip(salts).map(namespace).collect()
 }
 
-/// One id for each prompt: from the client's list, the client's single id with `-i` appended, or random.
+/// One id for each prompt: from the client's list, its single id (with `-i` appended for a list of prompts), or random.
 fn rids(fields: &mut Fields, count: PromptCount) -> Result<Vec<RequestId>, ApiError> {
     const NAME: &str = "rid";
     match (count, fields.take_raw(NAME)) {
@@ -357,14 +357,14 @@ fn rids(fields: &mut Fields, count: PromptCount) -> Result<Vec<RequestId>, ApiEr
         (PromptCount::List(_), Some(raw)) if raw.is_list() => {
             let read = |name: &str, raw: &Raw| read_rid(raw.shallow(name)?).map(Some);
             let rids = count.read_list(NAME, &raw, None, read)?;
-            let named = |name: Option<RequestId>| {
+            let required = |name: Option<RequestId>| {
                 name.ok_or_else(|| {
                     Field::new(NAME, &Shallow::Null)
                         .must_be("a string for each prompt")
                         .into()
                 })
             };
-            rids.into_iter().map(named).collect()
+            rids.into_iter().map(required).collect()
         }
         (PromptCount::One, Some(raw)) => Ok(vec![read_rid(raw.shallow(NAME)?)?]),
         (PromptCount::List(count), Some(raw)) => {

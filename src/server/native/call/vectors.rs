@@ -57,8 +57,8 @@ fn prompt(
     raw: &Raw,
     limits: EmbedLimits,
 ) -> Result<Prompt, ApiError> {
-    let most_values = limits.dim * limits.max_len;
-    let expected = raw.count_values().min(most_values);
+    let max_values = limits.dim * limits.max_len;
+    let expected = raw.count_values().min(max_values);
     fields.charge_request_bytes(expected * size_of::<f32>())?;
     let read = ReadVectors {
         name,
@@ -79,7 +79,7 @@ struct ReadVectors<'a> {
 }
 
 impl ReadVectors<'_> {
-    fn refuse_more(&self, n_vectors: usize) -> Option<FieldError> {
+    fn check_limit(&self, n_vectors: usize) -> Option<FieldError> {
         let (name, limit) = (self.name, self.limits.max_len);
         (n_vectors >= limit).then(|| {
             let text =
@@ -107,17 +107,17 @@ impl<'de> Visitor<'de> for ReadVectors<'_> {
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self::Value, A::Error> {
         let mut n_vectors = 0;
         loop {
-            let is_full = self.refuse_more(n_vectors);
+            let limit_error = self.check_limit(n_vectors);
             let vector = ReadVector {
                 name: self.name,
                 index: n_vectors,
                 dim: self.limits.dim,
                 // A vector beyond the limit is not stored.
-                values: is_full.is_none().then_some(&mut self.values),
+                values: limit_error.is_none().then_some(&mut self.values),
             };
             let read = match list.next_element_seed(vector)? {
                 None => return Ok(Ok(self.values)),
-                Some(read) => is_full.map_or(read, Err),
+                Some(read) => limit_error.map_or(read, Err),
             };
             if let Err(error) = read {
                 while list.next_element::<IgnoredAny>()?.is_some() {}
@@ -169,13 +169,13 @@ impl<'de> Visitor<'de> for ReadVector<'_> {
                 },
             }
         }
-        let mut beyond = 0;
+        let mut n_extra = 0;
         while list.next_element::<IgnoredAny>()?.is_some() {
-            beyond += 1;
+            n_extra += 1;
         }
-        Ok(match beyond {
+        Ok(match n_extra {
             0 => Ok(()),
-            _ => Err(wrong_len(name, index, self.dim + beyond, self.dim)),
+            _ => Err(wrong_len(name, index, self.dim + n_extra, self.dim)),
         })
     }
 }

@@ -11,7 +11,7 @@ use crate::openai::docs::matched_stop;
 use crate::openapi::facts::Facts;
 use crate::openapi::operation::{Group, describe};
 use crate::openapi::shape::{
-    ObjectShape, Shape, any_of, anything, count, flag, free_object, integer, list, name_of, named,
+    ObjectShape, Shape, any_of, anything, count, enum_of, flag, free_object, integer, list, named,
     number, object, text, token_id, whole,
 };
 use crate::openapi::shared;
@@ -84,13 +84,13 @@ pub(crate) fn template_kwargs() -> Shape {
 /// The fields that control reasoning and its place in the answer.
 pub(crate) fn reasoning() -> ObjectShape {
     let nested = object()
-        .takes("effort", name_of(EFFORTS))
+        .takes("effort", enum_of(EFFORTS))
         .takes("enabled", flag())
         .takes("exclude", flag().about("do not send it"));
     object()
         .takes(
             "reasoning_effort",
-            name_of(EFFORTS).about("passed to the chat template"),
+            enum_of(EFFORTS).about("passed to the chat template"),
         )
         .takes(
             "reasoning",
@@ -126,14 +126,14 @@ fn answer_fields() -> ObjectShape {
 fn tool_choice() -> Shape {
     let by_name = object().has("name", text()).shape();
     any_of([
-        name_of(["none", "auto", "required", ""]),
+        enum_of(["none", "auto", "required", ""]),
         object()
-            .has("type", name_of(["function"]))
+            .has("type", enum_of(["function"]))
             .may_have("function", by_name)
             .may_have("name", text())
             .shape(),
         object()
-            .has("type", name_of(["allowed_tools"]))
+            .has("type", enum_of(["allowed_tools"]))
             .may_have("allowed_tools", free_object())
             .shape(),
         object().has("name", text()).shape(),
@@ -161,7 +161,7 @@ pub(crate) fn function() -> Shape {
 
 fn message() -> Shape {
     let part = object()
-        .has("type", name_of(["text", "refusal"]))
+        .has("type", enum_of(["text", "refusal"]))
         .may_have("text", text())
         .may_have("refusal", text());
     let function = object()
@@ -169,10 +169,10 @@ fn message() -> Shape {
         .takes("arguments", any_of([text(), free_object()]));
     let call = object()
         .takes("id", text())
-        .takes("type", name_of(["function"]))
+        .takes("type", enum_of(["function"]))
         .has("function", function.clone().shape());
     object()
-        .has("role", name_of(ROLES))
+        .has("role", enum_of(ROLES))
         .takes(
             "content",
             any_of([text(), list(part.shape())])
@@ -193,7 +193,7 @@ fn message() -> Shape {
 
 pub(crate) fn components() -> Vec<(&'static str, Shape)> {
     let tool = object()
-        .has("type", name_of(["function"]))
+        .has("type", enum_of(["function"]))
         .has("function", function());
     vec![
         ("ChatMessage", message()),
@@ -207,7 +207,7 @@ pub(crate) fn components() -> Vec<(&'static str, Shape)> {
 fn head(object_name: &str) -> ObjectShape {
     object()
         .has("id", text())
-        .has("object", name_of([object_name]))
+        .has("object", enum_of([object_name]))
         .has("created", count())
         .has("model", text())
 }
@@ -231,10 +231,10 @@ fn completion() -> Shape {
     let function = object().has("name", text()).has("arguments", text());
     let call = object()
         .has("id", text())
-        .has("type", name_of(["function"]))
+        .has("type", enum_of(["function"]))
         .has("function", function.shape());
     let message = object()
-        .has("role", name_of(["assistant"]))
+        .has("role", enum_of(["assistant"]))
         .has("content", text().or_null())
         .has("refusal", text().or_null())
         .and(reasoning_text())
@@ -255,10 +255,10 @@ fn chunk() -> Shape {
     let call = object()
         .has("index", count())
         .may_have("id", text())
-        .may_have("type", name_of(["function"]))
+        .may_have("type", enum_of(["function"]))
         .has("function", function.shape());
     let delta = object()
-        .may_have("role", name_of(["assistant"]))
+        .may_have("role", enum_of(["assistant"]))
         .may_have("content", text())
         .and(reasoning_text())
         .may_have("tool_calls", list(call.shape()));

@@ -72,16 +72,16 @@ fn normalize(name: &str, role: &str, message: &mut Map<String, Value>) -> Result
 
 /// Renames the reasoning of an earlier answer to `reasoning_content`, the name that templates know.
 fn read_reasoning(name: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
-    const KNOWN: &str = "reasoning_content";
+    const TEMPLATE_NAME: &str = "reasoning_content";
     let reasoning = optional_text(message, name, "reasoning")?.map(str::to_owned);
     message.shift_remove("reasoning");
-    match optional_text(message, name, KNOWN)? {
-        Some("") => drop(message.shift_remove(KNOWN)),
+    match optional_text(message, name, TEMPLATE_NAME)? {
+        Some("") => drop(message.shift_remove(TEMPLATE_NAME)),
         Some(_) => return Ok(()),
         None => (),
     }
     if let Some(reasoning) = reasoning.filter(|reasoning| !reasoning.is_empty()) {
-        message.insert(KNOWN.to_owned(), reasoning.into());
+        message.insert(TEMPLATE_NAME.to_owned(), reasoning.into());
     }
     Ok(())
 }
@@ -173,9 +173,9 @@ mod tests {
         );
         let unknown = json!([{"role": 5, "content": "hi"}]);
         refuses(unknown, &format!("messages[0].role is 5, must be {roles}"));
-        let silent = "messages[0].content is missing: send a string or a list of text parts";
-        refuses(json!([{"role": "user", "content": null}]), silent);
-        refuses(json!([{"role": "user"}]), silent);
+        let no_content = "messages[0].content is missing: send a string or a list of text parts";
+        refuses(json!([{"role": "user", "content": null}]), no_content);
+        refuses(json!([{"role": "user"}]), no_content);
         let number = json!([{"role": "user", "content": 7}]);
         refuses(
             number,

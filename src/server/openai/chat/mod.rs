@@ -14,7 +14,7 @@ mod writer;
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 
-use super::answer::{self, Received};
+use super::answer::{self, ReceivedCall};
 use super::wire::Head;
 use crate::body::JsonBody;
 use crate::error::ApiError;
@@ -28,7 +28,7 @@ pub(crate) async fn create(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
-    let received = Received::new(&state, body)?;
+    let received = ReceivedCall::new(&state, body)?;
     let (call, charges) = Call::parse(received.fields, received.limits)?;
     let stream = call.common.stream;
     let object = if stream {

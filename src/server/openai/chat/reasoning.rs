@@ -24,7 +24,7 @@ pub(crate) enum Reasoning {
 }
 
 impl Reasoning {
-    /// Reads the fields of a call, and adds them to `template_kwargs` unless they are set there already.
+    /// Reads the fields of a call. Adds thinking and effort to `template_kwargs`, unless set there already.
     pub(crate) fn read(
         fields: &mut Fields,
         template_kwargs: &mut Map<String, Value>,
@@ -82,7 +82,7 @@ impl ReasoningFields {
         let effort = optional_text(&object, NAME, "effort")?;
         Ok(Self {
             effort: effort
-                .map(|effort| known_effort(&path, effort))
+                .map(|effort| valid_effort(&path, effort))
                 .transpose()?,
             is_enabled: optional_flag(&object, NAME, "enabled")?,
             is_excluded: optional_flag(&object, NAME, "exclude")?.unwrap_or(false),
@@ -92,10 +92,10 @@ impl ReasoningFields {
 
 fn effort(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
     let effort = fields.string(name)?;
-    effort.map(|effort| known_effort(name, &effort)).transpose()
+    effort.map(|effort| valid_effort(name, &effort)).transpose()
 }
 
-pub(crate) fn known_effort(path: &str, effort: &str) -> Result<String, ApiError> {
+pub(crate) fn valid_effort(path: &str, effort: &str) -> Result<String, ApiError> {
     if EFFORTS.contains(&effort) {
         Ok(effort.to_owned())
     } else {

@@ -58,7 +58,7 @@ impl CallTools {
             choice.check_without_tools(field)?;
             return Ok(Self::default());
         }
-        let prompt = list_of(&list.json)?;
+        let prompt = json_list(&list.json)?;
         let (tools, choice) = choose(list.tools, choice, field)?;
         let usage = ToolUse {
             tools,
@@ -89,20 +89,20 @@ impl Form {
     };
 
     fn of(fields: &Fields) -> Result<Self, ApiError> {
-        let asks = |name: &str| {
+        let is_sent = |name: &str| {
             let raw = fields.peek(name);
             raw.is_some_and(|raw| !raw.has_no_effect())
         };
         let (tools, functions) = (Self::TOOLS, Self::FUNCTIONS);
         for old in [functions.list, functions.choice] {
             for new in [tools.list, tools.choice] {
-                if asks(old) && asks(new) {
+                if is_sent(old) && is_sent(new) {
                     let text = format!("{old} and {new} are both given: leave {old} out");
                     return Err(ApiError::field(old, text));
                 }
             }
         }
-        if asks(functions.list) || asks(functions.choice) {
+        if is_sent(functions.list) || is_sent(functions.choice) {
             Ok(functions)
         } else {
             Ok(tools)
@@ -184,7 +184,7 @@ impl ToolList {
     }
 }
 
-fn list_of(json: &[String]) -> Result<Box<RawValue>, ApiError> {
+fn json_list(json: &[String]) -> Result<Box<RawValue>, ApiError> {
     RawValue::from_string(format!("[{}]", json.join(", ")))
         .map_err(|error| ApiError::invalid(format!("the tools are not valid JSON: {error}")))
 }
@@ -245,8 +245,8 @@ pub(crate) fn read_list(
 
 fn read_function(path: &str, function: &Map<String, Value>) -> Result<Tool, ApiError> {
     let name = text(function, path, "name")?.to_owned();
-    let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
-    if !(1..=MAX_NAME_BYTES).contains(&name.len()) || !name.bytes().all(is_of_name) {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
+    if !(1..=MAX_NAME_BYTES).contains(&name.len()) || !name.bytes().all(is_valid) {
         let wanted = format!("1 to {MAX_NAME_BYTES} letters, digits, _, . or -");
         return Err(must_be(&format!("{path}.name"), &function["name"], &wanted));
     }

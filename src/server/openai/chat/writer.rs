@@ -5,7 +5,7 @@ use super::choice::{Choice, ChoiceDetails, ChunkChoice, MessageDelta};
 use super::pieces::{Pieces, ReasoningStyle};
 use crate::call::sample_id;
 use crate::config::ReasoningField;
-use crate::openai::answer::Choices;
+use crate::openai::answer::WriteChoices;
 use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::matched_stop;
 use crate::openai::wire::{Extension, Head, Matched, Response, UsageReport};
@@ -106,7 +106,7 @@ impl ChoiceDetails {
     }
 }
 
-impl Choices for Writer {
+impl WriteChoices for Writer {
     type Choice = Choice;
 
     fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Choice {

@@ -13,7 +13,7 @@ use super::pinning::Pinning;
 use super::settings::Settings;
 use super::store::{KeptTokens, Owner, StoredResponse, Turn};
 use super::tools::{self, ToolNames};
-use super::writer::{Keeping, Writer, WriterParts};
+use super::writer::{StoreJob, Writer, WriterParts};
 use crate::budget::Charges;
 use crate::call::{CallLimits, check_size};
 use crate::constraint;
@@ -44,7 +44,7 @@ pub(super) struct Call {
     logprobs: Option<u32>,
     wants_encrypted: bool,
     is_warm_up: bool,
-    keeping: Option<Keeping>,
+    store_job: Option<StoreJob>,
 }
 
 pub(super) struct ParseContext<'a> {
@@ -87,12 +87,12 @@ impl Call {
         foreign::refuse(fields, &OF_OTHERS)?;
         let setup_hash = setup_hash(&settings, tools.prompt.as_ref(), &kwargs);
         let new = input.messages;
-        let keeping = match owner {
+        let store_job = match owner {
             Some(owner) => {
                 let messages = serde_json::to_vec(&new).expect("messages have string keys only");
                 fields.charge_request_bytes(messages.len())?;
                 let turns = earlier.as_ref();
-                Some(Keeping {
+                Some(StoreJob {
                     store: parse_context.view.store.clone(),
                     owner,
                     input: input.items,
@@ -123,7 +123,7 @@ impl Call {
             logprobs,
             wants_encrypted: includes.encrypted,
             is_warm_up,
-            keeping,
+            store_job,
         };
         Ok((call, sent.into_charges()))
     }
@@ -148,7 +148,7 @@ impl Call {
             is_silent: !self.common.stream,
             lane,
             is_warm_up: self.is_warm_up,
-            keeping: self.keeping,
+            store_job: self.store_job,
         });
         let parsing = OutputParsing {
             tools: self.tools,

@@ -10,7 +10,7 @@ use super::store::Owner;
 use super::{parse_context, reworded};
 use crate::body::JsonBody;
 use crate::error::ApiError;
-use crate::openai::answer::Received;
+use crate::openai::answer::ReceivedCall;
 use crate::state::AppState;
 use souffleur_base::error::RequestError;
 use souffleur_model::text::{self, KnownBeginning, TextModel};
@@ -20,7 +20,7 @@ pub(crate) async fn input_tokens(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
-    let received = Received::new(&state, body)?;
+    let received = ReceivedCall::new(&state, body)?;
     let engine = &received.loaded.engine;
     let context = engine.model().context_length;
     let tokenizer = engine.text().cloned();
@@ -30,22 +30,22 @@ pub(crate) async fn input_tokens(
         let text = "the engine runs without a tokenizer, so it cannot count tokens";
         return Err(ApiError::invalid(text));
     };
-    // Few counts run at once: each occupies a thread for a time in proportion to the prompt's length.
-    let turn = state.counting().acquire().await;
+    // Few counts may run at once, since each occupies a thread for a time proportional to the prompt's length.
+    let permit = state.counting().acquire().await;
     let counted = spawn_blocking(move || {
         let count = count(&tokenizer, &call.prompt, context);
         drop(charges);
         count
     });
     let counted = counted.await;
-    drop(turn);
+    drop(permit);
     let lost = |_| {
         RequestError::EngineDown("counting the tokens failed (see the server's log)".to_owned())
     };
     let tokens = counted.map_err(lost)?;
     let tokens = tokens.map_err(|error| reworded(error.into()))?;
-    let counted = json!({"object": "response.input_tokens", "input_tokens": tokens});
-    Ok(HttpResponse::Ok().json(counted))
+    let answer = json!({"object": "response.input_tokens", "input_tokens": tokens});
+    Ok(HttpResponse::Ok().json(answer))
 }
 
 fn count(

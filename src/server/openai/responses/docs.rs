@@ -10,7 +10,7 @@ use crate::openai::chat::tools::{MAX_NAME_BYTES, MAX_TOOLS};
 use crate::openapi::facts::Facts;
 use crate::openapi::operation::{Group, describe};
 use crate::openapi::shape::{
-    ObjectShape, Shape, any_of, anything, count, flag, free_object, list, map_of, name_of, named,
+    ObjectShape, Shape, any_of, anything, count, enum_of, flag, free_object, list, map_of, named,
     number, object, text, whole,
 };
 use crate::openapi::shared;
@@ -36,7 +36,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
 
 pub(crate) fn count_operation(_: &Facts) -> Operation {
     let counted = object()
-        .has("object", name_of(["response.input_tokens"]))
+        .has("object", enum_of(["response.input_tokens"]))
         .has("input_tokens", count());
     describe(
         Group::OpenAi,
@@ -58,7 +58,7 @@ pub(crate) fn read_operation(_: &Facts) -> Operation {
         .at("id", ID)
         .query(
             "stream",
-            name_of(["true", "false"]),
+            enum_of(["true", "false"]),
             "`true` replays its events",
         )
         .query(
@@ -80,7 +80,7 @@ pub(crate) fn read_operation(_: &Facts) -> Operation {
 pub(crate) fn delete_operation(_: &Facts) -> Operation {
     let deleted = object()
         .has("id", text())
-        .has("object", name_of(["response"]))
+        .has("object", enum_of(["response"]))
         .has("deleted", flag());
     describe(Group::OpenAi, "Delete a response")
         .at("id", ID)
@@ -104,7 +104,7 @@ pub(crate) fn cancel_operation(_: &Facts) -> Operation {
 pub(crate) fn items_operation(_: &Facts) -> Operation {
     let limit = whole().at_least(1).at_most(MAX_PAGE_ITEMS as u64);
     let page = object()
-        .has("object", name_of(["list"]))
+        .has("object", enum_of(["list"]))
         .has("data", list(free_object()))
         .has("first_id", text().or_null())
         .has("last_id", text().or_null())
@@ -118,7 +118,7 @@ pub(crate) fn items_operation(_: &Facts) -> Operation {
         )
         .query(
             "order",
-            name_of(["asc", "desc"]).or("desc"),
+            enum_of(["asc", "desc"]).or("desc"),
             "`desc`: the newest first",
         )
         .query(
@@ -175,7 +175,7 @@ fn prompt() -> ObjectShape {
         .takes("tools", list(tool()).up_to(MAX_TOOLS))
         .takes(
             "tool_choice",
-            any_of([name_of(["none", "auto", "required", ""]), free_object()]),
+            any_of([enum_of(["none", "auto", "required", ""]), free_object()]),
         )
         .takes("parallel_tool_calls", flag().or(true))
         .takes("text", text_settings.shape())
@@ -194,7 +194,7 @@ fn prompt() -> ObjectShape {
         )
         .takes(
             "truncation",
-            name_of(["disabled", "auto"])
+            enum_of(["disabled", "auto"])
                 .about("changes nothing: a conversation that is too long gets 400"),
         )
         .takes(
@@ -235,20 +235,20 @@ fn tool() -> Shape {
     let name = || text().longer_than(0).up_to(MAX_NAME_BYTES);
     any_of([
         object()
-            .has("type", name_of(["function"]))
+            .has("type", enum_of(["function"]))
             .has("name", name())
             .takes("description", text())
             .takes("parameters", free_object())
             .takes("strict", flag())
             .shape(),
         object()
-            .has("type", name_of(["custom"]))
+            .has("type", enum_of(["custom"]))
             .has("name", name())
             .takes("description", text())
             .takes("format", anything())
             .shape(),
         object()
-            .has("type", name_of(["namespace"]))
+            .has("type", enum_of(["namespace"]))
             .has("name", name())
             .has("tools", list(free_object()))
             .shape(),
@@ -262,7 +262,7 @@ fn content() -> Shape {
     let part = object()
         .has(
             "type",
-            name_of([
+            enum_of([
                 "input_text",
                 "output_text",
                 "reasoning_text",
@@ -277,13 +277,13 @@ fn content() -> Shape {
 }
 
 fn input_item() -> Shape {
-    let of = |kind: &str| object().has("type", name_of([kind]));
+    let of = |kind: &str| object().has("type", enum_of([kind]));
     any_of([
         object()
-            .takes("type", name_of(["message"]))
+            .takes("type", enum_of(["message"]))
             .has(
                 "role",
-                name_of(["user", "assistant", "system", "developer"]),
+                enum_of(["user", "assistant", "system", "developer"]),
             )
             .has("content", content())
             .shape(),
@@ -325,10 +325,10 @@ fn input_item() -> Shape {
 fn text_format() -> Shape {
     any_of([
         object()
-            .has("type", name_of(["text", "json_object"]))
+            .has("type", enum_of(["text", "json_object"]))
             .shape(),
         object()
-            .has("type", name_of(["json_schema"]))
+            .has("type", enum_of(["json_schema"]))
             .takes("name", anything())
             .takes("strict", flag())
             .has("schema", any_of([free_object(), text()]))
@@ -353,18 +353,18 @@ pub(crate) fn components() -> Vec<(&'static str, Shape)> {
 
 fn output_item() -> Shape {
     let of = |kind: &str| {
-        object().has("type", name_of([kind])).has("id", text()).has(
+        object().has("type", enum_of([kind])).has("id", text()).has(
             "status",
-            name_of(["in_progress", "completed", "incomplete"]),
+            enum_of(["in_progress", "completed", "incomplete"]),
         )
     };
     let output_text = object()
-        .has("type", name_of(["output_text"]))
+        .has("type", enum_of(["output_text"]))
         .has("text", text())
         .has("annotations", list(anything()))
         .has("logprobs", list(named("TokenLogprob")));
     let reasoning_text = object()
-        .has("type", name_of(["reasoning_text"]))
+        .has("type", enum_of(["reasoning_text"]))
         .has("text", text());
     let call = |kind| {
         of(kind)
@@ -379,7 +379,7 @@ fn output_item() -> Shape {
             .has("encrypted_content", text().or_null())
             .shape(),
         of("message")
-            .has("role", name_of(["assistant"]))
+            .has("role", enum_of(["assistant"]))
             .has("content", list(output_text.shape()))
             .shape(),
         call("function_call").has("arguments", text()).shape(),
@@ -396,12 +396,12 @@ fn response() -> Shape {
         .has("total_tokens", count());
     object()
         .has("id", text())
-        .has("object", name_of(["response"]))
+        .has("object", enum_of(["response"]))
         .has("created_at", count())
         .has("completed_at", count().or_null())
         .has(
             "status",
-            name_of(["in_progress", "completed", "incomplete", "failed"]),
+            enum_of(["in_progress", "completed", "incomplete", "failed"]),
         )
         .has("error", free_object().or_null())
         .has(

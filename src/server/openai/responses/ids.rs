@@ -8,8 +8,8 @@ const RANDOM_BYTES: usize = 16;
 /// Bytes of the hash in an item's id.
 const ITEM_BYTES: usize = 16;
 
-/// The id of a response. Any client that knows the id can read and continue the conversation. So the id is random, and
-/// not derived from the request's id, which clients choose and logs show.
+/// The id of a response. A client that knows it can read and continue the conversation, so it is random and not derived
+/// from the request's id, which clients choose and logs show.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub(crate) struct ResponseId(String);

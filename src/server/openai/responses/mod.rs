@@ -25,7 +25,7 @@ use std::time::Duration;
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 
-use super::answer::{self, Received};
+use super::answer::{self, ReceivedCall};
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -50,12 +50,12 @@ pub(crate) async fn create(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
-    let begun = begin(&state, body.0, Owner::Anyone, None)?;
-    let answer = answer::respond(&state, vec![begun.lane], begun.stream, begun.writer);
+    let started = begin(&state, body.0, Owner::Anyone, None)?;
+    let answer = answer::respond(&state, vec![started.lane], started.stream, started.writer);
     answer.await.map_err(reworded)
 }
 
-pub(crate) struct Begun {
+pub(crate) struct StartedResponse {
     pub(crate) lane: Lane,
     pub(crate) writer: Writer,
     stream: bool,
@@ -66,8 +66,8 @@ pub(crate) fn begin(
     fields: Fields,
     owner: Owner,
     lane_name: Option<Arc<str>>,
-) -> Result<Begun, ApiError> {
-    let received = Received::new(state, JsonBody(fields))?;
+) -> Result<StartedResponse, ApiError> {
+    let received = ReceivedCall::new(state, JsonBody(fields))?;
     let loaded = received.loaded;
     let (call, charges) = Call::parse(
         received.fields,
@@ -77,7 +77,7 @@ pub(crate) fn begin(
     let (request, writer) = call.into_parts(loaded.spelling.clone(), lane_name);
     let lanes = Lane::open_all(state, vec![request])?;
     let mut lanes = Lane::with_charges(lanes, charges);
-    Ok(Begun {
+    Ok(StartedResponse {
         lane: lanes.pop().expect("one request has one lane"),
         writer,
         stream,

@@ -29,14 +29,14 @@ pub(super) struct OutputSettings {
 pub(super) struct Output {
     settings: OutputSettings,
     closed: Vec<OutputItem>,
-    open: Option<Open>,
+    open: Option<OpenItem>,
     n_calls: usize,
     delta_lens: Vec<u32>,
     /// Log probabilities of tokens whose text is still held back.
     held_logprobs: Vec<ChatToken>,
 }
 
-enum Open {
+enum OpenItem {
     Reasoning {
         id: String,
         text: String,
@@ -55,13 +55,13 @@ enum Open {
 }
 
 #[derive(Serialize)]
-struct OfItem<'a> {
+struct ItemEvent<'a> {
     output_index: usize,
     item: &'a OutputItem,
 }
 
 #[derive(Serialize)]
-struct OfPart<'a> {
+struct PartEvent<'a> {
     item_id: &'a str,
     output_index: usize,
     content_index: usize,
@@ -69,20 +69,20 @@ struct OfPart<'a> {
 }
 
 #[derive(Serialize)]
-struct OfContent<'a, T> {
+struct ContentEvent<'a, T> {
     item_id: &'a str,
     output_index: usize,
     content_index: usize,
     #[serde(flatten)]
-    what: T,
+    data: T,
 }
 
 #[derive(Serialize)]
-struct OfCall<'a, T> {
+struct CallEvent<'a, T> {
     item_id: &'a str,
     output_index: usize,
     #[serde(flatten)]
-    what: T,
+    data: T,
 }
 
 #[derive(Serialize)]
@@ -170,7 +170,7 @@ impl Output {
     /// Closes the item that is open. An open call is incomplete, regardless of `status`.
     pub(super) fn close(&mut self, status: ItemStatus, events: &mut Events) {
         let status = match self.open {
-            Some(Open::Call { .. }) => ItemStatus::Incomplete,
+            Some(OpenItem::Call { .. }) => ItemStatus::Incomplete,
             _ => status,
         };
         self.end(status, events);
@@ -182,17 +182,17 @@ impl Output {
         };
         let item = self.closed_item(open, status, events);
         let output_index = self.closed.len();
-        let of_item = OfItem {
+        let event = ItemEvent {
             output_index,
             item: &item,
         };
-        events.push("response.output_item.done", &of_item);
+        events.push("response.output_item.done", &event);
         self.closed.push(item);
     }
 
     /// Ends a malformed call. It becomes text in an answer that is sent whole, and an incomplete item in a stream.
     fn break_call(&mut self, text: String, events: &mut Events) {
-        if !matches!(self.open, Some(Open::Call { .. })) {
+        if !matches!(self.open, Some(OpenItem::Call { .. })) {
             return;
         }
         if events.is_silent() {
@@ -207,16 +207,16 @@ impl Output {
         if more.is_empty() {
             return;
         }
-        if !matches!(self.open, Some(Open::Message { .. })) {
+        if !matches!(self.open, Some(OpenItem::Message { .. })) {
             self.open_message(events);
         }
         let new = std::mem::take(&mut self.held_logprobs);
-        if let Some(Open::Message { id, text, logprobs }) = &mut self.open {
-            let what = TextDelta {
+        if let Some(OpenItem::Message { id, text, logprobs }) = &mut self.open {
+            let data = TextDelta {
                 delta: &more,
                 logprobs: &new,
             };
-            let delta = of_content(id, self.closed.len(), what);
+            let delta = of_content(id, self.closed.len(), data);
             events.push("response.output_text.delta", &delta);
             self.delta_lens.push(more.len() as u32);
             text.push_str(&more);
@@ -228,10 +228,10 @@ impl Output {
         if more.is_empty() || self.settings.hides_reasoning {
             return;
         }
-        if !matches!(self.open, Some(Open::Reasoning { .. })) {
+        if !matches!(self.open, Some(OpenItem::Reasoning { .. })) {
             self.open_reasoning(events);
         }
-        if let Some(Open::Reasoning { id, text }) = &mut self.open {
+        if let Some(OpenItem::Reasoning { id, text }) = &mut self.open {
             let delta = of_content(id, self.closed.len(), Delta { delta: more });
             events.push("response.reasoning_text.delta", &delta);
             self.delta_lens.push(more.len() as u32);
@@ -240,7 +240,7 @@ impl Output {
     }
 
     fn add_arguments(&mut self, more: &str, events: &mut Events) {
-        let Some(Open::Call {
+        let Some(OpenItem::Call {
             id,
             tool,
             arguments,
@@ -272,7 +272,7 @@ impl Output {
         self.announce(&item, events);
         self.announce_part(&id, &Part::text(String::new(), Vec::new()), events);
         let (text, logprobs) = (String::new(), Vec::new());
-        self.open = Some(Open::Message { id, text, logprobs });
+        self.open = Some(OpenItem::Message { id, text, logprobs });
     }
 
     fn open_reasoning(&mut self, events: &mut Events) {
@@ -287,7 +287,7 @@ impl Output {
         self.announce(&item, events);
         self.announce_part(&id, &Part::reasoning(String::new()), events);
         let text = String::new();
-        self.open = Some(Open::Reasoning { id, text });
+        self.open = Some(OpenItem::Reasoning { id, text });
     }
 
     fn start_call(&mut self, name: &str, events: &mut Events) {
@@ -303,7 +303,7 @@ impl Output {
         let status = ItemStatus::InProgress;
         let item = call_item(&id, &call_id, &tool, String::new(), status);
         self.announce(&item, events);
-        self.open = Some(Open::Call {
+        self.open = Some(OpenItem::Call {
             id,
             call_id,
             tool,
@@ -319,15 +319,18 @@ impl Output {
 
     fn announce(&self, item: &OutputItem, events: &mut Events) {
         let output_index = self.closed.len();
-        events.push("response.output_item.added", &OfItem { output_index, item });
+        events.push(
+            "response.output_item.added",
+            &ItemEvent { output_index, item },
+        );
     }
 
     fn announce_part(&self, item_id: &str, part: &Part, events: &mut Events) {
         events.push("response.content_part.added", &self.of_part(item_id, part));
     }
 
-    fn of_part<'a>(&self, item_id: &'a str, part: &'a Part) -> OfPart<'a> {
-        OfPart {
+    fn of_part<'a>(&self, item_id: &'a str, part: &'a Part) -> PartEvent<'a> {
+        PartEvent {
             item_id,
             output_index: self.closed.len(),
             content_index: 0,
@@ -335,10 +338,10 @@ impl Output {
         }
     }
 
-    fn closed_item(&self, open: Open, status: ItemStatus, events: &mut Events) -> OutputItem {
+    fn closed_item(&self, open: OpenItem, status: ItemStatus, events: &mut Events) -> OutputItem {
         let index = self.closed.len();
         match open {
-            Open::Reasoning { id, text } => {
+            OpenItem::Reasoning { id, text } => {
                 let done = of_content(&id, index, Done { text: &text });
                 events.push("response.reasoning_text.done", &done);
                 let wants_encrypted = self.settings.wants_encrypted;
@@ -353,12 +356,12 @@ impl Output {
                     encrypted_content,
                 }
             }
-            Open::Message { id, text, logprobs } => {
-                let what = TextDone {
+            OpenItem::Message { id, text, logprobs } => {
+                let data = TextDone {
                     text: &text,
                     logprobs: &logprobs,
                 };
-                events.push("response.output_text.done", &of_content(&id, index, what));
+                events.push("response.output_text.done", &of_content(&id, index, data));
                 let part = Part::text(text, logprobs);
                 events.push("response.content_part.done", &self.of_part(&id, &part));
                 OutputItem::Message {
@@ -368,7 +371,7 @@ impl Output {
                     content: vec![part],
                 }
             }
-            Open::Call {
+            OpenItem::Call {
                 id,
                 call_id,
                 tool,
@@ -389,7 +392,6 @@ impl Output {
     }
 }
 
-/// Writes the events that complete the arguments of a call.
 fn push_call_done(
     id: &str,
     index: usize,
@@ -404,11 +406,11 @@ fn push_call_done(
         events.push("response.custom_tool_call_input.done", &done);
         return;
     }
-    let what = ArgumentsDone {
+    let data = ArgumentsDone {
         name: &tool.name,
         arguments: final_text,
     };
-    let done = of_call(id, index, what);
+    let done = of_call(id, index, data);
     events.push("response.function_call_arguments.done", &done);
 }
 
@@ -454,19 +456,19 @@ fn custom_input(arguments: String) -> String {
     }
 }
 
-fn of_content<T>(item_id: &str, output_index: usize, what: T) -> OfContent<'_, T> {
-    OfContent {
+fn of_content<T>(item_id: &str, output_index: usize, data: T) -> ContentEvent<'_, T> {
+    ContentEvent {
         item_id,
         output_index,
         content_index: 0,
-        what,
+        data,
     }
 }
 
-fn of_call<T>(item_id: &str, output_index: usize, what: T) -> OfCall<'_, T> {
-    OfCall {
+fn of_call<T>(item_id: &str, output_index: usize, data: T) -> CallEvent<'_, T> {
+    CallEvent {
         item_id,
         output_index,
-        what,
+        data,
     }
 }

@@ -9,7 +9,7 @@ use super::store::{StoredItem, StoredResponse};
 
 /// Bytes of an event in addition to its texts, roughly an upper bound.
 const EVENT_BYTES: usize = 256;
-/// Maximum number of copies of a response's text: in deltas, in `done` events of text, part and item, in the response.
+/// Upper bound on copies of a response's text: in deltas, in `done` events of text, part and item, in the response.
 const COPIES: usize = 6;
 
 /// The fields of an output item that a replay needs.
@@ -35,7 +35,7 @@ struct Part<'a> {
 
 struct Replay<'a> {
     events: Events,
-    lens: std::slice::Iter<'a, u32>,
+    lengths: std::slice::Iter<'a, u32>,
 }
 
 /// Returns an approximate upper bound of the events' bytes.
@@ -55,7 +55,7 @@ pub(super) fn events(stored: &StoredResponse) -> Vec<WrittenEvent> {
     }
     let mut replay = Replay {
         events: Events::new(false, None),
-        lens: stored.delta_lens.iter(),
+        lengths: stored.delta_lens.iter(),
     };
     for name in ["response.created", "response.in_progress"] {
         replay.events.push(name, &json!({"response": begun}));
@@ -79,25 +79,25 @@ impl Replay<'_> {
         let added = added(done.clone());
         let added = json!({"output_index": index, "item": added});
         self.events.push("response.output_item.added", &added);
-        let of_item = json!({"item_id": kept.id, "output_index": index});
+        let place = json!({"item_id": kept.id, "output_index": index});
         if let Some([part]) = kept.content {
-            self.part(&of_item, part);
+            self.part(&place, part);
         }
         let is_whole = kept.status == "completed";
         if let Some(arguments) = kept.arguments {
             let kind = "response.function_call_arguments.delta";
-            self.deltas(kind, &of_item, &arguments);
+            self.deltas(kind, &place, &arguments);
             if is_whole {
-                let done = with(&of_item, json!({"name": kept.name, "arguments": arguments}));
+                let done = with(&place, json!({"name": kept.name, "arguments": arguments}));
                 self.events
                     .push("response.function_call_arguments.done", &done);
             }
         }
         if let Some(input) = kept.input.filter(|_| is_whole) {
-            let delta = with(&of_item, json!({"delta": input}));
+            let delta = with(&place, json!({"delta": input}));
             self.events
                 .push("response.custom_tool_call_input.delta", &delta);
-            let done = with(&of_item, json!({"input": input}));
+            let done = with(&place, json!({"input": input}));
             self.events
                 .push("response.custom_tool_call_input.done", &done);
         }
@@ -105,10 +105,10 @@ impl Replay<'_> {
         self.events.push("response.output_item.done", &done);
     }
 
-    fn part(&mut self, of_item: &Value, raw: &RawValue) {
+    fn part(&mut self, place: &Value, raw: &RawValue) {
         let part: Part<'_> = serde_json::from_str(raw.get()).expect("parts are kept as JSON");
         let is_text = part.kind == "output_text";
-        let of_content = with(of_item, json!({"content_index": 0}));
+        let part_place = with(place, json!({"content_index": 0}));
         let (delta, done, empty) = if is_text {
             (
                 "response.output_text.delta",
@@ -122,30 +122,30 @@ impl Replay<'_> {
                 json!({"type": part.kind, "text": ""}),
             )
         };
-        let added = with(&of_content, json!({"part": empty}));
+        let added = with(&part_place, json!({"part": empty}));
         self.events.push("response.content_part.added", &added);
-        let of_delta = if is_text {
-            with(&of_content, json!({"logprobs": []}))
+        let delta_fields = if is_text {
+            with(&part_place, json!({"logprobs": []}))
         } else {
-            of_content.clone()
+            part_place.clone()
         };
-        self.deltas(delta, &of_delta, &part.text);
-        let mut whole = with(&of_content, json!({"text": part.text}));
+        self.deltas(delta, &delta_fields, &part.text);
+        let mut whole = with(&part_place, json!({"text": part.text}));
         if is_text {
             whole["logprobs"] = value(part.logprobs);
         }
         self.events.push(done, &whole);
-        let part = with(&of_content, json!({"part": value(Some(raw))}));
+        let part = with(&part_place, json!({"part": value(Some(raw))}));
         self.events.push("response.content_part.done", &part);
     }
 
-    fn deltas(&mut self, name: &'static str, of: &Value, text: &str) {
+    fn deltas(&mut self, name: &'static str, base: &Value, text: &str) {
         let mut rest = text;
         while !rest.is_empty() {
-            let cut = self.lens.next().map_or(rest.len(), |cut| *cut as usize);
+            let cut = self.lengths.next().map_or(rest.len(), |cut| *cut as usize);
             let (delta, later) = rest.split_at_checked(cut).unwrap_or((rest, ""));
             rest = later;
-            self.events.push(name, &with(of, json!({"delta": delta})));
+            self.events.push(name, &with(base, json!({"delta": delta})));
         }
     }
 }
@@ -166,8 +166,8 @@ fn added(mut item: Value) -> Value {
     item
 }
 
-fn with(of: &Value, more: Value) -> Value {
-    let mut all = of.clone();
+fn with(base: &Value, more: Value) -> Value {
+    let mut all = base.clone();
     if let (Value::Object(all), Value::Object(more)) = (&mut all, more) {
         all.extend(more);
     }

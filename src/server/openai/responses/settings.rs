@@ -159,9 +159,9 @@ fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
     if !raw.is_list() {
         return Ok(Some(unchanged));
     }
-    let (tools, found) = raw.items(NAME, MAX_TOOLS)?;
+    let (tools, n_tools) = raw.items(NAME, MAX_TOOLS)?;
     // A list that is too long, or an invalid tool, is refused where tools are parsed.
-    if found > MAX_TOOLS {
+    if n_tools > MAX_TOOLS {
         return Ok(Some(unchanged));
     }
     let tools = tools.iter().map(|tool| with_defaults(fields, tool));

@@ -17,7 +17,7 @@ const ENTRY_BYTES: usize = 1024;
 /// Bytes that an item takes in addition to its text, in its entry and in the index.
 const ITEM_BYTES: usize = 256;
 
-/// The id of a connection whose responses no other connection can use.
+/// The id of a WebSocket connection, for responses that only this connection can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ConnectionId(u64);
 
@@ -107,7 +107,6 @@ pub(super) struct StoredItem {
     pub(super) json: Box<str>,
 }
 
-/// A response to store.
 pub(super) struct NewResponse {
     pub(super) id: ResponseId,
     pub(super) owner: Owner,
@@ -188,7 +187,7 @@ impl ResponseStore {
         while self.0.memory.is_full()
             && let Some(oldest) = entries.pop_oldest()
         {
-            // Turns that later responses share are freed with the last of those responses.
+            // Frees its memory at once, except turns that later responses share.
             drop(oldest);
         }
     }
@@ -263,7 +262,7 @@ impl ResponseStore {
 
 impl Inner {
     fn stored(&self, new: NewResponse, sequence: u64) -> StoredResponse {
-        let charge = self.memory.charge(new.own_bytes());
+        let charge = self.memory.charge(new.bytes_without_turns());
         let (messages, n_messages) = new.messages;
         let mut turns = new.earlier;
         turns.push(Arc::new(Turn {
@@ -292,10 +291,10 @@ impl NewResponse {
     /// Bytes of the response, and of the earlier turns that it keeps alive.
     fn bytes(&self) -> usize {
         let earlier = self.earlier.iter().map(|turn| turn.messages.len());
-        self.own_bytes() + self.messages.0.len() + earlier.sum::<usize>()
+        self.bytes_without_turns() + self.messages.0.len() + earlier.sum::<usize>()
     }
 
-    fn own_bytes(&self) -> usize {
+    fn bytes_without_turns(&self) -> usize {
         let items = self.input.iter().chain(&self.output);
         let items = items.map(|item| item.json.len() + ITEM_BYTES);
         let tokens = self.tokens.as_ref().map_or(0, |kept| kept.tokens.len());

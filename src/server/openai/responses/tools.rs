@@ -126,15 +126,15 @@ impl ToolParser {
         is_custom: bool,
     ) -> Result<(), ApiError> {
         let name = text(tool, path, "name")?.to_owned();
-        let known = name_in(namespace, &name);
+        let model_name = name_in(namespace, &name);
         let mut function = Map::new();
-        function.insert("name".to_owned(), known.as_str().into());
+        function.insert("name".to_owned(), model_name.as_str().into());
         for key in ["description", "parameters", "strict"] {
             if let Some(value) = tool.get(key) {
                 function.insert(key.to_owned(), value.clone());
             }
         }
-        let json = as_function(&known, sent, "parameters");
+        let json = as_function(&model_name, sent, "parameters");
         self.list.add(path, &function, json)?;
         if is_custom || namespace.is_some() {
             let client_tool = ClientTool {
@@ -142,7 +142,7 @@ impl ToolParser {
                 namespace: namespace.map(str::to_owned),
                 is_custom,
             };
-            self.names.0.insert(known, client_tool);
+            self.names.0.insert(model_name, client_tool);
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ use souffleur_engine::SoftPin;
 use souffleur_request::{FinishReason, Usage};
 
 /// The data for storing a response at its end.
-pub(super) struct Keeping {
+pub(super) struct StoreJob {
     pub(super) store: ResponseStore,
     pub(super) owner: Owner,
     pub(super) input: Vec<StoredItem>,
@@ -44,7 +44,7 @@ pub(super) struct WriterParts {
     pub(super) is_silent: bool,
     pub(super) lane: Option<Arc<str>>,
     pub(super) is_warm_up: bool,
-    pub(super) keeping: Option<Keeping>,
+    pub(super) store_job: Option<StoreJob>,
 }
 
 pub(crate) struct Writer {
@@ -55,7 +55,7 @@ pub(crate) struct Writer {
     usage: Option<Usage>,
     tokens: Vec<u32>,
     is_warm_up: bool,
-    keeping: Option<Keeping>,
+    store_job: Option<StoreJob>,
     /// The whole response, once it has ended.
     ended: Vec<u8>,
 }
@@ -200,7 +200,7 @@ impl Writer {
             usage: None,
             tokens: Vec::new(),
             is_warm_up: parts.is_warm_up,
-            keeping: parts.keeping,
+            store_job: parts.store_job,
             ended: Vec::new(),
         }
     }
@@ -240,7 +240,7 @@ impl Writer {
         self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
         self.events
             .push("response.failed", &OfResponse { response });
-        self.keeping = None;
+        self.store_job = None;
     }
 
     pub(crate) fn take(&mut self) -> Vec<WrittenEvent> {
@@ -248,35 +248,35 @@ impl Writer {
     }
 
     fn end(&mut self, end: &TranscriptEnd) {
-        let (name, progress, item) = match end.reason {
+        let (name, progress, status) = match end.reason {
             FinishReason::Abort => {
                 let text = "the request was cancelled";
                 return self.fail(&ApiError::aborted(text));
             }
             FinishReason::Length { .. } if !self.is_warm_up => {
-                let item = ItemStatus::Incomplete;
-                ("response.incomplete", Progress::CUT_OFF, item)
+                let status = ItemStatus::Incomplete;
+                ("response.incomplete", Progress::CUT_OFF, status)
             }
             _ => {
-                let item = ItemStatus::Completed;
-                ("response.completed", Progress::COMPLETED, item)
+                let status = ItemStatus::Completed;
+                ("response.completed", Progress::COMPLETED, status)
             }
         };
-        self.output.close(item, &mut self.events);
+        self.output.close(status, &mut self.events);
         let delta_lens = self.output.take_delta_lens();
         let response = response(&self.head, &self.output, self.usage, progress);
         self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
         // Stored before the last event is sent, since a client may continue the response right after that event.
         let ended = &self.ended;
-        if let Some(keeping) = self.keeping.take() {
+        if let Some(store_job) = self.store_job.take() {
             let tokens = &mut self.tokens;
             let output = FinalOutput {
-                pin: keeping.pin(end, tokens),
-                tokens: known_tokens(end, tokens, self.is_warm_up, keeping.setup_hash),
+                pin: store_job.pin(end, tokens),
+                tokens: known_tokens(end, tokens, self.is_warm_up, store_job.setup_hash),
                 delta_lens,
                 items: self.output.items(),
             };
-            keeping.keep(&self.head.id, ended, output);
+            store_job.keep(&self.head.id, ended, output);
         }
         self.events.push(name, &OfResponse { response });
     }
@@ -333,7 +333,7 @@ struct FinalOutput<'a> {
     pin: Option<SoftPin>,
 }
 
-impl Keeping {
+impl StoreJob {
     fn pin(&self, end: &TranscriptEnd, output: &[u32]) -> Option<SoftPin> {
         let pinning = self.pinning.as_ref().filter(|_| !end.prompt.is_empty())?;
         pinning.pin([&end.prompt[..], output].concat().into())

@@ -60,7 +60,7 @@ struct SteerFailed<'a> {
     kind: &'static str,
     sequence_number: u32,
     error: SteerError,
-    steer: SteerBack<'a>,
+    steer: SteerEcho<'a>,
 }
 
 #[derive(Serialize)]
@@ -72,7 +72,7 @@ struct SteerError {
 }
 
 #[derive(Serialize)]
-struct SteerBack<'a> {
+struct SteerEcho<'a> {
     input: Option<&'a RawValue>,
     previous_response_id: Option<&'a str>,
 }
@@ -88,7 +88,7 @@ impl Steer {
                 message: "input cannot be added to a running response: send it with the next response.create",
                 kind: "invalid_request_error",
             },
-            steer: SteerBack {
+            steer: SteerEcho {
                 input: self.input.as_deref(),
                 previous_response_id: self.previous_response_id.as_deref(),
             },

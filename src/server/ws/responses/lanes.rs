@@ -18,7 +18,7 @@ pub(super) type LaneName = Option<Arc<str>>;
 /// Waiting requests of type `W`, and running ones of type `R`.
 pub(super) struct Lanes<W, R> {
     lanes: FxHashMap<LaneName, Lane<W, R>>,
-    /// Idle lanes with a waiting request, in the order in which they will be served.
+    /// Lanes with a waiting request and no running one, in the order in which they will be served.
     ready: VecDeque<LaneName>,
     n_running: usize,
     n_requests: usize,
@@ -30,8 +30,8 @@ pub(super) struct Lanes<W, R> {
 struct Lane<W, R> {
     waiting: VecDeque<W>,
     running: Option<R>,
-    /// The lane is in `ready`, or its request is being started.
-    is_next: bool,
+    /// The lane is in [`Lanes::ready`].
+    is_ready: bool,
 }
 
 pub(super) fn name(fields: &mut Fields) -> Result<LaneName, ApiError> {
@@ -42,8 +42,8 @@ pub(super) fn name(fields: &mut Fields) -> Result<LaneName, ApiError> {
             Some(_) => Err(ApiError::invalid_stream_id("stream_id is not a string")),
         };
     };
-    let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-    if (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_of_name) {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    if (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_valid) {
         Ok(Some(name.into()))
     } else {
         let text = format!(
@@ -92,11 +92,11 @@ impl<W, R> Lanes<W, R> {
         let lane = lane.or_insert_with(|| Lane {
             waiting: VecDeque::new(),
             running: None,
-            is_next: false,
+            is_ready: false,
         });
         lane.waiting.push_back(request);
-        if lane.running.is_none() && !lane.is_next {
-            lane.is_next = true;
+        if lane.running.is_none() && !lane.is_ready {
+            lane.is_ready = true;
             self.ready.push_back(name);
         }
     }
@@ -109,8 +109,8 @@ impl<W, R> Lanes<W, R> {
         let name = self.ready.pop_front()?;
         let lane = self.lanes.get_mut(&name)?;
         let request = lane.waiting.pop_front()?;
-        lane.is_next = !lane.waiting.is_empty();
-        if lane.is_next {
+        lane.is_ready = !lane.waiting.is_empty();
+        if lane.is_ready {
             self.ready.push_back(name.clone());
         }
         self.n_requests -= 1;
@@ -122,7 +122,7 @@ impl<W, R> Lanes<W, R> {
             return;
         };
         lane.running = Some(running);
-        lane.is_next = false;
+        lane.is_ready = false;
         self.ready.retain(|other| other != name);
         self.n_running += 1;
         self.n_requests += 1;
@@ -142,7 +142,7 @@ impl<W, R> Lanes<W, R> {
         self.n_running -= 1;
         self.n_requests -= 1;
         if !lane.waiting.is_empty() {
-            lane.is_next = true;
+            lane.is_ready = true;
             self.ready.push_back(name.clone());
         }
     }

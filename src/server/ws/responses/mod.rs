@@ -2,7 +2,7 @@
 //!
 //! The client sends `{"type": "response.create", ...}` with the fields of a request body, and the server sends the
 //! stream's events as JSON. A request may name a lane (`stream_id`), and its events repeat the name. Requests of one
-//! lane are answered in sequence, lanes in parallel. Responses with `store: false` are kept until the connection ends.
+//! lane are answered in sequence, lanes in parallel. Responses with `store: false` are deleted with the connection.
 
 mod frames;
 mod lanes;
@@ -72,9 +72,9 @@ impl Responses {
             id: self.id,
             lane: name.clone(),
         };
-        let begun = begin(&connection.state, fields, owner, name.clone())?;
-        connection.listen(begun.lane.events(name.clone()));
-        Ok(begun.writer)
+        let started = begin(&connection.state, fields, owner, name.clone())?;
+        connection.add_lane(started.lane.events(name.clone()));
+        Ok(started.writer)
     }
 
     /// Deletes the response that a failed request continued, as OpenAI does, if it belongs to this lane alone.

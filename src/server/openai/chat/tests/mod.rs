@@ -97,7 +97,7 @@ fn unsupported_features_are_refused_and_hints_ignored() {
 
 #[test]
 fn a_last_message_can_be_continued() {
-    let begun = |fields: Value| {
+    let with_chat = |fields: Value| {
         let mut body = fields;
         body["messages"] = json!([
             {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"},
@@ -108,17 +108,17 @@ fn a_last_message_can_be_continued() {
         let prompt = call(value).prompt;
         (prompt.add_generation_prompt, prompt.continue_final_message)
     };
-    assert_eq!(ends(begun(json!({}))), (true, false));
+    assert_eq!(ends(with_chat(json!({}))), (true, false));
     assert_eq!(
-        ends(begun(json!({"continue_final_message": true}))),
+        ends(with_chat(json!({"continue_final_message": true}))),
         (false, true)
     );
     assert_eq!(
-        ends(begun(json!({"add_generation_prompt": false}))),
+        ends(with_chat(json!({"add_generation_prompt": false}))),
         (false, false)
     );
     refuses_field(
-        begun(json!({"continue_final_message": true, "add_generation_prompt": true})),
+        with_chat(json!({"continue_final_message": true, "add_generation_prompt": true})),
         "add_generation_prompt",
         "add_generation_prompt and continue_final_message contradict each other: send one of them",
     );

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::call;
 use crate::config::ReasoningField;
-use crate::openai::answer::Choices;
+use crate::openai::answer::WriteChoices;
 use crate::openai::chat::call::Call;
 use crate::openai::chat::writer::Writer;
 use crate::openai::tests::{events, head, spelling, update};
@@ -35,7 +35,7 @@ fn arguments(text: &str) -> OutputPiece {
 }
 
 /// An update with these pieces, and with one token for each byte of `spelled`.
-fn parsed(spelled: &str, pieces: Vec<OutputPiece>, end: Option<FinishReason>) -> Update {
+fn update_with(spelled: &str, pieces: Vec<OutputPiece>, end: Option<FinishReason>) -> Update {
     let Update { delta, end } = update(spelled, end);
     let delta = Delta {
         text: String::new(),
@@ -45,9 +45,9 @@ fn parsed(spelled: &str, pieces: Vec<OutputPiece>, end: Option<FinishReason>) ->
     Update { delta, end }
 }
 
-fn stream(call: &Call, all: Vec<Update>) -> Vec<Value> {
+fn stream(call: &Call, updates: Vec<Update>) -> Vec<Value> {
     let (mut writer, mut out) = (writer(call), Chunks::default());
-    for update in all {
+    for update in updates {
         writer.update(0, update, &mut out);
     }
     let events = events(out).into_iter();
@@ -61,9 +61,9 @@ fn deltas(choices: &[Value]) -> Vec<Value> {
         .collect()
 }
 
-fn whole(call: &Call, all: Vec<Update>) -> Value {
+fn whole(call: &Call, updates: Vec<Update>) -> Value {
     let mut transcript = Transcript::default();
-    for update in all {
+    for update in updates {
         transcript.push(update);
     }
     let choice = writer(call).whole_choice(0, transcript);
@@ -130,7 +130,7 @@ fn ids_and_names_of_calls_are_sent_once_and_calls_in_sequence() {
         arguments("{}"),
         OutputPiece::CallEnd,
     ];
-    let choices = stream(&call, vec![parsed("abc", pieces, END)]);
+    let choices = stream(&call, vec![update_with("abc", pieces, END)]);
     let first = deltas(&choices)[1]["tool_calls"][0]["id"].clone();
     let second = deltas(&choices)[4]["tool_calls"][0]["id"].clone();
     for id in [&first, &second] {
@@ -169,15 +169,15 @@ fn ids_and_names_of_calls_are_sent_once_and_calls_in_sequence() {
 #[test]
 fn a_whole_answer_equals_its_stream() {
     let call = call(json!({"rid": "r"}));
-    let all = || {
+    let updates = || {
         vec![
-            parsed("ab", vec![reasoning("Row 4.")], None),
-            parsed("c", vec![start("seat"), arguments("{\"row\": ")], None),
-            parsed("d", vec![arguments("4}"), OutputPiece::CallEnd], END),
+            update_with("ab", vec![reasoning("Row 4.")], None),
+            update_with("c", vec![start("seat"), arguments("{\"row\": ")], None),
+            update_with("d", vec![arguments("4}"), OutputPiece::CallEnd], END),
         ]
     };
-    let choice = whole(&call, all());
-    let streamed = deltas(&stream(&call, all()));
+    let choice = whole(&call, updates());
+    let streamed = deltas(&stream(&call, updates()));
     let id = &streamed[1]["tool_calls"][0]["id"];
     assert_eq!(streamed[0], json!({"reasoning_content": "Row 4."}));
     let function = json!({"name": "seat", "arguments": "{\"row\": 4}"});
@@ -198,7 +198,7 @@ fn tool_calls_are_the_finish_reason_only_if_complete() {
     let length = Some(FinishReason::Length { max_new_tokens: 9 });
     let complete = || vec![start("f"), arguments("{}"), OutputPiece::CallEnd];
     let reason =
-        |pieces, end| whole(&call, vec![parsed("a", pieces, end)])["finish_reason"].clone();
+        |pieces, end| whole(&call, vec![update_with("a", pieces, end)])["finish_reason"].clone();
     assert_eq!(reason(complete(), END), "tool_calls");
     assert_eq!(reason(complete(), length.clone()), "length");
     assert_eq!(reason(complete(), Some(FinishReason::Abort)), "abort");
@@ -206,14 +206,14 @@ fn tool_calls_are_the_finish_reason_only_if_complete() {
     assert_eq!(reason(vec![start("f"), arguments("{")], END), "stop");
     let cut = whole(
         &call,
-        vec![parsed("a", vec![start("f"), arguments("{")], END)],
+        vec![update_with("a", vec![start("f"), arguments("{")], END)],
     );
     assert_eq!(cut["message"]["tool_calls"], Value::Null);
     assert_eq!(cut["matched_stop"], 7);
 }
 
 #[test]
-fn a_call_without_an_end_is_left_out_and_is_not_the_finish_reason() {
+fn a_call_without_an_end_is_left_out_and_ends_a_stream_with_stop() {
     let call = call(json!({"rid": "r"}));
     let pieces = || {
         vec![
@@ -224,12 +224,12 @@ fn a_call_without_an_end_is_left_out_and_is_not_the_finish_reason() {
             OutputPiece::CallEnd,
         ]
     };
-    let answer = whole(&call, vec![parsed("a", pieces(), END)]);
+    let answer = whole(&call, vec![update_with("a", pieces(), END)]);
     let calls = answer["message"]["tool_calls"].as_array().expect("a list");
     let names: Vec<&Value> = calls.iter().map(|call| &call["function"]["name"]).collect();
     assert_eq!(names, ["f"]);
     assert_eq!(answer["finish_reason"], "tool_calls");
-    let choices = stream(&call, vec![parsed("a", pieces(), END)]);
+    let choices = stream(&call, vec![update_with("a", pieces(), END)]);
     let last = choices.last().expect("choices");
     assert_eq!(last["finish_reason"], "stop");
     let sent = deltas(&choices);
@@ -239,7 +239,7 @@ fn a_call_without_an_end_is_left_out_and_is_not_the_finish_reason() {
 #[test]
 fn an_empty_answer_has_empty_content_and_reasoning_alone_has_null() {
     let message =
-        |pieces| whole(&call(json!({})), vec![parsed("a", pieces, END)])["message"].clone();
+        |pieces| whole(&call(json!({})), vec![update_with("a", pieces, END)])["message"].clone();
     assert_eq!(
         message(vec![]),
         json!({"role": "assistant", "content": "", "refusal": null})
@@ -251,14 +251,14 @@ fn an_empty_answer_has_empty_content_and_reasoning_alone_has_null() {
 
 #[test]
 fn reasoning_is_held_back_hidden_or_renamed_on_request() {
-    let all = || {
+    let updates = || {
         vec![
-            parsed("a", vec![reasoning("o")], None),
-            parsed("b", vec![reasoning("ne"), text("x")], None),
-            parsed("c", vec![text("y")], END),
+            update_with("a", vec![reasoning("o")], None),
+            update_with("b", vec![reasoning("ne"), text("x")], None),
+            update_with("c", vec![text("y")], END),
         ]
     };
-    let streamed = |fields: Value| deltas(&stream(&call(fields), all()));
+    let streamed = |fields: Value| deltas(&stream(&call(fields), updates()));
     let shown = json!([
         {"reasoning_content": "o"}, {"reasoning_content": "ne"}, {"content": "x"}, {"content": "y"}, {},
     ]);
@@ -267,10 +267,10 @@ fn reasoning_is_held_back_hidden_or_renamed_on_request() {
     assert_eq!(json!(streamed(json!({"stream_reasoning": false}))), held);
     let hidden = json!([{"content": "x"}, {"content": "y"}, {}]);
     assert_eq!(json!(streamed(json!({"include_reasoning": false}))), hidden);
-    let cut = vec![parsed("a", vec![reasoning("one")], END)];
+    let cut = vec![update_with("a", vec![reasoning("one")], END)];
     let cut = deltas(&stream(&call(json!({"stream_reasoning": false})), cut));
     assert_eq!(json!(cut), json!([{"reasoning_content": "one"}, {}]));
-    let message = whole(&call(json!({"include_reasoning": false})), all())["message"].take();
+    let message = whole(&call(json!({"include_reasoning": false})), updates())["message"].take();
     assert_eq!(
         message,
         json!({"role": "assistant", "content": "xy", "refusal": null})
@@ -280,7 +280,7 @@ fn reasoning_is_held_back_hidden_or_renamed_on_request() {
     let field = ReasoningField::Reasoning;
     let mut writer = Writer::new(&call, head(), spelling(), field);
     let mut out = Chunks::default();
-    writer.update(0, parsed("a", vec![reasoning("o")], None), &mut out);
+    writer.update(0, update_with("a", vec![reasoning("o")], None), &mut out);
     assert_eq!(
         events(out)[0]["choices"][0]["delta"],
         json!({"reasoning": "o"})
@@ -290,13 +290,13 @@ fn reasoning_is_held_back_hidden_or_renamed_on_request() {
 #[test]
 fn each_token_is_sent_once_in_the_first_chunk_of_its_step() {
     let call = call(json!({"logprobs": true, "return_token_ids": true, "stream_reasoning": false}));
-    let all = vec![
-        parsed("ab", vec![reasoning("o")], None),
-        parsed("c", vec![text("x"), start("f"), arguments("{}")], None),
-        parsed("d", vec![OutputPiece::CallEnd], None),
-        parsed("e", vec![], END),
+    let updates = vec![
+        update_with("ab", vec![reasoning("o")], None),
+        update_with("c", vec![text("x"), start("f"), arguments("{}")], None),
+        update_with("d", vec![OutputPiece::CallEnd], None),
+        update_with("e", vec![], END),
     ];
-    let choices = stream(&call, all);
+    let choices = stream(&call, updates);
     let ids: Vec<Value> = choices
         .iter()
         .map(|choice| choice["token_ids"].clone())
@@ -320,7 +320,7 @@ fn samples_have_roles_in_order_and_separate_calls() {
     writer.start(&mut out);
     for index in [1, 0] {
         let pieces = vec![start("f"), arguments("{}"), OutputPiece::CallEnd];
-        writer.update(index, parsed("a", pieces, END), &mut out);
+        writer.update(index, update_with("a", pieces, END), &mut out);
     }
     let events = events(out);
     let choice = |event: usize| &events[event]["choices"][0];
