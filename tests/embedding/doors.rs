@@ -57,7 +57,7 @@ async fn assert_failed(events: mpsc::Receiver<Event>, expected: RequestError) {
 
 #[tokio::test]
 async fn a_request_through_the_doors_takes_a_permit() {
-    let (open, gate) = crossbeam_channel::unbounded();
+    let (hold, gate) = crossbeam_channel::unbounded();
     let mut build = Build {
         gate: Some(gate),
         ..Build::default()
@@ -76,7 +76,7 @@ async fn a_request_through_the_doors_takes_a_permit() {
     assert_eq!(world.engine.requests_inside(), 2);
     let refused = world.engine.generate(request(&[1, 2], 5, 5)).err();
     assert_eq!(refused, Some(overloaded("requests", 2, 2)));
-    drop(open);
+    drop(hold);
     for events in [first, second] {
         assert!(matches!(end(events).await, Event::Finished(_)));
     }

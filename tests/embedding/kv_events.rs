@@ -52,9 +52,9 @@ fn since_clear(engine: &EngineHandle, n: usize) -> Option<Vec<Value>> {
     Some(events[at + 1..].to_vec())
 }
 
-/// Waits until the prompt's blocks are the first after the last of at least `n` clear events. Returns their ids.
+/// Waits for at least `n` clear events with the prompt's blocks right after the last one. Returns the blocks' ids.
 async fn stored(engine: &EngineHandle, n: usize, prompt: &[u32]) -> Vec<Value> {
-    let whole = prompt.len() / BLOCK * BLOCK;
+    let n_tokens = prompt.len() / BLOCK * BLOCK;
     within(async {
         loop {
             let events = since_clear(engine, n).unwrap_or_default();
@@ -64,9 +64,9 @@ async fn stored(engine: &EngineHandle, n: usize, prompt: &[u32]) -> Vec<Value> {
                 ids.extend(event["block_hashes"].as_array().expect("ids").clone());
                 tokens.extend(event["token_ids"].as_array().expect("tokens").clone());
             }
-            if tokens.len() >= whole {
-                assert_eq!(json!(tokens[..whole]), json!(prompt[..whole]));
-                ids.truncate(whole / BLOCK);
+            if tokens.len() >= n_tokens {
+                assert_eq!(json!(tokens[..n_tokens]), json!(prompt[..n_tokens]));
+                ids.truncate(n_tokens / BLOCK);
                 return ids;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

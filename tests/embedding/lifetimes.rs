@@ -1,4 +1,4 @@
-//! Tests of where an engine may be started, and of when its threads end.
+//! Tests of the threads and Arbiters on which a host may start an engine, and of the end of the engine's threads.
 
 use std::fs;
 use std::io::Write;

@@ -7,7 +7,7 @@ use super::world::{Build, collect, request};
 
 #[tokio::test]
 async fn a_request_above_the_limit_is_refused_at_admission() {
-    let (open, gate) = crossbeam_channel::unbounded();
+    let (hold, gate) = crossbeam_channel::unbounded();
     let mut build = Build {
         gate: Some(gate),
         ..Build::default()
@@ -26,7 +26,7 @@ async fn a_request_above_the_limit_is_refused_at_admission() {
             limit: 3
         })
     );
-    drop(open);
+    drop(hold);
     for generation in admitted {
         assert!(matches!(collect(generation).await.end, Event::Finished(_)));
     }
@@ -75,7 +75,7 @@ async fn a_permit_is_returned_before_the_terminal_event_is_sent() {
 
 #[tokio::test]
 async fn prompt_tokens_above_the_limit_are_refused() {
-    let (open, gate) = crossbeam_channel::unbounded();
+    let (hold, gate) = crossbeam_channel::unbounded();
     let mut build = Build {
         gate: Some(gate),
         ..Build::default()
@@ -92,7 +92,7 @@ async fn prompt_tokens_above_the_limit_are_refused() {
     let second = world.engine.generate(request(&prompt, 5, 2));
     assert_eq!(second.err(), Some(overloaded));
     let short = world.generate(request(&[1, 2], 5, 3));
-    drop(open);
+    drop(hold);
     for generation in [first, short] {
         assert!(matches!(collect(generation).await.end, Event::Finished(_)));
     }

@@ -78,8 +78,8 @@ async fn a_swap_reorders_waiting_requests_and_loses_none() {
     // The running request continues; the others run in order of decreasing output length.
     assert_eq!(ended, [0, 2, 4, 3, 1]);
     for (number, output) in outputs.into_iter().enumerate() {
-        let natural = expected_output(&prompt(number), number as u64, output as usize, VOCAB);
-        assert_eq!(tokens[number], natural);
+        let expected = expected_output(&prompt(number), number as u64, output as usize, VOCAB);
+        assert_eq!(tokens[number], expected);
     }
     assert_eq!(world.assert_no_leaks().await.schedule_policy, "lof");
     world.stop().await;
@@ -127,16 +127,16 @@ async fn every_policy_serves_all_requests_during_swaps() {
 async fn an_unknown_policy_is_refused_with_a_list_of_policies_and_changes_nothing() {
     let world = Build::default().start();
     let unknown = set(&world, by("sjf")).await.expect_err("there is no sjf");
-    let known = schedule_policy_names().collect::<Vec<_>>().join(", ");
-    let text = format!("schedule_policy is \"sjf\", must be one of {known}");
+    let valid = schedule_policy_names().collect::<Vec<_>>().join(", ");
+    let text = format!("schedule_policy is \"sjf\", must be one of {valid}");
     assert_eq!(unknown, RequestError::Invalid(text));
     let half = SetPolicy {
         radix_eviction_policy: Some("newest".to_owned()),
         ..by("lpm")
     };
     let unknown = set(&world, half).await.expect_err("there is no newest");
-    let known = EvictionPolicy::names().collect::<Vec<_>>().join(", ");
-    let text = format!("radix_eviction_policy is \"newest\", must be one of {known}");
+    let valid = EvictionPolicy::names().collect::<Vec<_>>().join(", ");
+    let text = format!("radix_eviction_policy is \"newest\", must be one of {valid}");
     assert_eq!(unknown, RequestError::Invalid(text));
     let stats = world.assert_no_leaks().await;
     let present = (stats.schedule_policy, stats.radix_eviction_policy);

@@ -34,7 +34,7 @@ async fn die(world: &World) {
 
 #[tokio::test]
 async fn a_pause_and_policies_survive_a_rebuild() {
-    let (open, gate) = crossbeam_channel::unbounded();
+    let (hold, gate) = crossbeam_channel::unbounded();
     let build = Build {
         gate: Some(gate),
         ..Build::default()
@@ -56,7 +56,7 @@ async fn a_pause_and_policies_survive_a_rebuild() {
     // The executor dies at its second step, which is queued while the first step waits at the gate.
     world.until(|stats| stats.steps >= 2).await;
     world.engine.set_paused(true).await.expect("it runs");
-    drop(open);
+    drop(hold);
     let outcome = collect(running).await;
     assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
     until_ready(&world).await;

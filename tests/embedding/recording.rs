@@ -300,7 +300,7 @@ async fn a_model_with_stop_strings_is_replayed_to_the_same_plans() {
 }
 
 #[tokio::test]
-async fn all_generations_of_a_rebuilt_engine_are_replayed() {
+async fn the_log_of_a_rebuilt_engine_is_replayed_across_the_rebuild() {
     let dir = tempfile::tempdir().expect("a folder can be made");
     let build = Build {
         config: recording(dir.path()),

@@ -33,7 +33,7 @@ pub(super) fn deaths_of(actor: &str) -> u64 {
 }
 
 /// Triggers the fault while eight requests run, then checks that the engine works again.
-async fn dies_and_recovers(world: World, open: crossbeam_channel::Sender<()>) {
+async fn dies_and_recovers(world: World, hold: crossbeam_channel::Sender<()>) {
     let prompts: Vec<Vec<u32>> = (0..8)
         .map(|i| (1..40).map(|t| t * 5 + i).collect())
         .collect();
@@ -44,7 +44,7 @@ async fn dies_and_recovers(world: World, open: crossbeam_channel::Sender<()>) {
     };
     let in_flight: Vec<Generation> = prompts.iter().map(send).collect();
     world.until_requests(prompts.len()).await;
-    drop(open);
+    drop(hold);
     for mut generation in in_flight {
         let mut ends = Vec::new();
         while let Some(event) = within(generation.next()).await {
@@ -79,7 +79,7 @@ async fn dies_and_recovers(world: World, open: crossbeam_channel::Sender<()>) {
 #[tokio::test]
 async fn a_panic_of_the_executor_fails_each_request_once_and_the_engine_is_rebuilt() {
     recorder();
-    let (open, gate) = crossbeam_channel::unbounded();
+    let (hold, gate) = crossbeam_channel::unbounded();
     let build = Build {
         gate: Some(gate),
         ..Build::default()
@@ -87,7 +87,7 @@ async fn a_panic_of_the_executor_fails_each_request_once_and_the_engine_is_rebui
     let parts = faulty_parts(&build, FAULT_STEP, Fault::Panic);
     let before = deaths_of("executor_thread");
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
-    dies_and_recovers(World { engine }, open).await;
+    dies_and_recovers(World { engine }, hold).await;
     assert!(deaths_of("executor_thread") > before);
 }
 
@@ -314,7 +314,7 @@ async fn a_panic_inside_a_control_actor_fails_each_request_once_and_the_engine_i
         // The subscriber stays set until the thread ends.
         std::mem::forget(tracing::subscriber::set_default(subscriber));
     });
-    let (open, gate) = crossbeam_channel::unbounded();
+    let (hold, gate) = crossbeam_channel::unbounded();
     let build = Build {
         gate: Some(gate),
         ..Build::default()
@@ -327,7 +327,7 @@ async fn a_panic_inside_a_control_actor_fails_each_request_once_and_the_engine_i
         World {
             engine: engine.expect("the engine starts"),
         },
-        open,
+        hold,
     )
     .await;
     assert!(deaths_of("scheduler") > before);

@@ -36,10 +36,10 @@ pub fn write(case: &mut Case, rng: &mut fastrand::Rng) {
         writer.write_call();
     }
     if writer.rng.bool() {
-        let header = ["<|channel|>final", "<|channel|>final <|constrain|>json", ""];
+        let headers = ["<|channel|>final", "<|channel|>final <|constrain|>json", ""];
         let header = match writer.n {
-            0 => header[writer.rng.usize(0..2)],
-            _ => header[writer.rng.usize(0..3)],
+            0 => headers[writer.rng.usize(0..2)],
+            _ => headers[writer.rng.usize(0..3)],
         };
         let end = ["<|return|>", "", "<|end|>"][writer.rng.usize(0..3)];
         let text = writer.message(header, end);

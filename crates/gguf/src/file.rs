@@ -11,7 +11,6 @@ use souffleur_base::error::{LoadError, format_error};
 const MAGIC: &[u8] = b"GGUF";
 /// In bytes, for files without `general.alignment`.
 const DEFAULT_ALIGNMENT: usize = 32;
-/// In bytes.
 const MAX_ALIGNMENT: usize = 1 << 20;
 
 #[derive(Debug)]

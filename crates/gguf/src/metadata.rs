@@ -347,7 +347,7 @@ impl<'a> Metadata<'a> {
         let Some(list) = self.list(key, "whole numbers", Kind::is_integer)? else {
             return Ok(None);
         };
-        let checked = list.elements().enumerate().map(|(index, element)| {
+        let integers = list.elements().enumerate().map(|(index, element)| {
             let integer = integer(list.of, element);
             let within = i64::try_from(integer).ok();
             within.filter(|integer| limits.contains(integer)).ok_or_else(|| {
@@ -356,7 +356,7 @@ impl<'a> Metadata<'a> {
                 self.error(key, reason)
             })
         });
-        checked.collect::<Result<_, _>>().map(Some)
+        integers.collect::<Result<_, _>>().map(Some)
     }
 
     /// A list of flags, or of integers, which are true unless they are 0.

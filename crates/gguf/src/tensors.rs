@@ -25,7 +25,7 @@ pub struct TensorInfo {
     pub bytes: Range<usize>,
 }
 
-struct Declared {
+struct Description {
     name: String,
     shape: Vec<usize>,
     element: &'static ElementType,
@@ -45,7 +45,7 @@ pub(super) fn read(
     file_bytes: usize,
 ) -> Result<Vec<TensorInfo>, String> {
     let mut names = FxHashSet::default();
-    let mut declared = Vec::new();
+    let mut descriptions = Vec::new();
     for index in 0..count {
         let tensor = read_one(cursor, index)?;
         if !names.insert(tensor.name.clone()) {
@@ -54,12 +54,12 @@ pub(super) fn read(
                 shown(&tensor.name)
             ));
         }
-        declared.push(tensor);
+        descriptions.push(tensor);
     }
-    place(declared, cursor.at(), alignment, file_bytes)
+    place(descriptions, cursor.at(), alignment, file_bytes)
 }
 
-fn read_one(cursor: &mut Cursor<'_>, index: usize) -> Result<Declared, String> {
+fn read_one(cursor: &mut Cursor<'_>, index: usize) -> Result<Description, String> {
     let what = format!("the name of tensor {index}");
     let name = cursor.string(MAX_NAME_BYTES, &what)?;
     let name = match std::str::from_utf8(name) {
@@ -91,8 +91,8 @@ fn read_one(cursor: &mut Cursor<'_>, index: usize) -> Result<Declared, String> {
             shown(&name)
         )
     })?;
-    let (shape, bytes) = checked(&name, &sizes, element)?;
-    Ok(Declared {
+    let (shape, bytes) = shape_and_bytes(&name, &sizes, element)?;
+    Ok(Description {
         name,
         shape,
         element,
@@ -102,7 +102,7 @@ fn read_one(cursor: &mut Cursor<'_>, index: usize) -> Result<Declared, String> {
 }
 
 /// The shape (outermost dimension first) and size in bytes; `sizes` has the innermost dimension first.
-fn checked(
+fn shape_and_bytes(
     name: &str,
     sizes: &[u64],
     element: &'static ElementType,
@@ -141,7 +141,7 @@ fn checked(
 
 /// The byte ranges of tensors whose descriptions end at `end`: they must be contiguous, padded to `alignment`.
 fn place(
-    declared: Vec<Declared>,
+    descriptions: Vec<Description>,
     end: usize,
     alignment: usize,
     file_bytes: usize,
@@ -150,8 +150,8 @@ fn place(
     let aligned = |at: u128| at.next_multiple_of(alignment as u128);
     let data = aligned(end as u128);
     let mut expected = 0_u128;
-    let mut placed = Vec::with_capacity(declared.len());
-    for tensor in declared {
+    let mut placed = Vec::with_capacity(descriptions.len());
+    for tensor in descriptions {
         let name = shown(&tensor.name);
         if u128::from(tensor.offset) != expected {
             return Err(format!(

@@ -50,7 +50,7 @@ pub(super) enum EmptyContent {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Written {
+enum Rendering {
     ByTemplate,
     /// The template wrote no call when probed.
     Nowhere,
@@ -65,7 +65,7 @@ pub(super) struct CallForm {
     loops_over_arguments: bool,
     arguments: ArgumentForm,
     empty_content: EmptyContent,
-    written: Written,
+    rendering: Rendering,
 }
 
 impl CallForm {
@@ -77,16 +77,16 @@ impl CallForm {
             loops_over_arguments: loops.iter().any(|loops| source.contains(loops)),
             arguments: ArgumentForm::Object,
             empty_content: EmptyContent::Text,
-            written: Written::Nowhere,
+            rendering: Rendering::Nowhere,
         }
     }
 
     /// Puts calls into the content, unless the template writes them.
     pub(super) fn in_content(self, writer: CallWriter) -> Self {
         Self {
-            written: match self.written {
-                Written::Nowhere | Written::InContent(_) => Written::InContent(writer),
-                Written::ByTemplate => Written::ByTemplate,
+            rendering: match self.rendering {
+                Rendering::Nowhere | Rendering::InContent(_) => Rendering::InContent(writer),
+                Rendering::ByTemplate => Rendering::ByTemplate,
             },
             ..self
         }
@@ -124,7 +124,7 @@ impl CallForm {
         Self {
             arguments,
             empty_content,
-            written: Written::ByTemplate,
+            rendering: Rendering::ByTemplate,
             ..self
         }
     }
@@ -133,16 +133,16 @@ impl CallForm {
 pub(super) struct Calls {
     form: CallForm,
     /// Number of JSON values in the arguments so far.
-    values: usize,
-    count: usize,
+    n_values: usize,
+    n_calls: usize,
 }
 
 impl Calls {
     pub(super) fn new(form: CallForm) -> Self {
         Self {
             form,
-            values: 0,
-            count: 0,
+            n_values: 0,
+            n_calls: 0,
         }
     }
 
@@ -154,12 +154,12 @@ impl Calls {
         if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
             for call in calls.iter_mut() {
                 match self.form.arguments {
-                    ArgumentForm::Object => self.count(call)?,
+                    ArgumentForm::Object => self.count_argument_values(call)?,
                     ArgumentForm::Text => write_arguments(call)?,
                 }
                 self.shorten_id(call);
             }
-            if let Written::InContent(writer) = self.form.written
+            if let Rendering::InContent(writer) = self.form.rendering
                 && !calls.is_empty()
             {
                 let calls = std::mem::take(calls);
@@ -180,13 +180,13 @@ impl Calls {
     }
 
     /// Counts the JSON values in arguments that are strings, before they are parsed.
-    fn count(&mut self, call: &Value) -> Result<(), RequestError> {
+    fn count_argument_values(&mut self, call: &Value) -> Result<(), RequestError> {
         let arguments = call.pointer("/function/arguments");
         let Some(text) = arguments.and_then(Value::as_str) else {
             return Ok(());
         };
-        self.values += count_values(text.as_bytes());
-        if self.values <= MAX_VALUES {
+        self.n_values += count_values(text.as_bytes());
+        if self.n_values <= MAX_VALUES {
             Ok(())
         } else {
             invalid(format!(
@@ -196,14 +196,14 @@ impl Calls {
     }
 
     fn shorten_id(&mut self, call: &mut Value) {
-        self.count += 1;
+        self.n_calls += 1;
         let Some(call) = call.as_object_mut() else {
             return;
         };
         if self.form.ids == CallIds::Short {
             let id = match call.get("id").and_then(Value::as_str) {
                 Some(id) => short(id),
-                None => short(&self.count.to_string()),
+                None => short(&self.n_calls.to_string()),
             };
             call.insert("id".to_owned(), Value::from(id));
         }

@@ -35,10 +35,10 @@ impl<'a> ChatPrompt<'a> {
 
 /// The forms of messages, calls and tools that a template expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Expected {
+pub(super) struct Forms {
     pub(super) content: ContentFormat,
     /// Whether the template knows the role `developer`. For other templates the role becomes `system`.
-    pub(super) developers: bool,
+    pub(super) knows_developer: bool,
     pub(super) calls: CallForm,
     pub(super) reasoning: ReasoningForm,
     pub(super) tools: ToolPlace,
@@ -65,11 +65,11 @@ impl ReasoningForm {
     }
 }
 
-impl Expected {
+impl Forms {
     pub(super) fn of(template: &str) -> Self {
         Self {
             content: ContentFormat::of(template),
-            developers: ["'developer'", "\"developer\""]
+            knows_developer: ["'developer'", "\"developer\""]
                 .iter()
                 .any(|role| template.contains(role)),
             calls: CallForm::of(template),

@@ -56,19 +56,19 @@ impl TextModel {
         }
     }
 
-    /// Detects the reasoning format in the chat template, else in the vocabulary; `None` if neither has a known tag.
+    /// Detects the reasoning format by its end tag, in the chat template, else in the vocabulary.
     pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
         if self.has_harmony_tokens() {
             return Some(ReasoningFormat::GptOss);
         }
-        let known = [
+        let formats = [
             ReasoningFormat::Think,
             ReasoningFormat::MistralThink,
             ReasoningFormat::Gemma4,
         ];
-        let find = |knows: &dyn Fn(&str) -> bool| {
-            let mut known = known.into_iter();
-            known.find(|format| knows(format.closing()))
+        let find = |has_tag: &dyn Fn(&str) -> bool| {
+            let mut formats = formats.into_iter();
+            formats.find(|format| has_tag(format.closing()))
         };
         find(&|tag| self.template_mentions(tag)).or_else(|| find(&|tag| self.has_token(tag)))
     }

@@ -8,7 +8,7 @@ use souffleur_output::detok::TokenText;
 
 #[derive(Clone, Copy, Debug)]
 pub struct KnownBeginning<'a> {
-    /// Number of messages at the beginning of the conversation.
+    /// Number of messages at the beginning of the conversation that `tokens` contain.
     pub messages: usize,
     /// Tokens of the earlier request's prompt and output.
     pub tokens: &'a [u32],

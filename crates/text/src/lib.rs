@@ -45,7 +45,7 @@ use written::CallWriter;
 #[derive(Debug)]
 pub struct TextModel {
     tokenizer: Tokenizer,
-    /// SentencePiece's user-defined pieces, except added tokens, that are matched before merges.
+    /// The user-defined pieces of SentencePiece that are matched before merges and are not added tokens.
     frozen: Option<FrozenPieces>,
     /// Added tokens of white space only. `encode_fragment` matches no other added tokens.
     blanks: Option<FrozenPieces>,
@@ -146,10 +146,10 @@ impl TextModel {
             tokenizer,
         };
         // Among the templates in the Hermes format, only SmolLM3's is known to leave out earlier calls.
-        let leaves_out = |format: &ToolFormat| {
+        let may_leave_out_calls = |format: &ToolFormat| {
             *format != ToolFormat::Hermes || model.template_mentions(tool_place::XML_TOOLS)
         };
-        let format = model.tool_format().filter(leaves_out);
+        let format = model.tool_format().filter(may_leave_out_calls);
         if let Some(writer) = format.and_then(CallWriter::of)
             && let Some(template) = &mut model.template
         {
@@ -302,24 +302,24 @@ impl TokenText for TextModel {
     /// `clean_up_tokenization_spaces` is not applied (it would change text that was emitted already).
     fn decode(&self, tokens: &[u32], skip_special_tokens: bool, _: bool) -> String {
         if self.misread.is_empty() {
-            return self.decode_spelled(tokens, skip_special_tokens);
+            return self.decode_with_tokenizer(tokens, skip_special_tokens);
         }
         let mut text = String::new();
-        let mut spelled = tokens;
-        while let Some(place) = spelled.iter().position(|id| self.misread.contains_key(id)) {
-            text.push_str(&self.decode_spelled(&spelled[..place], skip_special_tokens));
-            let id = spelled[place];
+        let mut rest = tokens;
+        while let Some(place) = rest.iter().position(|id| self.misread.contains_key(id)) {
+            text.push_str(&self.decode_with_tokenizer(&rest[..place], skip_special_tokens));
+            let id = rest[place];
             if !(skip_special_tokens && self.is_special(id)) {
                 text.push_str(&self.misread[&id]);
             }
-            spelled = &spelled[place + 1..];
+            rest = &rest[place + 1..];
         }
-        text + &self.decode_spelled(spelled, skip_special_tokens)
+        text + &self.decode_with_tokenizer(rest, skip_special_tokens)
     }
 }
 
 impl TextModel {
-    fn decode_spelled(&self, tokens: &[u32], skip_special_tokens: bool) -> String {
+    fn decode_with_tokenizer(&self, tokens: &[u32], skip_special_tokens: bool) -> String {
         match self.tokenizer.decode(tokens, skip_special_tokens) {
             Ok(text) => text,
             Err(_) => tokens

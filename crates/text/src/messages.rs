@@ -3,13 +3,13 @@
 use serde_json::{Map, Value};
 
 use crate::calls::Calls;
-use crate::chat::{ContentFormat, Expected, ReasoningForm};
+use crate::chat::{ContentFormat, Forms, ReasoningForm};
 use crate::refusal::invalid;
 use souffleur_base::error::RequestError;
 
 /// Checks the messages and returns them as the template expects: `content` is always present, and roles and call
 /// ids are ones that the template accepts.
-pub(super) fn normalize(messages: &Value, expected: Expected) -> Result<Vec<Value>, RequestError> {
+pub(super) fn normalize(messages: &Value, expected: Forms) -> Result<Vec<Value>, RequestError> {
     let Some(messages) = messages.as_array().filter(|messages| !messages.is_empty()) else {
         return invalid(
             "messages is not a list with at least one message: send \
@@ -27,7 +27,7 @@ pub(super) fn normalize(messages: &Value, expected: Expected) -> Result<Vec<Valu
 fn normalize_message(
     index: usize,
     message: &Value,
-    expected: Expected,
+    expected: Forms,
     calls: &mut Calls,
 ) -> Result<Value, RequestError> {
     let Some(fields) = message.as_object() else {
@@ -58,7 +58,7 @@ fn normalize_message(
         }
     };
     fields.insert("content".to_owned(), content);
-    if fields["role"] == "developer" && !expected.developers {
+    if fields["role"] == "developer" && !expected.knows_developer {
         fields.insert("role".to_owned(), Value::from("system"));
     }
     calls.normalize(&mut fields)?;

@@ -6,7 +6,7 @@ use tokenizers::tokenizer::{Model, OffsetType, PreTokenizedString, PreTokenizer}
 use super::TextModel;
 use crate::frozen::FrozenPieces;
 
-/// SentencePiece's sign for a blank.
+/// SentencePiece's sign for a space.
 const BLANK: char = '\u{2581}';
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ pub(super) struct ContentStops {
     matcher: StopMatcher,
     held: String,
     keeps_stop: bool,
-    /// A copy of the search after the engine's held whitespace, which may still be dropped, and its length in bytes.
-    ahead: Option<(StopMatcher, usize)>,
+    /// A copy of `matcher` that has also read the engine's held whitespace, and the length of this whitespace in bytes.
+    probe: Option<(StopMatcher, usize)>,
 }
 
 impl ContentStops {
@@ -21,7 +21,7 @@ impl ContentStops {
             table,
             held: String::new(),
             keeps_stop,
-            ahead: None,
+            probe: None,
         }
     }
 
@@ -33,18 +33,18 @@ impl ContentStops {
     /// text was pushed since the last call, `more` must begin with the last call's `more`.
     pub(super) fn end_in(&mut self, more: &str) -> bool {
         if more.is_empty() {
-            self.ahead = None;
+            self.probe = None;
             return false;
         }
-        self.ahead = self.ahead.take().filter(|(_, read)| *read <= more.len());
-        let (ahead, read) = (self.ahead).get_or_insert_with(|| (self.matcher.clone(), 0));
+        self.probe = self.probe.take().filter(|(_, read)| *read <= more.len());
+        let (probe, read) = (self.probe).get_or_insert_with(|| (self.matcher.clone(), 0));
         let new = &more[*read..];
         *read = more.len();
-        ahead.find(new).is_some()
+        probe.find(new).is_some()
     }
 
     pub(super) fn push(&mut self, text: &str) -> (String, Option<String>) {
-        self.ahead = None;
+        self.probe = None;
         let before = self.held.len();
         self.held.push_str(text);
         let Some(found) = self.matcher.find(text) else {
@@ -63,7 +63,7 @@ impl ContentStops {
     }
 
     pub(super) fn flush(&mut self) -> String {
-        self.ahead = None;
+        self.probe = None;
         self.matcher = StopMatcher::new(self.table.clone());
         std::mem::take(&mut self.held)
     }

@@ -26,7 +26,7 @@ pub struct AnswerForm {
     pub in_format_only: bool,
 }
 
-/// The pieces of an output, and the search for stop strings.
+/// Converts the tokens of one output to pieces, up to a stop string.
 #[derive(Debug)]
 pub struct AnswerStream {
     text: TextStream,
@@ -197,7 +197,7 @@ impl AnswerStream {
         stop
     }
 
-    /// Emits held text before a call or reasoning, which no stop string spans.
+    /// Emits text that was held as the possible beginning of a stop string: a call or reasoning follows, or the end.
     fn flush_content(&mut self) {
         let held = self.stops.flush();
         self.push_content(held);

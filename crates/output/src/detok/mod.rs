@@ -125,8 +125,7 @@ impl TextStream {
         std::mem::replace(&mut self.text, held)
     }
 
-    /// Takes the text so far, including held text, which later text cannot change. The next token keeps the context of
-    /// earlier tokens.
+    /// Takes the text so far, including held text, as final. Later tokens keep the earlier ones as context.
     pub fn cut(&mut self) -> String {
         let tail = self.window.flush();
         self.text.push_str(&tail);

@@ -190,7 +190,7 @@ fn emitted_text_is_kept_when_byte_tokens_become_invalid() {
 }
 
 #[test]
-fn the_first_space_is_dropped_only_without_context() {
+fn the_first_space_is_dropped_only_without_text_in_the_context() {
     let vocab = Vocab::metaspace();
     let first = |context: &[u32]| {
         let mut stream = stop_at(&[]).start(context, &vocab);

@@ -89,7 +89,7 @@ impl DecodeWindow {
         self.decoded[start..self.emitted_bytes].to_owned()
     }
 
-    /// Drops the tokens before the last whole character that was emitted: the later tokens suffice as context.
+    /// Drops the tokens settled earlier, and settles the others, whose text was just emitted: they suffice as context.
     fn forget_settled(&mut self, tokenizer: &dyn TokenText) {
         let tail = self.decode(&self.tokens[self.settled..], tokenizer);
         self.tokens.drain(..self.settled);

@@ -4,14 +4,13 @@ pub(super) const FENCE: &str = "```";
 /// Markdown's delimiter of a code span.
 pub(super) const TICK: &str = "`";
 
-/// The pending closers of openings before a call. Each is optional.
+/// The closers that may follow a call, one for each opening before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Closers {
     /// The bracket of a list, in which more calls may follow.
     pub(super) list: bool,
     pub(super) tag: Option<&'static str>,
     pub(super) fence: bool,
-    /// The backtick of a code span.
     pub(super) tick: bool,
     /// More calls may follow without a list.
     pub(super) more: bool,

@@ -14,7 +14,7 @@ pub(super) struct Code {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
-    /// Only blanks, and backticks that are not a fence yet.
+    /// Only white space, and backticks that are not a fence yet.
     Blank,
     /// A fence that closes the dropped one unless a language follows.
     MayClose,
@@ -109,13 +109,13 @@ impl Code {
 
     /// Returns whether a call without a tag may begin with this character: outside blocks, words and quotes.
     pub(super) fn allows(&self, c: char) -> bool {
-        let is_apart = |last: char| {
+        let is_boundary = |last: char| {
             last.is_whitespace() || matches!(last, ':' | ';' | '>' | '}' | '.' | '!' | '?' | ')')
         };
         !self.is_in_block
             && match c {
                 '`' => self.last != Some('`'),
-                '{' | '[' | '<' => self.last.is_none_or(is_apart),
+                '{' | '[' | '<' => self.last.is_none_or(is_boundary),
                 _ => false,
             }
     }

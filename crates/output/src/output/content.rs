@@ -1,6 +1,6 @@
 //! Decides which whitespace of content is emitted, and when.
 
-/// Upper bound of held whitespace at the start of the content; more of it is text.
+/// Upper bound of held whitespace in bytes; longer whitespace is text.
 const MAX_HELD_SPACES: usize = 1 << 16;
 
 /// A stretch of content: from the start of the output, the end of reasoning or the end of a call to the next call.

@@ -1,6 +1,5 @@
 //! How an output ended: complete or truncated.
 
-/// Whether the output is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputEnding {
     /// Ended by the model, a stop string or a grammar: the output is complete.

@@ -1,6 +1,5 @@
 //! Backslash escapes: decodes quoted strings, and writes JSON strings.
 
-/// The language of the escapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Json,
@@ -27,7 +26,7 @@ enum At {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Read {
     Taken,
-    /// Not consumed: it ended the previous escape, and must be read again.
+    /// Not consumed: the character ended the previous escape, and must be read again.
     Again,
 }
 

@@ -62,7 +62,6 @@ enum Word {
     ExponentDigits,
 }
 
-/// The effect of a character on a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
     More,
@@ -100,10 +99,10 @@ impl ValueScanner {
     /// Reads a character after the first and writes it, if it belongs to the value. Models write raw line breaks and
     /// tabs into strings: these are escaped.
     pub(super) fn read_into(&mut self, c: char, to: &mut String) -> Scan {
-        let is_bare = self.is_in_string() && c < ' ';
+        let is_raw = self.is_in_string() && c < ' ';
         let scan = self.read(c);
         match scan {
-            Scan::More | Scan::Done if is_bare => write_json_char(c, to),
+            Scan::More | Scan::Done if is_raw => write_json_char(c, to),
             Scan::More | Scan::Done => to.push(c),
             Scan::DoneBefore | Scan::Broken => {}
         }

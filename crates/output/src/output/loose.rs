@@ -37,9 +37,10 @@ pub(super) struct LooseReader {
     closers: Closers,
     /// Only whitespace precedes the call in the content.
     is_start: bool,
-    /// This call opened the list, without a fence or tag around it.
+    /// This call opened the list, which has no fence or tag around it.
     is_lone_list: bool,
     found: CallOutput,
+    /// The object's text before its arguments, as in [`strict_openings`].
     opening: String,
     separation: Separation,
 }
@@ -55,7 +56,7 @@ enum At {
     BeforeArguments,
     Object(ObjectReader),
     Arguments(ValueScanner),
-    /// After the first object of a bare list; counts the blanks and commas since.
+    /// After the first object of a lone list; counts the white space and commas since.
     AfterObject(usize),
 }
 
@@ -121,12 +122,12 @@ impl LooseReader {
             return self.read_before(c);
         }
         self.word.push(c);
-        let mut begun = LANGUAGES.iter();
-        let is_begun = match self.word.strip_prefix(FENCE) {
-            Some(language) => begun.any(|known| known.starts_with(language)),
+        let mut languages = LANGUAGES.iter();
+        let may_be_fence = match self.word.strip_prefix(FENCE) {
+            Some(language) => languages.any(|allowed| allowed.starts_with(language)),
             None => FENCE.starts_with(&self.word),
         };
-        more_if(is_begun)
+        more_if(may_be_fence)
     }
 
     fn read_before(&mut self, c: char) -> Step {
@@ -183,8 +184,8 @@ impl LooseReader {
             return true;
         }
         let openings = strict_openings(name);
-        let is_known = openings.iter().any(|(open, _)| *open == self.opening);
-        is_known && loose_strict_tools(&self.tools).any(|tool| tool.name == name)
+        let is_accepted = openings.iter().any(|(open, _)| *open == self.opening);
+        is_accepted && loose_strict_tools(&self.tools).any(|tool| tool.name == name)
     }
 
     fn read_object(&mut self, c: char, out: &mut CallOutput) -> Step {

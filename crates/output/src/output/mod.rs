@@ -28,9 +28,9 @@
 //! # Calls without the tag of the format
 //! Models also write calls in other forms than their templates specify. A JSON object in the content that names a tool
 //! is a call: alone, in a Markdown fence, in a list, or between tags that llama.cpp also accepts around calls. It
-//! is held until it is whole and valid JSON, and it must have only the keys of a call. Objects in code blocks of other
-//! languages, in reasoning, and in answers under a constraint are not calls. The object of a strict tool must begin in
-//! a form that the grammar knows ([`strict_openings`]).
+//! is held until it is whole and valid JSON, and it must have only the keys of a call. Objects in reasoning, in answers
+//! constrained to JSON, and in code blocks of languages other than JSON and XML are not calls. The object of a strict
+//! tool must begin in a form that the grammar accepts ([`strict_openings`]).
 //!
 //! # Openings that are not calls
 //! An opening that turns out to be invalid before its name was emitted is text: its tag is emitted unchanged, and

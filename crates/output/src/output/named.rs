@@ -1,4 +1,4 @@
-//! Parses a call of a name and a JSON object, with tags between them: `seat[ARGS]{"row":4}`.
+//! Parses a tool call of Mistral: a name and a JSON object, with tags between them: `seat[ARGS]{"row":4}`.
 
 use super::call::{CallOutput, CallReader, Step};
 use super::json::{Scan, ValueScanner};

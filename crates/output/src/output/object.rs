@@ -22,7 +22,7 @@ pub(super) struct ObjectReader {
     /// Arguments before the name.
     early: String,
     arguments: Arguments,
-    quoted: Quoted,
+    quoted: QuotedState,
     /// The tools of which the call must name one; `None` if a tag marks the call.
     tools: Option<Arc<ToolUse>>,
     /// The call is in an object inside this one.
@@ -37,7 +37,7 @@ enum Arguments {
 }
 
 #[derive(Debug)]
-enum Quoted {
+enum QuotedState {
     Blank,
     Object(ValueScanner),
     Complete,
@@ -78,7 +78,7 @@ impl ObjectReader {
             is_started: false,
             early: String::new(),
             arguments: Arguments::None,
-            quoted: Quoted::Blank,
+            quoted: QuotedState::Blank,
             tools: None,
             is_nested: false,
         }
@@ -125,7 +125,7 @@ impl ObjectReader {
         }
     }
 
-    /// Whether a key may come next. Without a tag, a call begins with its name and its arguments.
+    /// Whether a key may come next. Without a tag, only `type` and `id` may precede the call's name or arguments.
     fn allows(&self, field: Field) -> bool {
         let is_named = self.is_started || self.name.is_some();
         let is_kind = || matches!(self.text.as_str(), "type" | "id");
@@ -208,7 +208,7 @@ impl ObjectReader {
         self.at = At::AfterValue;
     }
 
-    /// Reads a character of arguments inside a string, which are an object or blank.
+    /// Reads a character of a string that holds the arguments: an object, or only white space.
     fn read_quoted(&mut self, c: char, out: &mut CallOutput) -> Step {
         let At::Quoted(unescape) = &mut self.at else {
             return Step::Broken;
@@ -221,33 +221,33 @@ impl ObjectReader {
         match (&self.quoted, is_end) {
             _ if !is_object => return Step::Broken,
             (_, false) => return Step::More,
-            (Quoted::Object(_), true) => return Step::Broken,
-            (Quoted::Blank, true) => {
+            (QuotedState::Object(_), true) => return Step::Broken,
+            (QuotedState::Blank, true) => {
                 self.start(out);
                 self.arguments_in(out).push_str("{}");
             }
-            (Quoted::Complete, true) => {}
+            (QuotedState::Complete, true) => {}
         }
         self.end_arguments();
         Step::More
     }
 
-    /// Returns whether a decoded character belongs to the object. Blanks around it are dropped.
+    /// Returns whether a decoded character belongs to the object. White space around the object is dropped.
     fn read_decoded(&mut self, c: char, out: &mut CallOutput) -> bool {
         let is_blank = matches!(c, ' ' | '\n' | '\r' | '\t');
         let scan = match &mut self.quoted {
-            Quoted::Blank | Quoted::Complete if is_blank => return true,
-            Quoted::Blank if c == '{' => {
+            QuotedState::Blank | QuotedState::Complete if is_blank => return true,
+            QuotedState::Blank if c == '{' => {
                 self.start(out);
                 match ValueScanner::new(c) {
-                    Some(scanner) => self.quoted = Quoted::Object(scanner),
+                    Some(scanner) => self.quoted = QuotedState::Object(scanner),
                     None => return false,
                 }
                 self.arguments_in(out).push(c);
                 Scan::More
             }
-            Quoted::Blank | Quoted::Complete => return false,
-            Quoted::Object(scanner) => {
+            QuotedState::Blank | QuotedState::Complete => return false,
+            QuotedState::Object(scanner) => {
                 let to = if self.is_started {
                     &mut out.arguments
                 } else {
@@ -258,7 +258,7 @@ impl ObjectReader {
         };
         match scan {
             Scan::More => {}
-            Scan::Done => self.quoted = Quoted::Complete,
+            Scan::Done => self.quoted = QuotedState::Complete,
             Scan::DoneBefore | Scan::Broken => return false,
         }
         true

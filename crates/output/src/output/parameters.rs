@@ -62,12 +62,13 @@ impl Parameters {
         self.tools.tool(&self.function).is_some()
     }
 
+    /// Whether the tool has this parameter, and the call does not have it yet.
     pub(super) fn lacks(&self, name: &str) -> bool {
         let tool = self.tools.tool(&self.function);
         let schema = tool.and_then(|tool| tool.parameters.as_ref());
         let properties = schema.and_then(|schema| schema.get("properties")?.as_object());
         let has = properties.is_some_and(|properties| properties.contains_key(name));
-        has && !self.names.iter().any(|known| known == name)
+        has && !self.names.iter().any(|present| present == name)
     }
 
     pub(super) fn begin(&mut self, name: &str, out: &mut CallOutput) -> bool {

@@ -37,7 +37,7 @@ impl Types {
         let mut collector = TypeCollector {
             root: schema,
             types: 0,
-            visits: MAX_VISITS,
+            visits_left: MAX_VISITS,
         };
         collector.visit(property, MAX_DEPTH);
         match collector.types {
@@ -89,16 +89,16 @@ fn is_json(text: &str) -> bool {
 struct TypeCollector<'a> {
     root: &'a Value,
     types: u8,
-    visits: u32,
+    visits_left: u32,
 }
 
 impl TypeCollector<'_> {
     /// Adds the types of a part of the schema, at most `depth` levels deep.
     fn visit(&mut self, schema: &Value, depth: u32) {
-        if depth == 0 || self.visits == 0 {
+        if depth == 0 || self.visits_left == 0 {
             return;
         }
-        self.visits -= 1;
+        self.visits_left -= 1;
         match schema.get("type") {
             Some(Value::String(name)) => self.add(name),
             Some(Value::Array(names)) => {

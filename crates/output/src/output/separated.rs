@@ -16,7 +16,7 @@ pub(super) struct SeparatedReader {
     at: At,
     /// The name, or the word before the separator.
     name: String,
-    /// The part of the fence before the arguments that was read.
+    /// The part read so far of the fence before the arguments.
     fence: String,
 }
 

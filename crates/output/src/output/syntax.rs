@@ -287,7 +287,7 @@ pub(super) static DEEPSEEK: ToolSyntax = ToolSyntax {
     loose: Loose::Objects,
 };
 
-/// The messages of gpt-oss, which have a separate engine: calls and reasoning are kinds of messages.
+/// The tags of gpt-oss's messages. A separate engine parses them, and uses no field but `tags`.
 pub(super) static HARMONY: ToolSyntax = ToolSyntax {
     tags: &[
         (Tag::MessageStart, "<|start|>"),

@@ -23,7 +23,7 @@ pub(super) struct XmlReader {
     parameters: Parameters,
     name: String,
     /// The value is at the beginning of a line.
-    is_at_line: bool,
+    is_at_line_start: bool,
 }
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl XmlReader {
             at: At::Function,
             parameters: Parameters::new(tools, EdgeNewlines::OfFormat),
             name: String::new(),
-            is_at_line: false,
+            is_at_line_start: false,
         }
     }
 
@@ -77,7 +77,7 @@ impl XmlReader {
             return Step::Broken;
         }
         self.at = At::Value;
-        self.is_at_line = false;
+        self.is_at_line_start = false;
         Step::More
     }
 
@@ -105,7 +105,7 @@ impl XmlReader {
     fn take_back(&mut self, text: impl Iterator<Item = char>, out: &mut CallOutput) -> Step {
         text.for_each(|c| self.parameters.read(c, out));
         self.at = At::Value;
-        self.is_at_line = false;
+        self.is_at_line_start = false;
         Step::Again
     }
 }
@@ -114,7 +114,7 @@ impl CallReader for XmlReader {
     fn tags(&self) -> TagSet {
         match self.at {
             At::Function | At::Parameter => TagSet::NONE,
-            At::Value if self.is_at_line => {
+            At::Value if self.is_at_line_start => {
                 TagSet::of(&[Tag::ParameterClose, Tag::ParameterOpen, Tag::FunctionClose])
             }
             At::Value => TagSet::of(&[Tag::ParameterClose]),
@@ -138,7 +138,7 @@ impl CallReader for XmlReader {
             At::Body if c.is_whitespace() => Step::More,
             At::Body => Step::Broken,
             At::Value => {
-                self.is_at_line = c == '\n';
+                self.is_at_line_start = c == '\n';
                 self.parameters.read(c, out);
                 Step::More
             }

@@ -14,7 +14,7 @@ pub(super) enum Prefix {
 }
 
 /// Added tokens of Phi-3 that do not absorb the white space after them; its other added tokens do.
-const PHI3_WITHOUT_BLANKS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+const PHI3_WITHOUT_RSTRIP: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// The added tokens of a byte-level vocabulary, which are matched in the raw text.
 pub(super) fn of_bytes(entries: &[Entry<'_>]) -> Vec<AddedToken> {
@@ -23,18 +23,18 @@ pub(super) fn of_bytes(entries: &[Entry<'_>]) -> Vec<AddedToken> {
 }
 
 /// The added tokens of a SentencePiece vocabulary that are matched in the raw text. With [`Prefix::Blank`], the text
-/// after such a token gets a leading blank, as a prompt does. The pieces of [`frozen`] are matched after blanks are
-/// added, so the text after them gets no blank.
+/// after such a token gets a leading space, as a prompt does. The pieces of [`frozen`] are matched after spaces are
+/// added, so the text after them gets no space.
 pub(super) fn of_sentence_piece(
     entries: &[Entry<'_>],
     prefix: Prefix,
     rstrip: bool,
 ) -> Vec<AddedToken> {
-    // Without a prefix, newlines are matched in the normalized text too, together with pieces of newlines and blanks.
+    // Without a prefix, newlines are matched in the normalized text too, together with pieces of newlines and spaces.
     let is_matched_later =
         |entry: &Entry<'_>| is_frozen(entry) && (prefix == Prefix::None || entry.holds_blank());
     let entries = entries.iter().filter(|entry| !is_matched_later(entry));
-    let has_rstrip = |entry: &Entry<'_>| rstrip && !PHI3_WITHOUT_BLANKS.contains(&&*entry.text);
+    let has_rstrip = |entry: &Entry<'_>| rstrip && !PHI3_WITHOUT_RSTRIP.contains(&&*entry.text);
     let added = entries.filter_map(|entry| added(entry, has_rstrip(entry)));
     added.collect()
 }
@@ -50,7 +50,7 @@ fn added(entry: &Entry<'_>, rstrip: bool) -> Option<AddedToken> {
 }
 
 /// The user-defined pieces that are matched in the normalized text, in its spelling, with their ids: pieces with a
-/// blank, and other runs of white space (for `encode_fragment`, which matches no added tokens).
+/// space, and other runs of white space (for `encode_fragment`, which matches no added tokens).
 pub(super) fn frozen(entries: &[Entry<'_>]) -> Vec<(String, u32)> {
     let entries = entries.iter().zip(0_u32..);
     let frozen = entries.filter(|(entry, _)| is_frozen(entry));
@@ -59,18 +59,16 @@ pub(super) fn frozen(entries: &[Entry<'_>]) -> Vec<(String, u32)> {
 }
 
 fn is_frozen(entry: &Entry<'_>) -> bool {
-    let is_text = entry.holds_blank() || is_blank(&entry.text);
-    entry.kind == Kind::User && !entry.is_filler && is_text
+    let has_white_space = entry.holds_blank() || is_blank(&entry.text);
+    entry.kind == Kind::User && !entry.is_filler && has_white_space
 }
 
 /// Restores U+2581 in user-defined pieces, where converters write spaces, so that pieces decode like other tokens. A
 /// piece keeps its spaces if the vocabulary already has the restored text.
 pub(super) fn restore_blanks(entries: &mut [Entry<'_>]) {
-    let is_written = |entry: &Entry<'_>| entry.kind == Kind::User && entry.text.contains(' ');
-    let written = entries.iter().filter(|entry| is_written(entry));
-    let restored: HashSet<String> = written
-        .map(|entry| entry.text.replace(' ', BLANK))
-        .collect();
+    let has_spaces = |entry: &Entry<'_>| entry.kind == Kind::User && entry.text.contains(' ');
+    let spaced = entries.iter().filter(|entry| has_spaces(entry));
+    let restored: HashSet<String> = spaced.map(|entry| entry.text.replace(' ', BLANK)).collect();
     if restored.is_empty() {
         return;
     }
@@ -80,7 +78,7 @@ pub(super) fn restore_blanks(entries: &mut [Entry<'_>]) {
         .map(str::to_owned)
         .collect();
     for entry in entries {
-        if is_written(entry) {
+        if has_spaces(entry) {
             let restored = entry.text.replace(' ', BLANK);
             if !existing.contains(&restored) {
                 entry.text = restored.into();

@@ -15,7 +15,7 @@ const MAX_TOKEN_BYTES: usize = 1 << 16;
 const MAX_TEMPLATE_BYTES: usize = 4 << 20;
 const MAX_SHOWN_CHARS: usize = 40;
 
-/// The character that SentencePiece writes for a blank.
+/// The character that SentencePiece writes for a space.
 pub(super) const BLANK: &str = "\u{2581}";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

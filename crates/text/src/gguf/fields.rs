@@ -35,7 +35,7 @@ pub struct VocabularyFields<'a> {
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`: whether plain prompts end with the end-of-sequence token.
     pub add_eos: Option<bool>,
-    /// `tokenizer.ggml.add_space_prefix`: whether SentencePiece puts a blank before a text.
+    /// `tokenizer.ggml.add_space_prefix`: whether SentencePiece puts a space before a text.
     pub add_space_prefix: Option<bool>,
     pub chat_template: Option<String>,
     /// `tokenizer.chat_template.tool_use`: the template for requests with tools.
@@ -86,8 +86,8 @@ impl VocabularyFields<'_> {
             .collect();
         let marks_messages = self.has_control("<|return|>")
             && (self.has_control("<|call|>") || self.has_control("<|calls|>"));
-        let known = self.tokens.iter().zip(&self.token_types).zip(0..);
-        ids.extend(known.filter_map(|((token, &kind), id)| {
+        let typed = self.tokens.iter().zip(&self.token_types).zip(0..);
+        ids.extend(typed.filter_map(|((token, &kind), id)| {
             let ends = match kind {
                 CONTROL => ENDS.contains(&token.as_ref()),
                 // Some converters mark end tokens as user-defined, but a user-defined "</s>" is an HTML tag.

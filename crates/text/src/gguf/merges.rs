@@ -12,7 +12,7 @@ use souffleur_base::error::LoadError;
 const MAX_CUT_BYTES: usize = 1 << 27;
 
 /// Splits each merge of the file into its two tokens. Fails if a merge does not contain two tokens, or if its result is
-/// longer than every token. The BPE builder checks that parts and results are tokens; [`unknown`] builds that error.
+/// longer than every token. The BPE builder checks that parts and results are tokens; its error is [`unknown_part`].
 pub(super) fn listed(
     source: Source<'_>,
     lines: &[Cow<'_, str>],
@@ -35,7 +35,7 @@ pub(super) fn listed(
             ));
         };
         if left.len() + right.len() > longest {
-            return Err(unknown(source, lines, entries));
+            return Err(unknown_part(source, lines, entries));
         }
         merges.push((left.to_owned(), right.to_owned()));
     }
@@ -50,7 +50,7 @@ fn split_pair(line: &str) -> Option<(&str, &str)> {
 }
 
 /// The error for the first merge with a part or a result that is not a token.
-pub(super) fn unknown(
+pub(super) fn unknown_part(
     source: Source<'_>,
     lines: &[Cow<'_, str>],
     entries: &[Entry<'_>],
@@ -115,6 +115,7 @@ pub(super) fn from_scores(
     Ok(cuts.into_iter().map(pair).collect())
 }
 
+/// A split of a token into two tokens. `merged`, `left` and `right` are ids.
 struct Cut {
     score: f32,
     merged: usize,

@@ -2,8 +2,8 @@
 //!
 //! A GGUF file has only the name. The patterns are those of the models' `tokenizer.json` files.
 
-/// The known names, which error messages list.
-pub(super) const KNOWN: [&str; 38] = [
+/// The supported names, which error messages list.
+pub(super) const SUPPORTED_NAMES: [&str; 38] = [
     "chatglm-bpe",
     "codeshell",
     "command-r",
@@ -154,14 +154,14 @@ const DEEPSEEK_LLM: [&str; 6] = [
     DIGIT,
 ];
 
-/// Matches ASCII punctuation with letters after it, words, other punctuation and blanks.
+/// Matches ASCII punctuation with letters after it, words, other punctuation and white space.
 fn words_of_deepseek_v3() -> String {
     format!(
         r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{BLANKS}"##
     )
 }
 
-/// Matches words of letters with at most one other character before them, numbers, punctuation and blanks.
+/// Matches words of letters with at most one other character before them, numbers, punctuation and white space.
 fn regular(letters: &str, numbers: &str) -> String {
     format!(
         r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{numbers}| ?[^\s{letters}\p{{N}}]+[\r\n]*|{BLANKS}"
@@ -183,9 +183,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_in_the_list_is_known_and_its_patterns_compile() {
-        assert!(KNOWN.is_sorted());
-        for name in KNOWN {
+    fn every_supported_name_has_patterns_that_compile() {
+        assert!(SUPPORTED_NAMES.is_sorted());
+        for name in SUPPORTED_NAMES {
             let splits = Splits::named(name).unwrap_or_else(|| panic!("{name} is listed"));
             for pattern in &splits.patterns {
                 let compiled = tokenizers::utils::SysRegex::new(pattern);

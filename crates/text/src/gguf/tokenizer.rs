@@ -22,12 +22,12 @@ use super::added::{self, Prefix};
 use super::entries::{BLANK, Entry, Source, entries, longest, quoted, vocabulary};
 use super::fields::VocabularyFields;
 use super::merges;
-use super::splits::{KNOWN, Splits};
+use super::splits::{SUPPORTED_NAMES, Splits};
 use crate::frozen::FrozenPieces;
 use souffleur_base::error::LoadError;
 
 #[derive(Debug)]
-pub(super) struct Built {
+pub(super) struct Parts {
     pub(super) tokenizer: Tokenizer,
     /// Pieces that are matched in the normalized text before merges.
     pub(super) frozen: Option<FrozenPieces>,
@@ -37,7 +37,7 @@ pub(super) struct Built {
     pub(super) max_token_bytes: usize,
 }
 
-impl Built {
+impl Parts {
     fn new(tokenizer: Tokenizer, frozen: Option<FrozenPieces>, entries: &[Entry<'_>]) -> Self {
         let last = entries.iter().rposition(|entry| !entry.is_filler);
         Self {
@@ -50,7 +50,7 @@ impl Built {
 }
 
 /// Builds the tokenizer; errors name the key.
-pub(super) fn build(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<Built, LoadError> {
+pub(super) fn build(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<Parts, LoadError> {
     let entries = entries(source, fields)?;
     match fields.model.as_str() {
         "gpt2" => byte_level(source, fields, &entries),
@@ -67,20 +67,20 @@ fn byte_level(
     source: Source<'_>,
     fields: &VocabularyFields<'_>,
     entries: &[Entry<'_>],
-) -> Result<Built, LoadError> {
+) -> Result<Parts, LoadError> {
     let splits = splits(source, fields.pre.as_deref())?;
     let model = with_listed_merges(source, fields, entries)?.ignore_merges(splits.ignores_merges);
     let mut tokenizer = Tokenizer::new(build_bpe(source, fields, entries, model)?);
     if splits.uses_nfc {
         set_normalizer(source, &mut tokenizer, NFC.into())?;
     }
-    let words = pre_tokenizers(&splits).map_err(|error| internal(source, &error))?;
-    tokenizer.with_pre_tokenizer(Some(PreTokenizerSequence::new(words)));
+    let steps = pre_tokenizers(&splits).map_err(|error| internal(source, &error))?;
+    tokenizer.with_pre_tokenizer(Some(PreTokenizerSequence::new(steps)));
     tokenizer.with_decoder(Some(ByteLevel::default()));
     add_tokens(source, &mut tokenizer, added::of_bytes(entries))?;
-    let ends = Ends::of(fields, splits.adds_bos);
-    add_ends(source, &mut tokenizer, fields, ends)?;
-    Ok(Built::new(tokenizer, None, entries))
+    let adds = BosEos::of(fields, splits.adds_bos);
+    add_bos_eos(source, &mut tokenizer, fields, adds)?;
+    Ok(Parts::new(tokenizer, None, entries))
 }
 
 fn splits(source: Source<'_>, name: Option<&str>) -> Result<Splits, LoadError> {
@@ -89,7 +89,7 @@ fn splits(source: Source<'_>, name: Option<&str>) -> Result<Splits, LoadError> {
             "tokenizer.ggml.pre is {}, supported: {}; convert the model again with a converter that knows its \
              tokenizer",
             name.map_or_else(|| "missing".to_owned(), quoted),
-            KNOWN.join(", ")
+            SUPPORTED_NAMES.join(", ")
         ))
     })
 }
@@ -109,19 +109,19 @@ fn pre_tokenizers(splits: &Splits) -> tokenizers::Result<Vec<PreTokenizerWrapper
         let pattern = SplitPattern::Regex(pattern.to_owned());
         Split::new(pattern, SplitDelimiterBehavior::Isolated, false)
     };
-    let mut words = Vec::new();
+    let mut steps = Vec::new();
     if splits.punctuation_first {
-        words.push(Punctuation::new(SplitDelimiterBehavior::Contiguous).into());
+        steps.push(Punctuation::new(SplitDelimiterBehavior::Contiguous).into());
     }
     for pattern in &splits.patterns {
-        words.push(cut(pattern)?.into());
+        steps.push(cut(pattern)?.into());
     }
-    words.push(ByteLevel::new(false, true, splits.words_of_gpt2).into());
+    steps.push(ByteLevel::new(false, true, splits.words_of_gpt2).into());
     if let Some(pattern) = splits.digits_of_bytes {
-        words.push(Digits::new(false).into());
-        words.push(cut(pattern)?.into());
+        steps.push(Digits::new(false).into());
+        steps.push(cut(pattern)?.into());
     }
-    Ok(words)
+    Ok(steps)
 }
 
 /// Builds a SentencePiece tokenizer, with merges derived from scores as Hugging Face's converter derives them.
@@ -129,7 +129,7 @@ fn sentence_piece(
     source: Source<'_>,
     fields: &VocabularyFields<'_>,
     mut entries: Vec<Entry<'_>>,
-) -> Result<Built, LoadError> {
+) -> Result<Parts, LoadError> {
     added::restore_blanks(&mut entries);
     let vocabulary = vocabulary(source, &entries)?;
     let merges = merges::from_scores(source, &entries, &fields.scores, &vocabulary)?;
@@ -139,9 +139,9 @@ fn sentence_piece(
     } else {
         Prefix::None
     };
-    let mut tokenizer = with_blanks(source, fields, &entries, model, prefix)?;
-    add_ends(source, &mut tokenizer, fields, Ends::of(fields, true))?;
-    Ok(Built::new(tokenizer, frozen(source, &entries)?, &entries))
+    let mut tokenizer = sentence_piece_base(source, fields, &entries, model, prefix)?;
+    add_bos_eos(source, &mut tokenizer, fields, BosEos::of(fields, true))?;
+    Ok(Parts::new(tokenizer, frozen(source, &entries)?, &entries))
 }
 
 /// Gemma 4 uses the file's merges without a pre-tokenizer, and its prompts always begin with BOS.
@@ -149,19 +149,19 @@ fn gemma4(
     source: Source<'_>,
     fields: &VocabularyFields<'_>,
     mut entries: Vec<Entry<'_>>,
-) -> Result<Built, LoadError> {
+) -> Result<Parts, LoadError> {
     added::restore_blanks(&mut entries);
     let model = with_listed_merges(source, fields, &entries)?;
-    let mut tokenizer = with_blanks(source, fields, &entries, model, Prefix::None)?;
-    let ends = Ends {
+    let mut tokenizer = sentence_piece_base(source, fields, &entries, model, Prefix::None)?;
+    let adds = BosEos {
         bos: true,
-        ..Ends::of(fields, true)
+        ..BosEos::of(fields, true)
     };
-    add_ends(source, &mut tokenizer, fields, ends)?;
-    Ok(Built::new(tokenizer, frozen(source, &entries)?, &entries))
+    add_bos_eos(source, &mut tokenizer, fields, adds)?;
+    Ok(Parts::new(tokenizer, frozen(source, &entries)?, &entries))
 }
 
-fn with_blanks(
+fn sentence_piece_base(
     source: Source<'_>,
     fields: &VocabularyFields<'_>,
     entries: &[Entry<'_>],
@@ -215,14 +215,14 @@ fn frozen(source: Source<'_>, entries: &[Entry<'_>]) -> Result<Option<FrozenPiec
 }
 
 /// Adds BOS and EOS to plain prompts as `tokenizer.json` does, even if a prompt already begins with BOS.
-fn add_ends(
+fn add_bos_eos(
     source: Source<'_>,
     tokenizer: &mut Tokenizer,
     fields: &VocabularyFields<'_>,
-    ends: Ends,
+    adds: BosEos,
 ) -> Result<(), LoadError> {
-    let bos = fields.bos_id.filter(|_| ends.bos).map(|id| ("bos", id));
-    let eos = fields.eos_id.filter(|_| ends.eos).map(|id| ("eos", id));
+    let bos = fields.bos_id.filter(|_| adds.bos).map(|id| ("bos", id));
+    let eos = fields.eos_id.filter(|_| adds.eos).map(|id| ("eos", id));
     if bos.is_none() && eos.is_none() {
         return Ok(());
     }
@@ -248,12 +248,12 @@ fn add_ends(
 
 /// Whether plain prompts get BOS and EOS.
 #[derive(Clone, Copy)]
-struct Ends {
+struct BosEos {
     bos: bool,
     eos: bool,
 }
 
-impl Ends {
+impl BosEos {
     fn of(fields: &VocabularyFields<'_>, bos_by_default: bool) -> Self {
         Self {
             bos: fields.add_bos.unwrap_or(bos_by_default),
@@ -276,7 +276,7 @@ fn build_bpe(
     };
     model.build().map_err(|error| {
         if out_of_vocabulary(&*error) {
-            merges::unknown(source, &fields.merges, entries)
+            merges::unknown_part(source, &fields.merges, entries)
         } else {
             internal(source, &error)
         }

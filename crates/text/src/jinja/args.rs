@@ -29,7 +29,7 @@ impl Args {
             *place = Some(value);
         }
         for (name, value) in self.named {
-            let Some(place) = names.iter().position(|known| *known == name) else {
+            let Some(place) = names.iter().position(|parameter| *parameter == name) else {
                 return Fault::other(format!(
                     "{function}() got an unexpected keyword argument '{name}'"
                 ));

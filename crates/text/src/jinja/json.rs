@@ -51,7 +51,7 @@ impl Value {
     }
 }
 
-/// Maximum nesting depth of lists and objects.
+/// Maximum nesting depth of lists and objects, below that of values because other values will contain them.
 const MAX_DEPTH: usize = super::value::MAX_DEPTH as usize - 8;
 
 struct Reader<'a> {

@@ -41,7 +41,7 @@ pub(super) struct Limits {
 }
 
 #[derive(Debug)]
-pub(super) struct Template(parser::Parsed);
+pub(super) struct Template(parser::SyntaxTree);
 
 impl Template {
     /// The error names the invalid or unsupported syntax, and its line.

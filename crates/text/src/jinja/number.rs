@@ -128,17 +128,17 @@ fn of_small(operator: Arithmetic, a: i64, b: i64) -> Option<i64> {
         Arithmetic::Add => a.checked_add(b),
         Arithmetic::Sub => a.checked_sub(b),
         Arithmetic::Mul => a.checked_mul(b),
-        Arithmetic::FloorDiv if b != 0 && (a, b) != (i64::MIN, -1) => Some(Integer::divmod(a, b).0),
-        Arithmetic::Mod if b != 0 && b != -1 => Some(Integer::divmod(a, b).1),
+        Arithmetic::FloorDiv if b != 0 && (a, b) != (i64::MIN, -1) => Some(I64::divmod(a, b).0),
+        Arithmetic::Mod if b != 0 && b != -1 => Some(I64::divmod(a, b).1),
         Arithmetic::Pow => a.checked_pow(u32::try_from(b).ok()?),
         _ => None,
     }
 }
 
-struct Integer;
+struct I64;
 
-impl Integer {
-    /// Quotient and remainder, rounded down.
+impl I64 {
+    /// The quotient, rounded down, and the remainder.
     fn divmod(a: i64, b: i64) -> (i64, i64) {
         let (quotient, remainder) = (a / b, a % b);
         if remainder != 0 && (remainder < 0) != (b < 0) {
@@ -241,7 +241,7 @@ fn of_floats(operator: Arithmetic, a: f64, b: f64) -> Result<Value> {
     Ok(Value::Float(result))
 }
 
-/// Quotient and remainder of floats, rounded down.
+/// The quotient of floats, rounded down, and the remainder.
 fn divmod(a: f64, b: f64) -> (f64, f64) {
     let mut remainder = a % b;
     let mut quotient = (a - remainder) / b;

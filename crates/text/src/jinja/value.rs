@@ -111,12 +111,12 @@ impl Dict {
         let is_indexed = given.len() > MAX_UNINDEXED_ENTRIES;
         for (key, value) in given {
             let hashed = Key::new(&key)?;
-            let known = if is_indexed {
+            let existing = if is_indexed {
                 indices.get(&hashed).copied()
             } else {
                 entries.iter().position(|(other, _)| hashed.is(other))
             };
-            match known {
+            match existing {
                 Some(place) => entries[place].1 = value,
                 None => {
                     if is_indexed {

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use serde_json::Value as Json;
 
 use super::SpecialTokens;
-use crate::chat::{ChatPrompt, Expected};
+use crate::chat::{ChatPrompt, Forms};
 use crate::ending;
 use crate::files::TemplateSources;
 use crate::jinja::{Error, Fault, Limits, Template, Value};
@@ -42,7 +42,7 @@ const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 pub(super) struct ChatTemplate {
     templates: BTreeMap<&'static str, Template>,
     special: BTreeMap<&'static str, String>,
-    expected: BTreeMap<&'static str, Expected>,
+    expected: BTreeMap<&'static str, Forms>,
     file: PathBuf,
     compile_error: Option<String>,
     source: String,
@@ -133,7 +133,7 @@ impl ChatTemplate {
     }
 
     fn add(&mut self, name: &'static str, source: &str) {
-        let mut expected = Expected::of(source);
+        let mut expected = Forms::of(source);
         match Template::compile(source) {
             Ok(template) => {
                 self.templates.insert(name, template);
@@ -151,15 +151,15 @@ impl ChatTemplate {
         self.expected.insert(name, expected);
     }
 
-    fn try_to_render(&self, name: &str, messages: &Json, expected: Expected) -> Option<String> {
+    fn try_to_render(&self, name: &str, messages: &Json, expected: Forms) -> Option<String> {
         let template = self.templates.get(name)?;
-        let as_they_are = Expected {
+        let unchanged = Forms {
             calls: expected.calls.as_given(),
             tools: ToolPlace::Variable,
             ..expected
         };
         let given = messages.as_array()?;
-        let variables = self.variables(&ChatPrompt::new(messages), given, as_they_are);
+        let variables = self.variables(&ChatPrompt::new(messages), given, unchanged);
         template.render(&variables.ok()?, LIMITS).ok()
     }
 
@@ -167,7 +167,7 @@ impl ChatTemplate {
         &self,
         prompt: &ChatPrompt<'_>,
         messages: &[Json],
-        expected: Expected,
+        expected: Forms,
     ) -> Result<FxHashMap<String, Value>, RequestError> {
         let mut variables = FxHashMap::default();
         for (name, token) in &self.special {

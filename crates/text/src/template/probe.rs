@@ -1,4 +1,4 @@
-//! Renders probe chats to detect how a template takes earlier tool calls and late system messages.
+//! Renders probe chats to detect how a template takes earlier tool calls, and system messages after a user message.
 
 use serde_json::{Value, json};
 

@@ -44,13 +44,13 @@ pub(super) fn with_parameters(tools: &Value) -> Option<Value> {
         return None;
     };
     let mut completed = Vec::with_capacity(tools.len());
-    let mut is_new = false;
+    let mut is_changed = false;
     for tool in tools.iter() {
         let complete = complete_tool(tool);
-        is_new |= complete.is_some();
+        is_changed |= complete.is_some();
         completed.push(complete.unwrap_or_else(|| tool.clone()));
     }
-    is_new.then(|| Value::list(completed).ok()).flatten()
+    is_changed.then(|| Value::list(completed).ok()).flatten()
 }
 
 fn complete_tool(tool: &Value) -> Option<Value> {

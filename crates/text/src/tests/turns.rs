@@ -41,8 +41,8 @@ fn anchors_are_after_the_instructions_and_before_the_answer() {
         parts(chat.clone(), None),
         [system.to_owned(), asked.clone()]
     );
-    let silent = Map::from_iter([("enable_thinking".to_owned(), json!(false))]);
-    assert_eq!(parts(chat, Some(&silent)), [system.to_owned(), asked]);
+    let no_thinking = Map::from_iter([("enable_thinking".to_owned(), json!(false))]);
+    assert_eq!(parts(chat, Some(&no_thinking)), [system.to_owned(), asked]);
     let without = parts(json!([say("user", "Hi")]), None);
     assert_eq!(without[0], "<|im_start|>system\nHelp.<|im_end|>\n");
 }

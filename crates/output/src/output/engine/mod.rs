@@ -59,6 +59,7 @@ impl OutputEngine {
         }
     }
 
+    /// Parses the marker token that ended the output. It completes a call without arguments of gpt-oss.
     pub fn push_end(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
         if let Kind::Channels(engine) = &mut self.0 {
             engine.push_end(token, out);

@@ -118,7 +118,7 @@ fn objects_inside_a_broken_call_are_not_calls() {
 }
 
 #[test]
-fn arguments_that_are_not_an_object_are_text_in_streams_too() {
+fn arguments_that_are_neither_an_object_nor_blank_are_text_in_streams_too() {
     for arguments in ["4", "true", "[4]", "[]", "\"four\"", "\"[4]\"", "\"null\""] {
         let text = tagged(arguments);
         check_whole(ToolFormat::Hermes, &text);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A call in each format, truncated after every character.
+/// A call in each format with tags. The tests truncate it after every character.
 const CALLS: [(ToolFormat, &str); 16] = [
     (
         ToolFormat::Hermes,
@@ -140,9 +140,9 @@ fn a_truncated_second_call_leaves_the_first() {
 #[test]
 fn an_answer_that_must_call_has_no_text_of_a_call() {
     for (format, call) in CALLS {
-        let mut must = (*tools(true)).clone();
-        must.choice = ToolChoice::Required;
-        let must = Arc::new(must);
+        let mut required = (*tools(true)).clone();
+        required.choice = ToolChoice::Required;
+        let required = Arc::new(required);
         for end in call.char_indices().map(|(at, _)| at) {
             for ending in [OutputEnding::Cut, OutputEnding::Whole] {
                 let formats = OutputFormats {
@@ -150,7 +150,7 @@ fn an_answer_that_must_call_has_no_text_of_a_call() {
                     reasoning: None,
                 };
                 let (markers, start) = (Arc::new(Markers::default()), OutputStart::default());
-                let mut engine = OutputEngine::new(formats, Some(must.clone()), markers, start);
+                let mut engine = OutputEngine::new(formats, Some(required.clone()), markers, start);
                 let mut pieces = Vec::new();
                 engine.push_text(&call[..end], &mut pieces);
                 engine.finish(ending, &mut pieces);
@@ -166,14 +166,14 @@ fn an_answer_that_must_call_has_no_text_of_a_call() {
 
 #[test]
 fn reasoning_of_an_answer_that_must_call_is_whole() {
-    let mut must = (*tools(true)).clone();
-    must.choice = ToolChoice::Required;
+    let mut required = (*tools(true)).clone();
+    required.choice = ToolChoice::Required;
     let formats = OutputFormats {
         tool: Some(ToolFormat::Hermes),
         reasoning: Some(ReasoningFormat::Think),
     };
     let (markers, start) = (Arc::new(Markers::default()), OutputStart::default());
-    let engine = OutputEngine::new(formats, Some(Arc::new(must)), markers, start);
+    let engine = OutputEngine::new(formats, Some(Arc::new(required)), markers, start);
     assert_eq!(short(&run_cut(engine, "<think>a <")), "‹a <›");
 }
 
@@ -196,7 +196,7 @@ fn an_opening_at_the_end_of_a_complete_answer_is_text() {
 }
 
 #[test]
-fn without_a_tag_the_name_of_a_tool_marks_a_call() {
+fn without_a_tag_only_the_beginning_of_a_tools_call_is_dropped() {
     for (format, cut) in [
         (ToolFormat::Llama3, "{\"name\": \"seat\", \"param"),
         (ToolFormat::Pythonic, "[seat(ro"),

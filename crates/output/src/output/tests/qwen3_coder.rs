@@ -73,7 +73,7 @@ fn calls_without_the_end_tag_of_the_function_are_read() {
 }
 
 #[test]
-fn calls_without_tool_call_tags_are_read() {
+fn calls_without_tool_call_tags_or_in_json_are_read() {
     check(F, "<function=seat>\n</function>", "seat({})");
     check(
         F,

@@ -25,13 +25,13 @@ fn check_prompt(fields: VocabularyFields<'_>, expect: &[u32]) {
 #[test]
 fn prompts_get_the_special_tokens_that_the_file_asks_for() {
     check_prompt(with_bos_and_eos(), &[257]);
-    let add_bos = |add_bos, add_eos| VocabularyFields {
+    let adding = |add_bos, add_eos| VocabularyFields {
         add_bos: Some(add_bos),
         add_eos: Some(add_eos),
         ..with_bos_and_eos()
     };
-    check_prompt(add_bos(true, false), &[BEGIN, 257]);
-    check_prompt(add_bos(true, true), &[BEGIN, 257, END]);
+    check_prompt(adding(true, false), &[BEGIN, 257]);
+    check_prompt(adding(true, true), &[BEGIN, 257, END]);
     let llama3 = |add_bos| VocabularyFields {
         pre: Some("llama-bpe".to_owned()),
         add_bos,
@@ -42,7 +42,7 @@ fn prompts_get_the_special_tokens_that_the_file_asks_for() {
     // Without `bos_id`, no token is added.
     let without = VocabularyFields {
         bos_id: None,
-        ..add_bos(true, false)
+        ..adding(true, false)
     };
     check_prompt(without, &[257]);
 }

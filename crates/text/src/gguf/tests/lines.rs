@@ -78,7 +78,7 @@ const PIECES: [&str; 18] = [
     "a\u{2581}b \u{2581}",
 ];
 
-/// Generates lines of words in one or several scripts, pieces that tokenizers split differently, and blanks. Every
+/// Generates lines of words in one or several scripts, pieces that tokenizers split differently, and spaces. Every
 /// tenth line consists of random characters. Names from `markers` (special tokens) are inserted whole or truncated.
 pub(super) fn lines(seed: u64, markers: &[String]) -> Vec<String> {
     let mut rng = Rng::with_seed(seed);

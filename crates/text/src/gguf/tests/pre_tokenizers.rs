@@ -63,11 +63,11 @@ fn vocabulary() -> VocabularyFields<'static> {
         })
         .collect();
     fastrand::Rng::with_seed(7).shuffle(&mut pairs);
-    let known: HashSet<String> = fields.tokens.iter().map(|text| text.to_string()).collect();
+    let existing: HashSet<String> = fields.tokens.iter().map(|text| text.to_string()).collect();
     for (left, right) in pairs {
         let (left, right) = (&bytes[left], &bytes[right]);
         let both = format!("{left}{right}");
-        if !known.contains(&both) {
+        if !existing.contains(&both) {
             fields.merges.push(format!("{left} {right}").into());
             fields.tokens.push(both.into());
         }

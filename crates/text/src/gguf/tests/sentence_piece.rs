@@ -57,8 +57,8 @@ fn tokenizer_json(fields: &VocabularyFields<'_>, prefix: bool) -> Value {
             continue;
         }
         vocab.insert(in_file(text), json!(id));
-        // An added token is matched before normalization: a run of blanks would match only U+2581, and without the
-        // prepended blank.
+        // An added token is matched before normalization: a run of spaces would match only U+2581, and without the
+        // prepended space.
         let is_run = prefix && text.trim_matches(' ').is_empty();
         if matches!(*kind, 2..=4) && !is_run {
             added.push(
@@ -91,7 +91,7 @@ fn tokenizer_json(fields: &VocabularyFields<'_>, prefix: bool) -> Value {
 }
 
 /// Every split of a word into two words, by the score of the whole, then the longer left part, then the ids.
-/// User-defined runs of blanks come before all words, as in published files.
+/// User-defined runs of spaces come before all words, as in published files.
 fn ranked(fields: &VocabularyFields<'_>) -> Vec<[String; 2]> {
     let words = fields.tokens.iter().zip(&fields.token_types).enumerate();
     let ids: HashMap<Vec<char>, usize> = words
@@ -142,7 +142,7 @@ fn scores_give_the_same_tokens_as_the_merges_of_tokenizer_json() {
 }
 
 #[test]
-fn texts_without_a_prepended_blank_encode_alike() {
+fn texts_without_a_prepended_space_encode_alike() {
     check(false);
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::TokenPiece;
 
-/// A vocabulary like Gemma's: letters, then words with decreasing scores, then `added`. Runs of blanks, newlines and
+/// A vocabulary like Gemma's: letters, then words with decreasing scores, then `added`. Runs of spaces, newlines and
 /// tabs are user-defined, with the score that converters give them.
 fn gemma(added: &[(&str, i32)], prefix: bool) -> VocabularyFields<'static> {
     let mut tokens: Vec<String> = ["<pad>", "<eos>", "<bos>", "<unk>"]
@@ -58,7 +58,7 @@ fn tokens(model: &TextModel, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn runs_of_blanks_come_before_all_merges() {
+fn runs_of_spaces_come_before_all_merges() {
     let model = load(gemma(&RUNS, false));
     let check = |text: &str, expect: &[&str]| assert_eq!(tokens(&model, text), expect, "{text:?}");
     check("Hi  Hello", &["Hi", "▁▁", "Hello"]);
@@ -78,19 +78,19 @@ fn runs_of_blanks_come_before_all_merges() {
     check("  <turn>  in", &["▁▁", "<turn>", "▁▁", "in"]);
 }
 
-/// SentencePiece reads U+2581 as a blank in prompts, too.
+/// SentencePiece reads U+2581 as a space in prompts, too.
 #[test]
-fn u_2581_in_a_text_is_a_blank() {
+fn u_2581_in_a_text_is_a_space() {
     let model = load(gemma(&RUNS, false));
     let ids = |text| model.encode_chat(text).expect("bytes are covered");
     assert_eq!(ids("Hi▁▁Hello"), ids("Hi  Hello"));
     assert_eq!(ids("Hi▁ Hello"), ids("Hi  Hello"));
 }
 
-/// The blank that is prepended to a text joins the run that follows it. Text after a run gets no blank, as in
+/// The space that is prepended to a text joins the run that follows it. Text after a run gets no space, as in
 /// SentencePiece and in the merges of `tokenizer.json`, so that decoding restores the text.
 #[test]
-fn runs_of_blanks_include_the_prepended_blank() {
+fn runs_of_spaces_include_the_prepended_space() {
     let model = load(gemma(&RUNS, true));
     let check = |text: &str, expect: &[&str]| assert_eq!(tokens(&model, text), expect, "{text:?}");
     check("Hi  Hello", &["▁", "Hi", "▁▁", "Hello"]);
@@ -99,7 +99,7 @@ fn runs_of_blanks_include_the_prepended_blank() {
 }
 
 #[test]
-fn pieces_of_several_kinds_of_blanks_and_letters_are_found_whole() {
+fn pieces_of_white_space_and_letters_are_found_whole() {
     let added = [
         ("\n", USER),
         ("\n  ", USER),
@@ -127,7 +127,7 @@ fn a_word_with_the_text_of_a_user_defined_piece_stays_a_word() {
 }
 
 #[test]
-fn runs_of_blanks_are_text_to_grammars() {
+fn runs_of_spaces_are_text_to_grammars() {
     for prefix in [false, true] {
         let model = load(gemma(&RUNS, prefix));
         let id = |text: &str| model.token_id(text).expect("a token") as usize;

@@ -85,7 +85,7 @@ impl<'t> Interpreter<'t> {
         let body = &template.macros[index];
         let inner = Scope::inside(scope);
         let [takes_varargs, takes_kwargs, takes_caller] = body.uses;
-        let named = &body.name;
+        let macro_name = &body.name;
         let mut positional = args.positional.into_iter();
         let mut keywords = args.named;
         let first_default = body.parameters.len() - body.defaults.len();
@@ -95,7 +95,7 @@ impl<'t> Interpreter<'t> {
                 (Some(value), None) => value,
                 (Some(_), Some(_)) => {
                     return Fault::other(format!(
-                        "macro '{named}' got multiple values for argument '{parameter}'"
+                        "macro '{macro_name}' got multiple values for argument '{parameter}'"
                     ));
                 }
                 (None, Some(keyword)) => keywords.remove(keyword).1,
@@ -122,11 +122,11 @@ impl<'t> Interpreter<'t> {
         if let Some((name, _)) = keywords.first() {
             return match name.as_str() {
                 "caller" => Fault::other(format!(
-                    "macro '{named}' was invoked with two values for the special caller argument. This is most \
+                    "macro '{macro_name}' was invoked with two values for the special caller argument. This is most \
                      likely a bug."
                 )),
                 _ => Fault::other(format!(
-                    "macro '{named}' takes no keyword argument '{name}'"
+                    "macro '{macro_name}' takes no keyword argument '{name}'"
                 )),
             };
         }
@@ -136,7 +136,7 @@ impl<'t> Interpreter<'t> {
         } else if !rest.is_empty() {
             let max = body.parameters.len();
             return Fault::other(format!(
-                "macro '{named}' takes not more than {max} argument(s)"
+                "macro '{macro_name}' takes not more than {max} argument(s)"
             ));
         }
         self.captured(|out| self.run(&body.body, &inner, out).map(|_| ()))

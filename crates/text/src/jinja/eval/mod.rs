@@ -20,7 +20,7 @@ use super::Limits;
 use super::ast::For;
 use super::error::{Error, Fault, Result};
 use super::meter;
-use super::parser::Parsed;
+use super::parser::SyntaxTree;
 use super::value::Value;
 
 /// Maximum nesting depth of calls and blocks.
@@ -59,7 +59,7 @@ impl<'t> Scope<'t> {
     fn set(&self, name: &'t str, value: Value) {
         let mut variables = self.variables.borrow_mut();
         match variables.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, known)) => *known = value,
+            Some((_, current)) => *current = value,
             None => variables.push((name, value)),
         }
     }
@@ -91,7 +91,7 @@ pub(super) struct LoopState<'t> {
 }
 
 pub(super) struct Interpreter<'t> {
-    template: &'t Parsed,
+    template: &'t SyntaxTree,
     variables: &'t FxHashMap<String, Value>,
     limits: Limits,
     objects: RefCell<Vec<Object<'t>>>,
@@ -107,7 +107,7 @@ pub(super) struct Interpreter<'t> {
 }
 
 pub(super) fn render(
-    template: &Parsed,
+    template: &SyntaxTree,
     variables: &FxHashMap<String, Value>,
     limits: Limits,
 ) -> std::result::Result<String, Error> {

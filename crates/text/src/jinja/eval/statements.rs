@@ -228,7 +228,7 @@ impl<'t> Interpreter<'t> {
                     ));
                 }
                 match attributes.iter_mut().find(|(known, _)| known == attribute) {
-                    Some((_, known)) => *known = value,
+                    Some((_, current)) => *current = value,
                     None => attributes.push((attribute.clone(), value)),
                 }
             }

@@ -139,7 +139,7 @@ impl Interpreter<'_> {
         let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
         for item in self.sorted(keyed, false)? {
             let key = self.key(&getter, &item, default.as_ref(), case)?;
-            match groups.last_mut().filter(|(known, _)| equal(known, &key)) {
+            match groups.last_mut().filter(|(last, _)| equal(last, &key)) {
                 Some((_, items)) => items.push(item),
                 None => groups.push((key, vec![item])),
             }
@@ -161,10 +161,10 @@ impl Interpreter<'_> {
             let key = self.key(&getter, &item, None, case)?;
             let is_better = match &best {
                 None => true,
-                Some((known, _)) if name == "max" => {
-                    order(&key, known, ">")?.is_some_and(Ordering::is_gt)
+                Some((best_key, _)) if name == "max" => {
+                    order(&key, best_key, ">")?.is_some_and(Ordering::is_gt)
                 }
-                Some((known, _)) => order(&key, known, "<")?.is_some_and(Ordering::is_lt),
+                Some((best_key, _)) => order(&key, best_key, "<")?.is_some_and(Ordering::is_lt),
             };
             if is_better {
                 best = Some((key, item));

@@ -166,7 +166,7 @@ impl Interpreter<'_> {
     }
 }
 
-/// Jinja's title case: capitalizes each part between blanks, hyphens and opening brackets.
+/// Jinja's title case: capitalizes each part between white space, hyphens and opening brackets.
 fn titled(text: &str) -> String {
     let is_gap = |character: char| {
         super::super::characters::is_blank(character)

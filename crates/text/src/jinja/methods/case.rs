@@ -46,14 +46,14 @@ pub(super) fn predicate(name: &str) -> Option<fn(&str) -> bool> {
 }
 
 fn is_titled(text: &str) -> bool {
-    let (mut follows, mut found) = (false, false);
+    let (mut follows_cased, mut found) = (false, false);
     for character in text.chars() {
         let is_upper = character.is_uppercase() || is_title(character);
-        if (is_upper && follows) || (character.is_lowercase() && !follows) {
+        if (is_upper && follows_cased) || (character.is_lowercase() && !follows_cased) {
             return false;
         }
-        follows = is_cased(character);
-        found |= follows;
+        follows_cased = is_cased(character);
+        found |= follows_cased;
     }
     found
 }
@@ -114,14 +114,14 @@ fn swapped(text: &str) -> String {
 }
 
 fn titled(text: &str) -> String {
-    let (mut out, mut follows) = (String::with_capacity(text.len()), false);
+    let (mut out, mut follows_cased) = (String::with_capacity(text.len()), false);
     for character in text.chars() {
-        if follows {
+        if follows_cased {
             out.extend(character.to_lowercase())
         } else {
             out.push_str(&title_of(character))
         }
-        follows = is_cased(character);
+        follows_cased = is_cased(character);
     }
     out
 }

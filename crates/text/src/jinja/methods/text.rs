@@ -118,7 +118,7 @@ impl Interpreter<'_> {
         at_start: bool,
         at_end: bool,
     ) -> Result<String> {
-        let of = |is: &dyn Fn(char) -> bool| {
+        let trim = |is: &dyn Fn(char) -> bool| {
             let text = if at_start {
                 text.trim_start_matches(is)
             } else {
@@ -132,10 +132,10 @@ impl Interpreter<'_> {
             text.to_owned()
         };
         Ok(match chars {
-            None | Some(Value::None) => of(&is_blank),
+            None | Some(Value::None) => trim(&is_blank),
             Some(chars) => {
                 let chars = self.text_of(chars)?;
-                of(&|character| chars.contains(character))
+                trim(&|character| chars.contains(character))
             }
         })
     }

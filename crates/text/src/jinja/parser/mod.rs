@@ -16,12 +16,12 @@ const MAX_BYTES: usize = 4 << 20;
 type Result<T> = std::result::Result<T, String>;
 
 #[derive(Debug)]
-pub(super) struct Parsed {
+pub(super) struct SyntaxTree {
     pub(super) body: Vec<Statement>,
     pub(super) macros: Vec<MacroBody>,
 }
 
-pub(super) fn parse(source: &str) -> Result<Parsed> {
+pub(super) fn parse(source: &str) -> Result<SyntaxTree> {
     if source.len() > MAX_BYTES {
         let bytes = source.len();
         return Err(format!(
@@ -39,7 +39,7 @@ pub(super) fn parse(source: &str) -> Result<Parsed> {
         uses: [false; 3],
     };
     match parser.template() {
-        Ok(body) => Ok(Parsed {
+        Ok(body) => Ok(SyntaxTree {
             body,
             macros: parser.macros,
         }),

@@ -10,7 +10,7 @@ const TO: &str = "to=";
 const FUNCTIONS: &str = "functions.";
 /// Recipients that are not tools.
 const ROLE_RECIPIENTS: [&str; 4] = ["all", "assistant", "system", "user"];
-const REASONING: &str = "analysis";
+const REASONING_CHANNEL: &str = "analysis";
 const ROLES: [&str; 6] = [
     "assistant",
     "developer",
@@ -22,7 +22,7 @@ const ROLES: [&str; 6] = [
 
 #[derive(Debug)]
 pub(super) struct Header {
-    begun: Begun,
+    tags: Tags,
     has_role: bool,
     at: At,
     word: String,
@@ -32,18 +32,18 @@ pub(super) struct Header {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Begun {
-    /// The header began in the prompt, which contains the role.
-    ByPrompt,
-    ByTag,
+pub(super) enum Tags {
+    /// The header began in the prompt, which contains its role, and the output has none of its tags yet.
+    OnlyInPrompt,
+    InOutput,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Role,
     Channel,
-    Later,
-    Constrained,
+    AfterChannel,
+    Constraint,
 }
 
 /// The effect of a character or tag on a header.
@@ -57,7 +57,7 @@ pub(super) enum HeaderStep {
 impl Header {
     pub(super) fn after_role() -> Self {
         Self {
-            begun: Begun::ByPrompt,
+            tags: Tags::OnlyInPrompt,
             has_role: true,
             at: At::Role,
             word: String::new(),
@@ -69,7 +69,7 @@ impl Header {
 
     pub(super) fn after_tag(tag: Tag) -> Self {
         Self {
-            begun: Begun::ByTag,
+            tags: Tags::InOutput,
             has_role: false,
             at: match tag {
                 Tag::Channel => At::Channel,
@@ -96,7 +96,7 @@ impl Header {
         }
     }
 
-    /// Whether the word may precede the channel: it is the role, or a recipient after the role.
+    /// Whether the partial word may precede the channel: as the role or a recipient.
     fn may_be_before_channel(&self) -> bool {
         let word = self.word.as_str();
         let is_role =
@@ -108,10 +108,12 @@ impl Header {
 
     pub(super) fn read_tag(&mut self, tag: Tag) -> HeaderStep {
         self.end_word();
-        self.begun = Begun::ByTag;
+        self.tags = Tags::InOutput;
         match (tag, self.at) {
             (Tag::Channel, At::Role) => self.at = At::Channel,
-            (Tag::Constraint, At::Role | At::Channel | At::Later) => self.at = At::Constrained,
+            (Tag::Constraint, At::Role | At::Channel | At::AfterChannel) => {
+                self.at = At::Constraint
+            }
             (Tag::MessageBody, _) => return HeaderStep::Body,
             _ => return HeaderStep::Broken,
         }
@@ -119,11 +121,11 @@ impl Header {
     }
 
     pub(super) fn has_tag(&self) -> bool {
-        self.begun == Begun::ByTag
+        self.tags == Tags::InOutput
     }
 
     pub(super) fn is_reasoning(&self) -> bool {
-        self.channel.as_deref() == Some(REASONING)
+        self.channel.as_deref() == Some(REASONING_CHANNEL)
     }
 
     pub(super) fn function(&self) -> Option<&str> {
@@ -141,7 +143,7 @@ impl Header {
             self.has_role |= !word.is_empty();
         } else if self.at == At::Channel && !word.is_empty() {
             self.channel = Some(word);
-            self.at = At::Later;
+            self.at = At::AfterChannel;
         }
     }
 }

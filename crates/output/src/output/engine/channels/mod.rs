@@ -25,7 +25,7 @@ pub(super) struct ChannelEngine {
     state: State,
     /// The part to which the current or previous message belongs.
     part: Part,
-    /// A header until its message begins, or whitespace between messages.
+    /// A header, until its message is certain to be a call or text; or whitespace between messages.
     held: Vec<Item>,
     /// Number of items at the start of `held` that are the tag which began the header.
     n_opening: usize,
@@ -33,6 +33,7 @@ pub(super) struct ChannelEngine {
     last_part: Option<Part>,
     /// No text of the message was emitted yet.
     is_new: bool,
+    /// The arguments of the current call.
     written: String,
     complete_calls: usize,
 }
@@ -253,11 +254,11 @@ impl ChannelEngine {
     }
 
     fn body_tag(&mut self, tag: FoundTag, n_items: usize, out: &mut Vec<OutputPiece>) -> Outcome {
-        let means = self.tags();
-        if means.has(tag.tag) && BEGINS.has(tag.tag) {
+        let tags = self.tags();
+        if tags.has(tag.tag) && BEGINS.has(tag.tag) {
             return self.begin_header(tag.tag, n_items);
         }
-        if means.has(tag.tag) {
+        if tags.has(tag.tag) {
             self.state = State::Between;
             return Outcome::Used;
         }

@@ -1,6 +1,6 @@
-//! Parses openings, calls and lists of calls in outputs with tags.
+//! Parses calls, their openings, and lists of calls in outputs with tags.
 
-use super::{Around, EndTag, Outcome, State, TaggedEngine, Trailer};
+use super::{EndTag, Outcome, Part, State, TaggedEngine, Trailer};
 use crate::output::braced::BracedReader;
 use crate::output::call::{CallOutput, CallReader, Step};
 use crate::output::closers::Closers;
@@ -17,7 +17,7 @@ use crate::output::syntax::{CallList, Expect, Surroundings, Tag};
 use crate::output::xml::XmlReader;
 
 /// The state of an opening after a character or tag.
-enum Opened {
+enum Opening {
     /// The character belongs to the opening of a call.
     Expecting(Expect),
     /// The character belongs to the opening of a list of calls.
@@ -26,7 +26,7 @@ enum Opened {
     Nothing,
 }
 
-impl Opened {
+impl Opening {
     fn call(reader: Option<impl CallReader + 'static>) -> Self {
         match reader {
             Some(reader) => Self::Call(Box::new(reader)),
@@ -36,7 +36,7 @@ impl Opened {
 }
 
 impl TaggedEngine {
-    /// Starts an opening. The next lexeme, its first, must be held.
+    /// Starts the opening of a call. Its first lexeme comes next, and must be held.
     pub(super) fn open(&mut self, expect: Expect, opened_by: Option<Tag>) {
         self.held.clear();
         self.opened_by = opened_by;
@@ -55,8 +55,8 @@ impl TaggedEngine {
         self.open(Expect::Loose(closers), opened_by);
         self.is_fenced = closers.fence;
         self.is_listed = closers.list;
-        let is_parted = !held.is_empty() || opened_by.is_some();
-        self.n_opening = is_parted.then_some(held.len());
+        let is_separated = !held.is_empty() || opened_by.is_some();
+        self.n_opening = is_separated.then_some(held.len());
         self.held = held;
     }
 
@@ -74,40 +74,40 @@ impl TaggedEngine {
         lexeme: Lexeme,
         out: &mut Vec<OutputPiece>,
     ) -> Outcome {
-        let opened = match lexeme {
-            Lexeme::Char(c) if c.is_whitespace() => Opened::Expecting(expect),
+        let opening = match lexeme {
+            Lexeme::Char(c) if c.is_whitespace() => Opening::Expecting(expect),
             Lexeme::Char(c) => match (expect, &self.calls) {
                 // Models trained on tags also write objects.
                 (Expect::Function | Expect::KeyedCall, Some(_)) if c == '{' => {
                     self.open_loosely(c, Closers::default())
                 }
-                (Expect::KeyedCall, Some((_, tools))) => Opened::call(KeyedReader::new(c, tools)),
+                (Expect::KeyedCall, Some((_, tools))) => Opening::call(KeyedReader::new(c, tools)),
                 (Expect::Loose(closers), Some(_)) => self.open_loosely(c, closers),
                 _ => expect.with(c),
             },
             Lexeme::Tag(tag) => match (tag.tag, expect, &self.calls) {
                 (Tag::FunctionOpen, Expect::Function, Some((_, tools))) => {
-                    Opened::Call(Box::new(XmlReader::new(tools.clone())))
+                    Opening::Call(Box::new(XmlReader::new(tools.clone())))
                 }
                 (Tag::ToolOpen, Expect::SectionItem, Some((syntax, _))) => {
-                    Opened::Expecting(syntax.after_open)
+                    Opening::Expecting(syntax.after_open)
                 }
-                _ => Opened::Nothing,
+                _ => Opening::Nothing,
             },
         };
-        match opened {
-            Opened::Expecting(expect) => self.state = State::Opening(expect),
-            Opened::InList(list) => {
+        match opening {
+            Opening::Expecting(expect) => self.state = State::Opening(expect),
+            Opening::InList(list) => {
                 self.list = Some(list);
                 self.state = State::Opening(Expect::ListItem(list));
             }
-            Opened::Call(reader) => {
+            Opening::Call(reader) => {
                 if let Expect::ListItem(list) = expect {
                     self.list = Some(list);
                 }
                 self.state = State::Call(reader);
             }
-            Opened::Nothing => {
+            Opening::Nothing => {
                 self.give_up(out);
                 return Outcome::Again;
             }
@@ -115,12 +115,12 @@ impl TaggedEngine {
         Outcome::Held
     }
 
-    fn open_loosely(&self, c: char, closers: Closers) -> Opened {
+    fn open_loosely(&self, c: char, closers: Closers) -> Opening {
         let Some((syntax, tools)) = &self.calls else {
-            return Opened::Nothing;
+            return Opening::Nothing;
         };
         let is_start = self.content.is_start();
-        Opened::call(LooseReader::new(c, syntax.loose, closers, tools, is_start))
+        Opening::call(LooseReader::new(c, syntax.loose, closers, tools, is_start))
     }
 
     pub(super) fn read_call(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Outcome {
@@ -174,7 +174,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Ends a bare list if the output ends after a call of the list.
+    /// Ends a lone list (without a fence or a tag) if the output ends after its first call.
     pub(super) fn end_lone_list(&mut self, out: &mut Vec<OutputPiece>) {
         let is_after_call = match &self.state {
             State::Call(reader) => reader.n_after_call().is_some(),
@@ -221,7 +221,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Reads input after a complete call with pending closers.
+    /// Reads input after a complete call that closers may follow.
     pub(super) fn read_trailer(
         &mut self,
         trailer: Trailer,
@@ -315,7 +315,7 @@ impl TaggedEngine {
         }
         let is_listed = self.is_in_brackets() && self.n_opening == Some(0);
         let is_listed = std::mem::take(&mut self.is_listed) || is_listed;
-        self.state = State::Around;
+        self.state = State::Outside;
         self.list = None;
         if std::mem::take(&mut self.is_fenced) {
             self.code.after_call_in_fence();
@@ -326,9 +326,9 @@ impl TaggedEngine {
             self.lexer.append_text(item, &mut text);
         }
         for c in text.chars() {
-            match self.around {
-                Around::Content => self.emit_content(c, out),
-                Around::Reasoning => self.emit_reasoning(c, out),
+            match self.part {
+                Part::Content => self.emit_content(c, out),
+                Part::Reasoning => self.emit_reasoning(c, out),
             }
         }
         match (opening.is_empty(), self.opened_by) {
@@ -370,8 +370,8 @@ impl TaggedEngine {
     pub(super) fn leave_list(&mut self) {
         self.held.clear();
         self.list = None;
-        self.state = State::Around;
-        self.around = Around::Content;
+        self.state = State::Outside;
+        self.part = Part::Content;
         self.content = Content::new(After::Call);
         self.code.after_call();
         self.tool_close = EndTag::OfCall;
@@ -405,9 +405,9 @@ impl TaggedEngine {
         if let Some(name) = self.output.name.take() {
             self.begin_written();
             self.held.clear();
-            self.around = Around::Content;
+            self.part = Part::Content;
             self.content = Content::new(After::Call);
-            self.state = match std::mem::replace(&mut self.state, State::Around) {
+            self.state = match std::mem::replace(&mut self.state, State::Outside) {
                 State::Call(reader) => State::Started(reader),
                 other => other,
             };
@@ -420,7 +420,7 @@ impl TaggedEngine {
     /// Starts the record of a call's text, with all input held before its name was certain.
     fn begin_written(&mut self) {
         self.written.clear();
-        if self.around == Around::Content {
+        if self.part == Part::Content {
             self.written.push_str(self.content.held());
         }
         if self.n_opening == Some(0) && self.is_in_brackets() {
@@ -466,22 +466,22 @@ fn read_text(reader: &mut dyn CallReader, text: &str, output: &mut CallOutput) -
 }
 
 impl Expect {
-    fn with(self, c: char) -> Opened {
+    fn with(self, c: char) -> Opening {
         match (self, c) {
             (Self::Object(surroundings), '{') => {
-                Opened::Call(Box::new(ObjectReader::new(surroundings)))
+                Opening::Call(Box::new(ObjectReader::new(surroundings)))
             }
             (Self::ListOpen(list) | Self::ListOrName(list) | Self::ListOrItem(list), '[') => {
-                Opened::InList(list)
+                Opening::InList(list)
             }
             (Self::ListItem(list) | Self::ListOrItem(list), _) => list.item.with(c),
             (Self::PythonCallOrObject, '{') => Self::Object(Surroundings::Tagged).with(c),
-            (Self::PythonCall | Self::PythonCallOrObject, _) => Opened::call(PythonReader::new(c)),
+            (Self::PythonCall | Self::PythonCallOrObject, _) => Opening::call(PythonReader::new(c)),
             (Self::ListOrName(list), '{') => list.item.with(c),
-            (Self::ListOrName(_), _) => Opened::call(NamedReader::new(c)),
-            (Self::SeparatedCall | Self::SectionItem, _) => Opened::call(SeparatedReader::new(c)),
-            (Self::BracedCall, _) => Opened::call(BracedReader::new(c)),
-            _ => Opened::Nothing,
+            (Self::ListOrName(_), _) => Opening::call(NamedReader::new(c)),
+            (Self::SeparatedCall | Self::SectionItem, _) => Opening::call(SeparatedReader::new(c)),
+            (Self::BracedCall, _) => Opening::call(BracedReader::new(c)),
+            _ => Opening::Nothing,
         }
     }
 }

@@ -20,7 +20,6 @@ use crate::output::tools::ToolUse;
 
 use super::MAX_HELD_CHARS;
 
-/// Parses one output with tags.
 #[derive(Debug)]
 pub(super) struct TaggedEngine {
     lexer: Lexer,
@@ -28,12 +27,12 @@ pub(super) struct TaggedEngine {
     calls: Option<(&'static ToolSyntax, Arc<ToolUse>)>,
     has_reasoning: bool,
     state: State,
-    around: Around,
+    /// The part of the output that surrounds calls.
+    part: Part,
     /// The opening of a call, until the call is certain.
     held: Vec<Item>,
-    /// Number of items at the start of `held` that are the opening's tag or bracket; 0 between the calls of a list.
+    /// Number of first items in `held` that are text if no call follows (a tag, ...); 0 between the calls of a list.
     n_opening: Option<usize>,
-    /// The opening's tag, if it has one.
     opened_by: Option<Tag>,
     /// The opening is not in the model's format.
     is_loose: bool,
@@ -45,12 +44,13 @@ pub(super) struct TaggedEngine {
     allows_loose: bool,
     /// The input is the rest of a broken call, where objects are not calls.
     is_broken: bool,
-    /// Number of next items that cannot begin a loose call. To try them again would take quadratic time.
+    /// Number of next items that were put back, and cannot begin a loose call: to retry would take quadratic time.
     n_reread: usize,
     code: Code,
     list: Option<&'static CallList>,
     content: Content,
     thinking: Thinking,
+    /// The text that follows the start tag of reasoning (Gemma 4), or empty.
     label: &'static str,
     /// How to treat the next end tag of a call in the content.
     tool_close: EndTag,
@@ -58,6 +58,7 @@ pub(super) struct TaggedEngine {
     section_close: EndTag,
     /// How to treat the next end tag of reasoning in the content.
     think_end: EndTag,
+    /// The output of a call's reader. Outside calls, its arguments serve as a buffer for text.
     output: CallOutput,
     /// The text of the started call, and the whitespace before it.
     written: String,
@@ -66,8 +67,8 @@ pub(super) struct TaggedEngine {
 
 #[derive(Debug)]
 enum State {
-    /// Content or reasoning.
-    Around,
+    /// Outside calls: in content or reasoning.
+    Outside,
     /// An opening, which may lead to a call; held entirely.
     Opening(Expect),
     /// A call, held until its reader emits the name.
@@ -76,7 +77,7 @@ enum State {
     Started(Box<dyn CallReader>),
     /// After a call of a list; held entirely.
     Between,
-    /// After a call with pending closers; held entirely.
+    /// After a call that closers (a bracket, an end tag or a fence) may follow; held entirely.
     Trailer(Trailer),
     /// The rest of the output is dropped.
     Over,
@@ -84,17 +85,18 @@ enum State {
 
 #[derive(Clone, Copy, Debug)]
 struct Trailer {
+    /// The rest of the closer that has begun, or empty.
     left: &'static str,
+    /// The closers that may follow it.
     closers: Closers,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Around {
+enum Part {
     Content,
     Reasoning,
 }
 
-/// How to treat an end tag in the content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum EndTag {
     /// The tag closes nothing.
@@ -133,11 +135,11 @@ impl TaggedEngine {
             lexer: Lexer::new(formats, markers),
             calls: syntax.zip(tools),
             has_reasoning: formats.reasoning.is_some(),
-            state: State::Around,
-            around: if starts_in_reasoning {
-                Around::Reasoning
+            state: State::Outside,
+            part: if starts_in_reasoning {
+                Part::Reasoning
             } else {
-                Around::Content
+                Part::Content
             },
             held: Vec::new(),
             n_opening: None,
@@ -178,13 +180,12 @@ impl TaggedEngine {
         self.allows_loose = false;
     }
 
-    /// Ends the output and emits held items as text, except dropped whitespace and the beginning of a truncated call.
     pub(super) fn finish(&mut self, ending: OutputEnding, out: &mut Vec<OutputPiece>) {
         self.end_lone_list(out);
         if self.has_begun_call() && (ending == OutputEnding::Cut || self.must_call()) {
             self.drop_call();
         }
-        let must_call = self.must_call() && !self.is_in_thought();
+        let must_call = self.must_call() && !self.is_reasoning_text();
         if must_call || (ending == OutputEnding::Cut && self.is_after_call()) {
             // Drop a partial tag, which would open the next call.
             self.lexer.clear();
@@ -211,26 +212,26 @@ impl TaggedEngine {
         calls.is_some_and(|(_, tools)| tools.must_call())
     }
 
-    fn is_in_thought(&self) -> bool {
-        matches!(self.state, State::Around) && self.around == Around::Reasoning
+    fn is_reasoning_text(&self) -> bool {
+        matches!(self.state, State::Outside) && self.part == Part::Reasoning
     }
 
     fn is_after_call(&self) -> bool {
         match self.state {
-            State::Around => self.around == Around::Content && self.content.is_after_call(),
+            State::Outside => self.part == Part::Content && self.content.is_after_call(),
             _ => self.is_holding() && self.is_between_calls(),
         }
     }
 
     pub(super) fn held_whitespace(&self) -> &str {
-        match (&self.state, self.around) {
-            (State::Around, Around::Content) => self.content.held(),
+        match (&self.state, self.part) {
+            (State::Outside, Part::Content) => self.content.held(),
             _ => "",
         }
     }
 
     pub(super) fn release_whitespace(&mut self, out: &mut Vec<OutputPiece>) {
-        if matches!(self.state, State::Around) && self.around == Around::Content {
+        if matches!(self.state, State::Outside) && self.part == Part::Content {
             push_text(out, &self.content.finish());
         }
     }
@@ -240,7 +241,7 @@ impl TaggedEngine {
     }
 
     pub(super) fn is_in_reasoning(&self) -> bool {
-        self.around == Around::Reasoning
+        self.part == Part::Reasoning
     }
 
     pub(super) fn wants_end(&self) -> bool {
@@ -287,11 +288,11 @@ impl TaggedEngine {
         const FUNCTION: TagSet = TagSet::of(&[Tag::FunctionOpen]);
         const ITEM: TagSet = TagSet::of(&[Tag::ToolOpen]);
         let when = |condition: bool, tags: TagSet| if condition { tags } else { TagSet::NONE };
-        match (&self.state, self.around) {
-            (State::Around, Around::Content) => {
+        match (&self.state, self.part) {
+            (State::Outside, Part::Content) => {
                 when(self.has_reasoning, REASONING).union(when(self.calls.is_some(), CALLS))
             }
-            (State::Around, Around::Reasoning) => REASONING.union(when(self.calls.is_some(), OPEN)),
+            (State::Outside, Part::Reasoning) => REASONING.union(when(self.calls.is_some(), OPEN)),
             (State::Opening(Expect::Function), _) => FUNCTION,
             (State::Opening(Expect::SectionItem), _) => ITEM,
             (State::Trailer(_) | State::Between, _) => CALLS,
@@ -301,14 +302,14 @@ impl TaggedEngine {
     }
 
     fn read(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Outcome {
-        match (&self.state, self.around, lexeme) {
-            (State::Around, Around::Content, Lexeme::Char(c)) => self.read_content(c, out),
-            (State::Around, Around::Content, Lexeme::Tag(tag)) => self.content_tag(tag, out),
-            (State::Around, Around::Reasoning, Lexeme::Char(c)) => {
+        match (&self.state, self.part, lexeme) {
+            (State::Outside, Part::Content, Lexeme::Char(c)) => self.read_content(c, out),
+            (State::Outside, Part::Content, Lexeme::Tag(tag)) => self.content_tag(tag, out),
+            (State::Outside, Part::Reasoning, Lexeme::Char(c)) => {
                 self.emit_reasoning(c, out);
                 Outcome::Used
             }
-            (State::Around, Around::Reasoning, Lexeme::Tag(tag)) => self.reasoning_tag(tag, out),
+            (State::Outside, Part::Reasoning, Lexeme::Tag(tag)) => self.reasoning_tag(tag, out),
             (State::Opening(expect), _, _) => {
                 let expect = *expect;
                 self.read_opening(expect, lexeme, out)
@@ -353,15 +354,15 @@ impl TaggedEngine {
             (Tag::ThinkStart, _) if self.has_reasoning => {
                 if self.content.is_blank() {
                     self.content.drop_held();
-                    self.around = Around::Reasoning;
+                    self.part = Part::Reasoning;
                     self.thinking = Thinking::new(self.label);
                     return Outcome::Used;
                 }
                 self.think_end = EndTag::OfText;
             }
             (Tag::ThinkEnd, _) if self.has_reasoning => {
-                let of = std::mem::take(&mut self.think_end);
-                if of != EndTag::OfText {
+                let end_tag = std::mem::take(&mut self.think_end);
+                if end_tag != EndTag::OfText {
                     self.content.drop_blank();
                     return Outcome::Used;
                 }
@@ -398,7 +399,7 @@ impl TaggedEngine {
         match (tag.tag, &self.calls) {
             (Tag::ThinkStart, _) if self.thinking.is_blank() => {}
             (Tag::ThinkEnd, _) => {
-                self.around = Around::Content;
+                self.part = Part::Content;
                 self.content = Content::new(After::Reasoning);
             }
             (Tag::ToolOpen | Tag::SectionOpen, Some((syntax, _))) => {
