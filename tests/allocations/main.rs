@@ -69,7 +69,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const PROMPT_TOKENS: u32 = 10;
 /// With this many rows, the bundled model is computed on several threads; small fixtures need only the calling thread.
-const SHARED_ROWS: usize = 24;
+const THREADED_ROWS: usize = 24;
 const PAGES_PER_ROW: u32 = 200;
 /// The first steps, in which scratch buffers grow.
 const WARM_STEPS: u32 = 20;
@@ -192,8 +192,8 @@ fn on_cpu(
         threads,
         pin_threads: false,
         numa: Numa::Off,
-        max_rows: SHARED_ROWS,
-        n_state_slots: 2 * SHARED_ROWS,
+        max_rows: THREADED_ROWS,
+        n_state_slots: 2 * THREADED_ROWS,
         n_window_pages,
         isa: None,
         shared_prefix: true,
@@ -304,18 +304,18 @@ fn warm_decode_steps_allocate_nothing() {
         (format!("{fixtures}/llama"), few),
         (format!("{fixtures}/qwen3"), few),
         (format!("{fixtures}/qwen3-moe"), few),
-        (format!("{fixtures}/qwen3-moe"), SHARED_ROWS),
+        (format!("{fixtures}/qwen3-moe"), THREADED_ROWS),
         (format!("{fixtures}/deepseek-v2"), few),
-        (format!("{fixtures}/deepseek-v3"), SHARED_ROWS),
+        (format!("{fixtures}/deepseek-v3"), THREADED_ROWS),
         (format!("{fixtures}/gpt-oss"), few),
-        (format!("{fixtures}/gemma3"), SHARED_ROWS),
-        (format!("{fixtures}/gemma4"), SHARED_ROWS),
+        (format!("{fixtures}/gemma3"), THREADED_ROWS),
+        (format!("{fixtures}/gemma4"), THREADED_ROWS),
         (format!("{fixtures}/gemma4-experts"), few),
         (format!("{fixtures}/lfm2"), few),
-        (format!("{fixtures}/lfm2-moe"), SHARED_ROWS),
-        (format!("{fixtures}/qwen3-5"), SHARED_ROWS),
+        (format!("{fixtures}/lfm2-moe"), THREADED_ROWS),
+        (format!("{fixtures}/qwen3-5"), THREADED_ROWS),
         (format!("{fixtures}/qwen3-next"), few),
-        ("models/souffleur-tiny".to_owned(), SHARED_ROWS),
+        ("models/souffleur-tiny".to_owned(), THREADED_ROWS),
     ] {
         let int8 = Some(KvDtype::Int8);
         for (threads, kv_dtype) in [(1, None), (2, None), (3, None), (2, int8)] {

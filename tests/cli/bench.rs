@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::serving::Serving;
+use super::serving::Server;
 use super::{run, souffleur, stderr, stdout, tiny_model};
 
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -244,7 +244,7 @@ fn unreachable_servers_and_missing_models_give_one_line_and_exit_code_1() {
 }
 
 /// Runs the bench against a server, and returns its output and the record that it wrote.
-fn online(server: &Serving, args: &[&str]) -> (std::process::Output, Value) {
+fn online(server: &Server, args: &[&str]) -> (std::process::Output, Value) {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let file = dir.path().join("record.json");
     let url = format!("http://{}/v1", server.address);
@@ -253,7 +253,7 @@ fn online(server: &Serving, args: &[&str]) -> (std::process::Output, Value) {
     (output.expect("the binary runs"), json(&file))
 }
 
-fn stop(server: Serving) {
+fn stop(server: Server) {
     server.signal("TERM");
     let (status, log) = server.wait(STOP_LIMIT);
     assert!(status.success(), "{log}");
@@ -261,7 +261,7 @@ fn stop(server: Serving) {
 
 #[test]
 fn a_server_is_measured_request_by_request() {
-    let server = Serving::start(&[]);
+    let server = Server::start(&[]);
     let load = [
         "--num-prompts",
         "9",
@@ -314,7 +314,7 @@ fn a_server_is_measured_request_by_request() {
 
 #[test]
 fn a_server_is_measured_with_prompts_that_share_a_prefix() {
-    let server = Serving::start(&[]);
+    let server = Server::start(&[]);
     let prefix = [
         "--dataset-name",
         "shared-prefix",
@@ -343,7 +343,7 @@ fn a_server_is_measured_with_prompts_that_share_a_prefix() {
 
 #[test]
 fn failures_are_counted_and_shown() {
-    let server = Serving::start(&[]);
+    let server = Server::start(&[]);
     // About half of the one-token prompts are outside the model's vocabulary: the server refuses them.
     let load = [
         "--num-prompts",
@@ -397,7 +397,7 @@ fn failures_are_counted_and_shown() {
 #[test]
 fn the_bench_needs_the_key_of_a_server_and_never_prints_it() {
     const KEY: &str = "sk-of-this-test";
-    let server = Serving::start(&["--api-key", KEY]);
+    let server = Server::start(&["--api-key", KEY]);
     let url = format!("http://{}", server.address);
     let bench = |args: &[&str], variable: &str| {
         let load = ["--num-prompts", "2", "--random-input-len", "8"];

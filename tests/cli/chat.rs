@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::serving::Serving;
+use super::serving::Server;
 use super::{agents_model, run, souffleur, stderr, stdout, tiny_model};
 
 fn chat(args: &[&str]) -> Command {
@@ -74,7 +74,7 @@ fn a_model_that_cannot_chat_and_invalid_flags_are_refused() {
 
 #[test]
 fn a_souffleur_server_answers() {
-    let serving = Serving::start_with(&agents_model(), &["--api-key", "sk-1"]);
+    let serving = Server::start_with(&agents_model(), &["--api-key", "sk-1"]);
     let url = format!("http://{}", serving.address);
     let short = [
         "--url",

@@ -273,7 +273,7 @@ fn settings_come_from_the_environment_and_a_file_too() {
     );
 }
 
-/// The bundled model, unpacked into a folder of this test.
+/// A command that unpacks the bundled model into a folder of this test.
 fn bundled(args: &[&str], cache: &tempfile::TempDir) -> Command {
     let mut command = souffleur(args);
     command.env("SOUFFLEUR_CACHE_DIR", cache.path());

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{agents_model, souffleur, stderr, stdout, tiny_model};
 
-/// A running server that accepts requests.
-pub(super) struct Serving {
+pub(super) struct Server {
     child: Child,
     out: BufReader<ChildStdout>,
     pub(super) address: String,
@@ -17,17 +16,17 @@ pub(super) struct Serving {
     suggested: (String, String),
 }
 
-impl Serving {
+impl Server {
     pub(super) fn start(args: &[&str]) -> Self {
         Self::start_with(&tiny_model(), args)
     }
 
     pub(super) fn start_with(model: &Path, args: &[&str]) -> Self {
-        Self::of(souffleur(&["serve"]), model, args)
+        Self::start_command(souffleur(&["serve"]), model, args)
     }
 
     /// Runs a command that starts a server, and waits until the server is ready.
-    fn of(mut command: Command, model: &Path, args: &[&str]) -> Self {
+    fn start_command(mut command: Command, model: &Path, args: &[&str]) -> Self {
         command.args(["--port", "0", "--max-total-tokens", "2048"]);
         command.args(args).arg("--model-path").arg(model);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -145,7 +144,7 @@ const LONG: &str = r#"{"input_ids": [1, 2, 3], "stream": true,
 #[test]
 fn the_printed_curl_command_works() {
     let check = |model: &Path, args: &[&str], expect: &str| {
-        let server = Serving::start_with(model, args);
+        let server = Server::start_with(model, args);
         let (path, body) = &server.suggested;
         assert_eq!(path, expect);
         let (status, answer) = server.ask("POST", path, body);
@@ -161,7 +160,7 @@ fn the_printed_curl_command_works() {
 
 #[test]
 fn sigterm_finishes_running_requests_and_exits_with_0() {
-    let serving = Serving::start(&[]);
+    let serving = Server::start(&[]);
     assert_eq!(serving.ask("GET", "/health", "").0, 200);
     let mut response = BufReader::new(serving.send("POST", "/generate", LONG));
     read_until_data(&mut response);
@@ -180,7 +179,7 @@ fn sigterm_finishes_running_requests_and_exits_with_0() {
 
 #[test]
 fn without_time_to_finish_the_exit_code_is_0_too() {
-    let serving = Serving::start(&["--shutdown-timeout-s", "0"]);
+    let serving = Server::start(&["--shutdown-timeout-s", "0"]);
     let mut response = BufReader::new(serving.send("POST", "/generate", LONG));
     read_until_data(&mut response);
     serving.signal("INT");
@@ -190,7 +189,7 @@ fn without_time_to_finish_the_exit_code_is_0_too() {
 
 #[test]
 fn a_second_signal_exits_at_once() {
-    let mut serving = Serving::start(&["--shutdown-deadline-s", "3600"]);
+    let mut serving = Server::start(&["--shutdown-deadline-s", "3600"]);
     // 512 outputs of 200 tokens, about ten of which fit into the pool at once.
     let many = r#"{"input_ids": [[1], [2], [3], [4]], "stream": true,
         "sampling_params": {"max_new_tokens": 200, "ignore_eos": true, "n": 128}}"#;
@@ -215,7 +214,7 @@ fn a_second_signal_exits_at_once() {
 #[cfg(unix)]
 #[test]
 fn sighup_is_logged_and_ignored() {
-    let mut serving = Serving::start(&[]);
+    let mut serving = Server::start(&[]);
     let mut response = BufReader::new(serving.send("POST", "/generate", LONG));
     read_until_data(&mut response);
     serving.signal("HUP");
@@ -241,7 +240,7 @@ fn a_file_size_limit_stops_the_log_writers_and_not_the_server() {
     let mut command = Command::new("sh");
     command.args(["-c", script]).arg(server.get_program());
     command.env("FOLDER", folder.path());
-    let serving = Serving::of(command, &tiny_model(), &[]);
+    let serving = Server::start_command(command, &tiny_model(), &[]);
     let size = |name| std::fs::metadata(folder.path().join(name)).map_or(0, |file| file.len());
     let one = r#"{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 100, "ignore_eos": true}}"#;
     let began = Instant::now();
@@ -264,7 +263,7 @@ fn a_file_size_limit_stops_the_log_writers_and_not_the_server() {
 
 #[test]
 fn a_request_that_runs_long_is_in_the_log() {
-    let mut serving = Serving::start(&["--log-long-requests-s", "0.001"]);
+    let mut serving = Server::start(&["--log-long-requests-s", "0.001"]);
     let long = r#"{"input_ids": [1, 2, 3], "rid": "patient", "stream": true,
         "sampling_params": {"max_new_tokens": 2000, "ignore_eos": true, "temperature": 0}}"#;
     let _response = serving.send("POST", "/generate", long);
@@ -293,7 +292,7 @@ fn read_until_data(response: &mut impl BufRead) {
 
 #[test]
 fn promtool_finds_only_listed_problems_in_the_metrics() {
-    let serving = Serving::start(&[]);
+    let serving = Server::start(&[]);
     let one = r#"{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}}"#;
     let (status, text) = serving.ask("POST", "/generate", one);
     assert_eq!(status, 200, "{text}");

@@ -9,7 +9,7 @@ fn plan_generate_and_bench_use_calibrated_channels() {
     let (text, channels) = (path("text.txt"), path("channels.json"));
     std::fs::write(&text, "To be, or not to be. ".repeat(20)).expect("writable");
     let model = tiny_model().to_string_lossy().into_owned();
-    let (model, max) = (["--model-path", &model], ["--ds-heavy-channel-num", "4"]);
+    let (model, heavy_channels) = (["--model-path", &model], ["--ds-heavy-channel-num", "4"]);
     let calibrate = [
         "calibrate",
         "--text",
@@ -19,7 +19,7 @@ fn plan_generate_and_bench_use_calibrated_channels() {
         "--ds-heavy-token-num",
         "8",
     ];
-    let output = run(&[&calibrate[..], &model, &max].concat());
+    let output = run(&[&calibrate[..], &model, &heavy_channels].concat());
     let printed = stdout(&output);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(
@@ -36,7 +36,7 @@ fn plan_generate_and_bench_use_calibrated_channels() {
         "--ds-heavy-token-num",
         "8",
     ];
-    let sparse = [&model[..], &max, &sparse].concat();
+    let sparse = [&model[..], &heavy_channels, &sparse].concat();
     let planned = stdout(&run(&[&["plan"], &sparse[..]].concat()));
     assert!(planned.contains(", labels of 4, "), "{planned}");
     let prompt = [

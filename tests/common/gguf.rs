@@ -57,8 +57,8 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
 fn tensors_of(model: &Model<'_>, tensors: &SafeTensors<'_>, name: &str) -> Vec<Tensor> {
     let view = tensors.tensor(name).unwrap();
     let mut converted = Vec::new();
-    if let Some(stack) = name.strip_suffix("_blocks") {
-        let scales = tensors.tensor(&format!("{stack}_scales")).unwrap();
+    if let Some(stem) = name.strip_suffix("_blocks") {
+        let scales = tensors.tensor(&format!("{stem}_scales")).unwrap();
         converted.extend(families::mxfp4(
             name,
             view.shape(),
@@ -66,9 +66,9 @@ fn tensors_of(model: &Model<'_>, tensors: &SafeTensors<'_>, name: &str) -> Vec<T
             scales.data(),
         ));
     }
-    let stored = name.strip_prefix("language_model.").unwrap_or(name);
-    let stored = stored.replacen("model.language_model.", "model.", 1);
-    let name = stored.as_str();
+    let decoder_name = name.strip_prefix("language_model.").unwrap_or(name);
+    let decoder_name = decoder_name.replacen("model.language_model.", "model.", 1);
+    let name = decoder_name.as_str();
     if model.leaves_out(name) {
         return converted;
     }
@@ -78,13 +78,13 @@ fn tensors_of(model: &Model<'_>, tensors: &SafeTensors<'_>, name: &str) -> Vec<T
         shape: view.shape(),
         values: values.clone(),
     };
-    let own = match model.architecture {
+    let by_family = match model.architecture {
         "gpt-oss" => families::gpt_oss(&source),
         "gemma4" => families::gemma4(&source),
         _ => families::delta_net(model, &source),
     };
-    if let Some(own) = own {
-        converted.extend(own);
+    if let Some(by_family) = by_family {
+        converted.extend(by_family);
     } else if let Some(experts) = experts_of(model, tensors, &source) {
         converted.extend(experts);
     } else if name.ends_with("kv_b_proj.weight") && model.latents == Latents::Absorbed {
@@ -155,20 +155,20 @@ fn rope_factors(model: &Model<'_>) -> impl Iterator<Item = (String, Vec<f32>)> {
             divisors.collect::<Vec<f32>>(),
         ))
     });
-    let own = model.divisors();
-    let own = own.map(|divisors| ("rope_freqs.weight".to_owned(), divisors));
-    both.chain(own)
+    let single = model.divisors();
+    let single = single.map(|divisors| ("rope_freqs.weight".to_owned(), divisors));
+    both.chain(single)
 }
 
 /// The gate and up projections of a stack of experts, split.
 fn halves(shape: &[usize], values: &[f32]) -> [(&'static str, Vec<f32>); 2] {
     let half = shape[1] / 2 * shape[2];
-    let of = |skipped: usize| {
+    let half_at = |skipped: usize| {
         let experts = values.chunks_exact(2 * half);
-        let own = experts.flat_map(|expert| &expert[skipped * half..][..half]);
-        own.copied().collect()
+        let rows = experts.flat_map(|expert| &expert[skipped * half..][..half]);
+        rows.copied().collect()
     };
-    [("gate_proj", of(0)), ("up_proj", of(1))]
+    [("gate_proj", half_at(0)), ("up_proj", half_at(1))]
 }
 
 /// For an expert's matrix: the name without the expert's number, and that number.
@@ -178,7 +178,6 @@ fn expert_of(name: &str) -> Option<(String, usize)> {
     Some((format!("{module}.experts.{rest}"), expert.parse().ok()?))
 }
 
-/// The stacked matrices of all experts.
 fn stacked(tensors: &SafeTensors<'_>, stack: &str) -> Vec<f32> {
     let experts = (0..).map_while(|expert| {
         let name = stack.replace(".experts.", &format!(".experts.{expert}."));
@@ -356,8 +355,8 @@ impl<'a> Model<'a> {
         ["qwen35", "qwen35moe", "qwen3next"].contains(&self.architecture)
     }
 
-    /// Whether a tensor is left out: MXFP4 blocks are written separately, layers past the last one are MTP layers, and
-    /// files of some architectures have no biases.
+    /// Whether a tensor is left out: MXFP4 blocks are written separately, layers from `num_hidden_layers` on are MTP
+    /// layers, and files of some architectures have no biases.
     fn leaves_out(&self, name: &str) -> bool {
         let layer = name.strip_prefix("model.layers.");
         let layer = layer.and_then(|rest| rest.split('.').next()?.parse().ok());
@@ -389,13 +388,13 @@ impl<'a> Model<'a> {
     }
 
     fn renormalises(&self) -> bool {
-        let own = self.config["norm_topk_prob"].as_bool();
-        own.unwrap_or(self.config["model_type"] == "mixtral")
+        let configured = self.config["norm_topk_prob"].as_bool();
+        configured.unwrap_or(self.config["model_type"] == "mixtral")
     }
 
     fn expert_width(&self) -> usize {
-        let own = self.config["moe_intermediate_size"].as_u64();
-        own.map_or(self.size("intermediate_size"), |width| width as usize)
+        let configured = self.config["moe_intermediate_size"].as_u64();
+        configured.map_or(self.size("intermediate_size"), |width| width as usize)
     }
 
     fn head_dim(&self) -> usize {
@@ -406,30 +405,31 @@ impl<'a> Model<'a> {
     }
 
     fn theta(&self) -> f64 {
-        let own = self.rope["rope_theta"].as_f64();
+        let configured = self.rope["rope_theta"].as_f64();
         let default = match self.config["model_type"].as_str() {
             Some("mixtral" | "lfm2" | "lfm2_moe" | "gemma3_text" | "gemma4_text") => 1e6,
             Some("smollm3") => 2e6,
             _ => 1e4,
         };
-        own.or(self.config["rope_theta"].as_f64())
+        configured
+            .or(self.config["rope_theta"].as_f64())
             .unwrap_or(default)
     }
 
     /// The up projections from latents to keys, transposed, and to values, by head.
     fn absorbed(&self, kv_b: &[f32]) -> [(&'static str, Vec<usize>, Vec<f32>); 2] {
         let (heads, rank) = (self.size("num_attention_heads"), self.size("kv_lora_rank"));
-        let (plain, value) = (self.size("qk_nope_head_dim"), self.size("v_head_dim"));
+        let (nope, value) = (self.size("qk_nope_head_dim"), self.size("v_head_dim"));
         let (mut keys, mut values) = (Vec::new(), Vec::new());
-        for head in kv_b.chunks_exact((plain + value) * rank) {
-            let (head_keys, head_values) = head.split_at(plain * rank);
+        for head in kv_b.chunks_exact((nope + value) * rank) {
+            let (head_keys, head_values) = head.split_at(nope * rank);
             for i in 0..rank {
                 keys.extend(head_keys.iter().skip(i).step_by(rank));
             }
             values.extend_from_slice(head_values);
         }
         [
-            ("attn_k_b", vec![heads, rank, plain], keys),
+            ("attn_k_b", vec![heads, rank, nope], keys),
             ("attn_v_b", vec![heads, value, rank], values),
         ]
     }

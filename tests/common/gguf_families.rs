@@ -45,8 +45,8 @@ fn layer(name: &str) -> String {
 
 /// Reorders value heads from grouped by key head to interleaved over key heads; a head has `unit` elements.
 fn interleaved(values: &[f32], key_heads: usize, unit: usize) -> Vec<f32> {
-    let each = values.len() / unit / key_heads;
-    let order = (0..each).flat_map(|i| (0..key_heads).map(move |head| head * each + i));
+    let n = values.len() / unit / key_heads;
+    let order = (0..n).flat_map(|i| (0..key_heads).map(move |head| head * n + i));
     order
         .flat_map(|head| &values[head * unit..(head + 1) * unit])
         .copied()
@@ -74,7 +74,7 @@ pub fn delta_net(model: &Model<'_>, source: &Source<'_>) -> Option<Vec<Tensor>> 
         "qwen3next" => values.to_vec(),
         _ => interleaved(values, key_heads, unit),
     };
-    // Keys and queries of all heads, then values.
+    // Queries and keys of all heads come first, then values; a channel has `width` elements.
     let channels = |width: usize| {
         let (before, after) = values.split_at(2 * keys * width);
         [before.to_vec(), by_head(after, value_dim * width)].concat()
@@ -144,7 +144,6 @@ pub fn gemma4(source: &Source<'_>) -> Option<Vec<Tensor>> {
     )])
 }
 
-/// The transposed matrices of a stack.
 fn transposed(shape: &[usize], values: &[f32]) -> Vec<f32> {
     let matrices = values.chunks_exact(shape[1] * shape[2]);
     let columns = matrices.flat_map(|matrix| {
@@ -166,19 +165,19 @@ pub fn gpt_oss(source: &Source<'_>) -> Option<Vec<Tensor>> {
         "gate_up_proj" => {
             let (rows, inputs) = (transposed(shape, &source.values), shape[1]);
             let shape = [shape[0], shape[2] / 2, inputs];
-            let of = |first: usize| of_groups(&rows, 2 * inputs, first * inputs, inputs);
+            let half = |first: usize| of_groups(&rows, 2 * inputs, first * inputs, inputs);
             vec![
-                source.within_layer("ffn_gate_exps.weight", &shape, &of(0)),
-                source.within_layer("ffn_up_exps.weight", &shape, &of(1)),
+                source.within_layer("ffn_gate_exps.weight", &shape, &half(0)),
+                source.within_layer("ffn_up_exps.weight", &shape, &half(1)),
             ]
         }
         "down_proj_bias" => vec![source.within_layer("ffn_down_exps.bias", shape, &source.values)],
         "gate_up_proj_bias" => {
             let shape = [shape[0], shape[1] / 2];
-            let of = |first: usize| of_groups(&source.values, 2, first, 1);
+            let half = |first: usize| of_groups(&source.values, 2, first, 1);
             vec![
-                source.within_layer("ffn_gate_exps.bias", &shape, &of(0)),
-                source.within_layer("ffn_up_exps.bias", &shape, &of(1)),
+                source.within_layer("ffn_gate_exps.bias", &shape, &half(0)),
+                source.within_layer("ffn_up_exps.bias", &shape, &half(1)),
             ]
         }
         other => panic!("{other}"),

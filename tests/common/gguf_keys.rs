@@ -271,8 +271,8 @@ impl Model<'_> {
         let key = |name: &str| format!("{}.{name}", self.architecture);
         let taps = self.config["linear_conv_kernel_dim"].as_u64().unwrap_or(4);
         let value_heads = self.size("linear_num_value_heads");
-        let own = self.rope["partial_rotary_factor"].as_f64();
-        let part = own.or(self.config["partial_rotary_factor"].as_f64());
+        let nested = self.rope["partial_rotary_factor"].as_f64();
+        let part = nested.or(self.config["partial_rotary_factor"].as_f64());
         let rotary = (self.head_dim() as f64 * part.unwrap_or(0.25)) as usize;
         let interval = self.config["full_attention_interval"].as_u64().unwrap_or(4);
         let sizes = [

@@ -7,7 +7,7 @@ use souffleur_state::grammar::{
 };
 use souffleur_state::sampling::TokenMask;
 
-/// All tokens are allowed when the number of tokens is a multiple of this.
+/// After the opening, all tokens are allowed when the length of the output is a multiple of this.
 const FREE_EVERY: usize = 5;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

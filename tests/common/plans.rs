@@ -100,7 +100,7 @@ fn work(row: u32, work: RowWork, sample: bool) -> StepRow {
     }
 }
 
-/// Requests log probabilities of all prompt positions, so that a probe sees the logits of all positions.
+/// Requests log probabilities of all prompt positions, so that the executor computes the logits of all positions.
 pub fn all_positions() -> Option<Arc<LogprobWish>> {
     Some(Arc::new(LogprobWish {
         start: Some(0),

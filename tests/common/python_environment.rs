@@ -62,24 +62,24 @@ pub fn keep(
     make: impl FnOnce(&Path) -> Result<(), String>,
 ) -> Result<PathBuf, String> {
     let cache = cache_dir()?;
-    let in_cache = |error: io::Error| {
+    let cache_error = |error: io::Error| {
         format!(
             "{}: {error}: set SOUFFLEUR_PYTHON_ENV to a writable folder",
             cache.display()
         )
     };
-    fs::create_dir_all(&cache).map_err(in_cache)?;
+    fs::create_dir_all(&cache).map_err(cache_error)?;
     // Locked to the end of this function, so that only one of several test processes makes the folder.
-    let lock = File::create(cache.join(format!("{name}.lock"))).map_err(in_cache)?;
-    lock.lock().map_err(in_cache)?;
+    let lock = File::create(cache.join(format!("{name}.lock"))).map_err(cache_error)?;
+    lock.lock().map_err(cache_error)?;
     let whole = cache.join(name);
     if !is_whole(&whole) {
         let unfinished = cache.join(format!("{name}.unfinished"));
         for leftover in [&whole, &unfinished] {
-            remove(leftover).map_err(in_cache)?;
+            remove(leftover).map_err(cache_error)?;
         }
         make(&unfinished)?;
-        fs::rename(&unfinished, &whole).map_err(in_cache)?;
+        fs::rename(&unfinished, &whole).map_err(cache_error)?;
     }
     Ok(whole)
 }

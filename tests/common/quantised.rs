@@ -15,26 +15,27 @@ pub type Parts = Vec<(&'static str, Stored)>;
 /// Makes the tensors of a module `[outputs, inputs]`, and its dequantised values.
 pub type Quantise = fn([usize; 2]) -> (Parts, Vec<f32>);
 
-/// Quantises a model's linear modules, except one. `write` gets each original tensor and the dequantised values.
+/// Quantises a model's linear modules, except the down projection of layer 1. `write` gets each original tensor and its
+/// dequantised values.
 pub fn quantise_linear(
     tensors: &mut BTreeMap<String, Stored>,
     quantise: Quantise,
     write: impl Fn(&mut Stored, &[f32]),
 ) -> BTreeMap<String, Stored> {
-    let mut coded = BTreeMap::new();
+    let mut quantised = BTreeMap::new();
     for (name, tensor) in tensors {
         let is_linear = name.contains("_proj.weight") && !name.contains("layers.1.mlp.down");
         if !is_linear {
-            coded.insert(name.clone(), tensor.clone());
+            quantised.insert(name.clone(), tensor.clone());
             continue;
         }
         let (parts, values) = quantise([tensor.shape[0], tensor.shape[1]]);
         let module = name.strip_suffix("weight").unwrap();
         let parts = parts.into_iter();
-        coded.extend(parts.map(|(part, of)| (format!("{module}{part}"), of)));
+        quantised.extend(parts.map(|(part, content)| (format!("{module}{part}"), content)));
         write(tensor, &values);
     }
-    coded
+    quantised
 }
 
 pub fn stored(dtype: Element, shape: &[usize], data: Vec<u8>) -> Stored {
@@ -92,17 +93,17 @@ fn e4m3(code: u8) -> f32 {
     f16::from_bits(bits).to_f32() * 256.0
 }
 
-fn bytes(n: usize, end: usize) -> Vec<u8> {
+fn bytes(n: usize, magnitudes: usize) -> Vec<u8> {
     // Codes of both signs, without NaN.
-    let byte = |i| (hash(i) % end) as u8 | (hash(i + n) as u8 & 128);
+    let byte = |i| (hash(i) % magnitudes) as u8 | (hash(i + n) as u8 & 128);
     (0..n).map(byte).collect()
 }
 
-const HIGH: usize = 48;
-const WIDE: usize = 40;
+const BLOCK_HEIGHT: usize = 48;
+const BLOCK_WIDTH: usize = 40;
 
 fn fp8_blocks(shape: [usize; 2]) -> (Parts, Vec<f32>) {
-    fp8_blocks_of([HIGH, WIDE], shape)
+    fp8_blocks_of([BLOCK_HEIGHT, BLOCK_WIDTH], shape)
 }
 
 /// FP8 with a scale for each block of `[high, wide]`.
@@ -255,11 +256,11 @@ impl FourBits {
         self.stored_scales(Element::F16, [self.groups, self.outputs], &scales)
     }
 
-    fn gptq(&self, offset: u32) -> (Parts, Vec<f32>) {
+    fn gptq(&self, zero_offset: u32) -> (Parts, Vec<f32>) {
         let zeros = Self::packed(self.groups, self.outputs / 8, |g, c, k| {
             self.zero(8 * c + k, g)
         });
-        let order: Vec<u32> = (0..self.inputs)
+        let g_idx: Vec<u32> = (0..self.inputs)
             .map(|input| (input * self.groups / self.inputs) as u32)
             .collect();
         let codes = Self::packed(self.inputs / 8, self.outputs, |r, o, k| {
@@ -269,11 +270,11 @@ impl FourBits {
             ("qweight", codes),
             ("qzeros", zeros),
             ("scales", self.scales_by_group()),
-            ("g_idx", stored(Element::I32, &[self.inputs], words(&order))),
+            ("g_idx", stored(Element::I32, &[self.inputs], words(&g_idx))),
         ];
         (
             parts,
-            self.values(|output, group| self.zero(output, group) + offset),
+            self.values(|output, group| self.zero(output, group) + zero_offset),
         )
     }
 
@@ -355,24 +356,25 @@ pub fn fine_kinds() -> Vec<(&'static str, Value, Quantise)> {
     ]
 }
 
+/// Names of formats, their `quantization_config`, and the functions that quantise a module.
 pub fn kinds() -> Vec<(&'static str, Value, Quantise)> {
     let int4 = |symmetric: bool, group: usize| json!({"num_bits": 4, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group});
-    let eight = |kind: &str, strategy: &str| json!({"num_bits": 8, "type": kind, "symmetric": true, "strategy": strategy});
+    let bits8 = |kind: &str, strategy: &str| json!({"num_bits": 8, "type": kind, "symmetric": true, "strategy": strategy});
     vec![
         (
             "fp8, blocks",
-            json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [HIGH, WIDE]}),
+            json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK_HEIGHT, BLOCK_WIDTH]}),
             fp8_blocks,
         ),
         ("fp8, tensor", json!({"quant_method": "fp8"}), fp8_tensor),
         (
             "fp8, rows",
-            compressed("float-quantized", eight("float", "channel")),
+            compressed("float-quantized", bits8("float", "channel")),
             fp8_rows,
         ),
         (
             "int8, rows",
-            compressed("int-quantized", eight("int", "channel")),
+            compressed("int-quantized", bits8("int", "channel")),
             int8_rows,
         ),
         ("gptq", gptq(json!({})), |shape| {

@@ -17,10 +17,10 @@ pub type Bits = Vec<(u32, u32)>;
 
 /// One of sixteen requests of different lengths that share a prefix; half of them are greedy.
 pub fn request(index: u32) -> GenerateRequest {
-    let own = (0..5 + 6 * index).map(|i| (i * 31 + index * 57 + 7) % VOCAB);
+    let rest = (0..5 + 6 * index).map(|i| (i * 31 + index * 57 + 7) % VOCAB);
     let prompt = (0..SHARED_TOKENS)
         .map(|i| (i * 17 + 3) % VOCAB)
-        .chain(own)
+        .chain(rest)
         .collect();
     let mut request = GenerateRequest::new(Prompt::Tokens(prompt));
     request.logprobs = Some(LogprobWish::default());

@@ -1,4 +1,4 @@
-//! Engines on the tiny checkpoint with tool tokens, whose scripted model replies with the lines of a test.
+//! Engines that use the tokenizer of a tiny checkpoint, and reply to prompts with texts that a test gives.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-/// Added tokens: ends of outputs, and tags of tool calls and reasoning.
+/// Added tokens: ends of outputs, tags of tool calls and reasoning, and four spaces.
 pub const MARKERS: [&str; 21] = [
     "<|end|>",
     "<|stop|>",
@@ -65,11 +65,11 @@ pub fn metaspace() -> Value {
     for byte in 0..=255_u8 {
         words.add(&format!("<0x{byte:02X}>"));
     }
-    for code in (0x21..0x7f_u8)
+    for character in (0x21..0x7f_u8)
         .map(char::from)
         .chain(['é', '日', '本', '\u{2581}'])
     {
-        words.add(&code.to_string());
+        words.add(&character.to_string());
     }
     for text in fragments() {
         words.add(&text.replace(' ', "\u{2581}"));

@@ -21,11 +21,11 @@ pub struct Message {
 }
 
 impl Peer {
-    pub fn connect(port: u16, socket: &str) -> Self {
-        Self::shake(TcpStream::connect(("127.0.0.1", port)), socket)
+    pub fn connect(port: u16, socket_type: &str) -> Self {
+        Self::shake(TcpStream::connect(("127.0.0.1", port)), socket_type)
     }
 
-    pub fn shake(stream: std::io::Result<TcpStream>, socket: &str) -> Self {
+    pub fn shake(stream: std::io::Result<TcpStream>, socket_type: &str) -> Self {
         let stream = stream.expect("a connection");
         stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         let mut peer = Self { stream };
@@ -36,8 +36,8 @@ impl Peer {
         peer.stream.read_exact(&mut received).expect("a greeting");
         assert_eq!(&received[10..17], b"\x03\x01NULL\0");
         let mut ready = b"\x05READY\x0bSocket-Type".to_vec();
-        ready.extend((socket.len() as u32).to_be_bytes());
-        ready.extend(socket.as_bytes());
+        ready.extend((socket_type.len() as u32).to_be_bytes());
+        ready.extend(socket_type.as_bytes());
         peer.write(&[&[4, ready.len() as u8], &ready[..]].concat());
         let (flags, received) = peer.read_frame();
         assert_eq!((flags, &received[..6]), (4, &b"\x05READY"[..]));

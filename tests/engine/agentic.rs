@@ -108,7 +108,7 @@ impl Reply {
     }
 }
 
-/// A call of the trace, with the number of computed tokens and its upper bound.
+/// A call of the trace: the number of tokens that it computed, and the upper bound of that number.
 struct Turn {
     name: &'static str,
     computed: usize,
@@ -241,11 +241,11 @@ impl Agent {
             first.push(thought(&reply));
         }
         let question = &first[..2];
-        let turn = |answer: usize, seed: usize, n: usize| {
+        let conversation = |answer: usize, seed: usize, n: usize| {
             let answer = [message("assistant", answer, 100), message("user", seed, n)];
             [question, &answer].concat()
         };
-        let second = turn(30, 31, 40);
+        let second = conversation(30, 31, 40);
         self.call("second question", &second, query_end).await;
         let fork = {
             let answer = digits(30, 60) + &digits(32, 30);
@@ -255,7 +255,7 @@ impl Agent {
         let fork_at = self.common(&fork, &second);
         self.call("fork", &fork, fork_at - STATE_INTERVAL - 64)
             .await;
-        let edit = turn(30, 34, 35);
+        let edit = conversation(30, 34, 35);
         self.call("edit", &edit, query_end).await;
         let same_at = self.tokens(&edit).len() - GENERATION_PROMPT;
         self.call("same again", &edit, same_at).await;
@@ -276,12 +276,12 @@ impl Agent {
         let sent = self.world.engine.generate_all(four.collect());
         let sent = sent.expect("the engine accepts requests").into_iter();
         let finished = join_all(sent.map(Self::finished)).await;
-        let own = self.tokens(messages).len() - (system_end - system_end % self.page_size);
+        let uncached = self.tokens(messages).len() - (system_end - system_end % self.page_size);
         self.turns.push(Turn {
             name: "four samples",
             computed: finished.iter().map(Reply::computed).sum(),
             // The first sample saves a state. The other samples wait for the state and resume from it.
-            bound: own + 3 * self.page_size,
+            bound: uncached + 3 * self.page_size,
         });
         self.outputs
             .extend(finished.into_iter().map(|finished| finished.bits));

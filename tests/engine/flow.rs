@@ -69,7 +69,7 @@ async fn retractions_in_a_small_pool_change_no_output() {
     // Admits all prompts in one step. A limit on step time would admit them one by one.
     build.config.max_prefill_step_ms = 0;
     let world = build.start();
-    // Some outputs end early, so the engine then admits more requests than fit to their end.
+    // Some outputs end early. Then the engine admits more requests than the pool holds until they end.
     let length = |seed: usize| 20 + 40 * (seed as u32 % 4);
     let prompts: Vec<Vec<u32>> = (0..12)
         .map(|i| (1..20).map(|t| t * 7 + i).collect())
@@ -165,7 +165,7 @@ async fn a_warm_up_fills_the_cache_and_prefix_reports_give_the_cause() {
 }
 
 #[tokio::test]
-async fn a_request_that_runs_for_too_long_fails_once_and_leaves_nothing() {
+async fn a_request_that_runs_for_too_long_fails_once_and_leaks_nothing() {
     let (open, gate) = crossbeam_channel::unbounded();
     let mut build = Build {
         gate: Some(gate),

@@ -54,7 +54,7 @@ const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
 /// Maximum running requests in the configurations with priorities.
 const RUNNING: u32 = 4;
 
-/// A model, and how its weights are converted.
+/// A model, and the data types of its weights and K/V.
 #[derive(Clone, Copy, Debug)]
 struct Setup<'a> {
     /// The model's folder: absolute, or relative to the repository.
@@ -151,7 +151,7 @@ async fn check(setup: &Setup<'_>) {
     let expected = reference(setup).await;
     let distinct: std::collections::HashSet<&Bits> =
         expected.iter().map(|(bits, _)| bits).collect();
-    assert_eq!(distinct.len(), expected.len(), "outputs are equal");
+    assert_eq!(distinct.len(), expected.len(), "some outputs are equal");
 
     let world = start(EngineConfig {
         threads: 2,
@@ -281,13 +281,13 @@ async fn check_retracted(setup: &Setup<'_>) {
             _ => send_lowest_priority_first(&world).await,
         };
         drop(open);
-        let world_of_all = &world;
+        let shared_world = &world;
         let runs = order.into_iter().zip(sent);
         let runs = runs.map(async |(index, generation)| {
             let got = bits(generation).await;
             if how.contains("swaps") {
                 // The other requests run or wait meanwhile.
-                swap_policies(world_of_all, index as usize).await;
+                swap_policies(shared_world, index as usize).await;
             }
             (index, got)
         });
@@ -365,7 +365,7 @@ async fn schedules_change_no_bit_in_bf16() {
 }
 
 /// A random model with AWQ weights: 4-bit blocks with scales and zero points.
-fn in_awq() -> tempfile::TempDir {
+fn awq_model() -> tempfile::TempDir {
     let dir = random_folder("qwen3", &[("hidden_size", 128), ("intermediate_size", 128)]);
     let mut kinds = kinds().into_iter();
     let (_, config, quantise) = kinds.find(|(name, ..)| *name == "awq").expect("a kind");
@@ -381,7 +381,7 @@ fn in_awq() -> tempfile::TempDir {
 /// One model for each kind of integer kernel; `tests/models` covers all block formats.
 #[tokio::test]
 async fn schedules_change_no_bit_in_quantised_models() {
-    let awq = in_awq();
+    let awq = awq_model();
     let awq = awq.path().to_str().expect("the path is UTF-8");
     for (model, quantization) in [
         ("models/souffleur-tiny", Some(Quantization::Int8)),

@@ -57,14 +57,14 @@ async fn check(model: &str) {
         expected.push(bits(world.generate(with_tokens(index))).await);
     }
     world.stop().await;
-    let (small, mut tight) = (plain(model, DTYPE), plain(model, DTYPE));
+    let (unchunked, mut tight) = (plain(model, DTYPE), plain(model, DTYPE));
     let chunked = EngineConfig {
         chunked_prefill_size: 7,
         schedule_policy: "lpm".to_owned(),
         page_size: 4,
-        ..small.clone()
+        ..unchunked.clone()
     };
-    for config in [small, chunked] {
+    for config in [unchunked, chunked] {
         let world = start(config);
         let got = run_with_embeds(&world, model).await;
         assert_same(&got, &expected, model);
@@ -111,10 +111,10 @@ async fn refusal(world: &World, request: GenerateRequest) -> String {
 #[tokio::test]
 async fn unsupported_and_invalid_prompt_embeddings_are_refused() {
     let model = MODELS[0];
-    let none = Build::default().start();
-    let text = refusal(&none, with_embeds(model, 0)).await;
+    let without_embeddings = Build::default().start();
+    let text = refusal(&without_embeddings, with_embeds(model, 0)).await;
     assert!(text.contains("does not accept input_embeds"), "{text}");
-    none.stop().await;
+    without_embeddings.stop().await;
     let world = start(plain(model, DtypeChoice::Float32));
     let narrow = souffleur_request::PromptVectors::new(32, vec![0.5; 64]).expect("valid values");
     let mut request = with_embeds(model, 0);

@@ -4,8 +4,8 @@
 //! raise the kernels' version number, the epoch (`KERNEL_EPOCH` in `src/engine/store.rs`). Otherwise this test fails.
 //!
 //! `SOUFFLEUR_REMAKE_KV_BITS=1 cargo test --test engine` writes the fixtures of all kernel paths that the machine has.
-//! Use it after the epoch was raised, or to add a kernel path or a model. It refuses to change bits of the same epoch.
-//! If the variable is a folder instead of 1, the fixtures are written to this folder.
+//! Use it after the epoch was raised, or to add a kernel path or a model. The test refuses to change bits within one
+//! epoch. If the variable is a folder instead of 1, the fixtures are written to this folder.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -48,10 +48,10 @@ const MODELS: [&str; 10] = [
 
 /// The engine configurations, with their names in the fixtures.
 fn cases(folder: &Path) -> Vec<(String, EngineConfig)> {
-    let of = |model: &str| stored(model, folder, 16);
+    let config_of = |model: &str| stored(model, folder, 16);
     let name = |model: &str| model.rsplit('/').next().unwrap_or(model).to_owned();
-    let mut cases: Vec<_> = MODELS.map(|model| (name(model), of(model))).into();
-    let dense = of(MODELS[0]);
+    let mut cases: Vec<_> = MODELS.map(|model| (name(model), config_of(model))).into();
+    let dense = config_of(MODELS[0]);
     let dtypes = [
         ("float32", DtypeChoice::Float32),
         ("float16", DtypeChoice::Float16),

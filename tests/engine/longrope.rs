@@ -14,7 +14,7 @@ use crate::world::within;
 
 const MODEL: &str = "tests/fixtures/models/phi3-longrope";
 const PROMPT_TOKENS: u32 = 20;
-/// New tokens that end within the original context of 32 tokens, and beyond it.
+/// Numbers of new tokens with which a sequence ends within the original context of 32 tokens, and beyond it.
 const SHORT: u32 = 5;
 const LONG: u32 = 40;
 

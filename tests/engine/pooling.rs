@@ -92,10 +92,10 @@ async fn embedding_requests_that_cannot_be_answered_are_refused() {
         Event::Failed(error) => error.to_string(),
         other => panic!("ended with {other:?}"),
     };
-    let none = Build::default().start();
-    let text = refusal(&none, request(Pooling::Last)).await;
+    let without_embeddings = Build::default().start();
+    let text = refusal(&without_embeddings, request(Pooling::Last)).await;
     assert!(text.contains("cannot compute embeddings"), "{text}");
-    none.stop().await;
+    without_embeddings.stop().await;
     // The engine's configuration has an embedding size, but the executor returns no embeddings.
     let unable = Build {
         hidden_size: Some(8),

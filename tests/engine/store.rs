@@ -165,7 +165,7 @@ async fn another_model_and_another_kv_type_find_nothing() {
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_used_leaves_the_engine_serving() {
+async fn with_an_unusable_folder_the_engine_runs_without_a_store() {
     let folder = TempDir::new().expect("a temporary folder");
     let file = folder.path().join("a file, no folder");
     std::fs::write(&file, "x").expect("a writable folder");

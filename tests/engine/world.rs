@@ -1,4 +1,4 @@
-//! An engine with a fake executor for one test, and a check that the engine has lost no pages.
+//! The engine of one test, by default with a fake executor, and a check that the engine has lost no pages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -307,7 +307,7 @@ pub async fn collect(mut generation: Generation) -> Outcome {
     }
 }
 
-/// The answer that a request must get under any schedule: tokens and reason.
+/// The output tokens and the finish reason that a request must get under any schedule.
 pub fn expected(prompt: &[u32], max_new_tokens: u32, seed: u64) -> (Vec<u32>, FinishReason) {
     let mut tokens = expected_output(prompt, seed, max_new_tokens as usize, VOCAB);
     match tokens.iter().position(|token| *token == EOS) {

@@ -210,9 +210,9 @@ fn functions_have_at_most_70_lines() {
 }
 
 #[test]
-fn planted_functions_are_measured() {
+fn functions_of_a_sample_are_measured() {
     let body = "    let text = \"}\"; // }\n".repeat(40);
-    let planted = format!(
+    let sample = format!(
         r####"
 trait Shape {{
     fn area(&self, sides: [u32; 2]) -> u32;
@@ -249,5 +249,5 @@ macro_rules! made {{
         line,
         n_lines,
     });
-    assert_eq!(functions(&planted), expected);
+    assert_eq!(functions(&sample), expected);
 }

@@ -57,7 +57,7 @@ impl Sources {
     }
 
     /// Makes the file `from` import an item of `to`.
-    pub fn plant(&mut self, from: &str, to: &str) {
+    pub fn add_import(&mut self, from: &str, to: &str) {
         let names = |shown: &str| shown.split("::").map(str::to_owned).collect::<Names>();
         let mut path = vec!["crate".to_owned()];
         path.extend(names(to));
@@ -66,7 +66,6 @@ impl Sources {
         module.paths.push(path);
     }
 
-    /// The graph of the imports.
     pub fn graph(&self) -> Graph {
         let mut graph = Graph::new();
         for (names, module) in &self.0 {
@@ -178,7 +177,7 @@ impl Reader {
         }
     }
 
-    /// Skips an item of the tests, up to its semicolon or the end of its block. If it is a module, records its name.
+    /// Skips an item that only tests compile, to its semicolon or the end of its block. Records the name of a module.
     fn skip_item(&mut self) {
         let mut depth = 0_usize;
         while self.at < self.tokens.len() {

@@ -1,5 +1,5 @@
-//! Tests that packages depend on, and modules of `crates/` and `src/state/` import, only what ARCHITECTURE.md allows.
-//! The tests read the source as text and link no code of the engine.
+//! Tests that the tables in ARCHITECTURE.md list exactly the dependencies of the packages, and the imports of the
+//! modules of `crates/` and `src/state/`. The tests read the source as text and link no code of the engine.
 
 mod circles;
 mod functions;

@@ -42,7 +42,7 @@ const DEFAULT_CASES: [(&str, u32); 11] = [
 fn check(name: &str, page_size: u32, isa: Isa) {
     let what = format!("{name}, pages of {page_size}, {}", isa.name());
     let folder = TempDir::new().expect("a folder can be made");
-    let launch = Launch::new(&model(name)).stored(folder.path());
+    let launch = Launch::new(&model(name)).with_store(folder.path());
     let launch = launch.with_page_size(page_size).with_isa(isa);
     let first = launch.start_serving();
     let expected = first.ask(&prompt(1));

@@ -148,7 +148,7 @@ fn swap(bytes: &mut [u8], [first, second]: [usize; 2]) {
 #[test]
 fn damaged_blocks_are_computed_again_and_found_in_a_later_run() {
     let folder = TempDir::new().expect("a folder can be made");
-    let launch = Launch::new(&model("qwen3")).stored(folder.path());
+    let launch = Launch::new(&model("qwen3")).with_store(folder.path());
     let server = launch.start_serving();
     let output = server.ask(&prompt(1)).output;
     server.wait_until_written(STORED_TOKENS);

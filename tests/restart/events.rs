@@ -37,7 +37,7 @@ fn loaded_blocks_are_published_like_computed_ones() {
         "replay_endpoint": "tcp://127.0.0.1:0",
         "block_size": BLOCK_TOKENS,
     });
-    let launch = Launch::new(&model("souffleur-tiny")).stored(folder.path());
+    let launch = Launch::new(&model("souffleur-tiny")).with_store(folder.path());
     let launch = launch.args(&["--kv-events-config", &events.to_string()]);
     let n_blocks = (STORED_TOKENS / BLOCK_TOKENS) as usize;
 

@@ -11,7 +11,7 @@ const FLAGS: [&str; 4] = ["--dtype", "float32", "--chunked-prefill-size", "128"]
 #[test]
 fn a_prompt_has_the_same_output_after_a_kill_on_a_gpu_and_the_cpu_finds_no_block_of_it() {
     let folder = TempDir::new().expect("a folder can be made");
-    let stored = Launch::new(&model("qwen3")).stored(folder.path());
+    let stored = Launch::new(&model("qwen3")).with_store(folder.path());
     let stored = stored.with_page_size(16).args(&FLAGS);
     let launch = stored.clone().on_a_gpu();
     let first = launch.start_serving();
@@ -33,7 +33,7 @@ fn a_prompt_has_the_same_output_after_a_kill_on_a_gpu_and_the_cpu_finds_no_block
 #[test]
 fn buffers_that_are_too_small_are_refused_on_a_gpu_too() {
     let folder = TempDir::new().expect("a folder can be made");
-    let launch = Launch::new(&model("souffleur-tiny")).stored(folder.path());
+    let launch = Launch::new(&model("souffleur-tiny")).with_store(folder.path());
     let log = launch
         .on_a_gpu()
         .args(&["--kv-host-bytes", "65536"])

@@ -10,16 +10,16 @@ use crate::server::{Answer, Launch, Output};
 use crate::{STORED_TOKENS, model, prompt};
 
 /// A folder with the blocks of one prompt, the launch that fills it, and the output.
-struct Stored {
+struct StoredPrompt {
     folder: TempDir,
     launch: Launch,
     output: Output,
 }
 
-impl Stored {
+impl StoredPrompt {
     fn new(model: &Path) -> Self {
         let folder = TempDir::new().expect("a folder can be made");
-        let launch = Launch::new(model).stored(folder.path());
+        let launch = Launch::new(model).with_store(folder.path());
         let server = launch.start_serving();
         let output = server.ask(&prompt(1)).output;
         server.wait_until_written(STORED_TOKENS);
@@ -51,7 +51,7 @@ fn computed(launch: &Launch) -> Output {
 #[test]
 fn another_type_block_size_or_kernel_path_loads_nothing() {
     let model = model("qwen3");
-    let stored = Stored::new(&model);
+    let stored = StoredPrompt::new(&model);
     let flags: [&[&str]; 5] = [
         &["--kv-cache-dtype", "int8"],
         &["--kv-cache-dtype", "float32"],
@@ -67,7 +67,7 @@ fn another_type_block_size_or_kernel_path_loads_nothing() {
     others.extend(paths.map(|isa| Launch::new(&model).with_isa(isa)));
     for (index, other) in others.into_iter().enumerate() {
         let expected = computed(&other);
-        let found = stored.ask(&other.stored(stored.folder.path()));
+        let found = stored.ask(&other.with_store(stored.folder.path()));
         assert_eq!(found.stored, 0, "other {index}");
         assert_eq!(found.output, expected, "other {index}");
     }
@@ -76,7 +76,7 @@ fn another_type_block_size_or_kernel_path_loads_nothing() {
 
 #[test]
 fn flags_that_change_no_bit_find_all_stored_blocks() {
-    let stored = Stored::new(&model("qwen3"));
+    let stored = StoredPrompt::new(&model("qwen3"));
     let flags: [&[&str]; 5] = [
         &["--page-size", "16"],
         &["--page-size", "64", "--chunked-prefill-size", "64"],
@@ -102,14 +102,14 @@ fn copy_folder(from: &Path, to: &Path) {
 fn other_weights_under_the_same_name_load_nothing() {
     let folder = TempDir::new().expect("a folder can be made");
     copy_folder(&model("qwen3"), folder.path());
-    let stored = Stored::new(folder.path());
+    let stored = StoredPrompt::new(folder.path());
     let file = folder.path().join("model.safetensors");
     let weights = fs::read(&file).expect("the file exists");
-    let mut others = weights.clone();
+    let mut changed = weights.clone();
     // Flips the lowest mantissa bit of the last value: the smallest possible change.
-    let last = others.len() - 2;
-    others[last] ^= 1;
-    fs::write(&file, &others).expect("the file can be written");
+    let last = changed.len() - 2;
+    changed[last] ^= 1;
+    fs::write(&file, &changed).expect("the file can be written");
     let expected = computed(&Launch::new(folder.path()));
     let found = stored.ask(&stored.launch);
     assert_eq!((found.stored, found.output), (0, expected));
@@ -118,7 +118,7 @@ fn other_weights_under_the_same_name_load_nothing() {
     copy_folder(folder.path(), elsewhere.path());
     let copied = elsewhere.path().join("model.safetensors");
     fs::write(copied, &weights).expect("the file can be written");
-    let launch = Launch::new(elsewhere.path()).stored(stored.folder.path());
+    let launch = Launch::new(elsewhere.path()).with_store(stored.folder.path());
     let found = stored.ask(&launch);
     assert_eq!(
         (found.stored, &found.output),
@@ -129,7 +129,7 @@ fn other_weights_under_the_same_name_load_nothing() {
 #[test]
 fn a_salt_separates_users_across_a_restart() {
     let folder = TempDir::new().expect("a folder can be made");
-    let launch = Launch::new(&model("qwen3")).stored(folder.path());
+    let launch = Launch::new(&model("qwen3")).with_store(folder.path());
     let first = launch.start_serving();
     let output = first.ask_salted(&prompt(1), "a").output;
     first.wait_until_written(STORED_TOKENS);
@@ -146,7 +146,7 @@ fn a_salt_separates_users_across_a_restart() {
 
 #[test]
 fn without_the_secret_of_the_store_nothing_is_found() {
-    let stored = Stored::new(&model("qwen3"));
+    let stored = StoredPrompt::new(&model("qwen3"));
     let secret = stored.folder.path().join("secret");
     for other in [None, Some([7; 32])] {
         match other {

@@ -26,6 +26,7 @@ const SETTINGS: [(&str, &str); 5] = [
     ("SOUFFLEUR_KV_HOST_BYTES", "33554432"),
 ];
 
+/// The command line and environment of a server.
 #[derive(Clone)]
 pub struct Launch {
     model: PathBuf,
@@ -51,8 +52,7 @@ impl Launch {
         self
     }
 
-    /// Adds a store in this folder.
-    pub fn stored(mut self, folder: &Path) -> Self {
+    pub fn with_store(mut self, folder: &Path) -> Self {
         self.args.push("--kv-disk-path".into());
         self.args.push(folder.into());
         self
@@ -71,7 +71,7 @@ impl Launch {
     }
 
     /// Limits files to `blocks` times 512 bytes: further writes fail as on a full disk.
-    pub fn with_files_of(self, blocks: u32) -> Self {
+    pub fn limit_files(self, blocks: u32) -> Self {
         Self {
             file_blocks: Some(blocks),
             ..self

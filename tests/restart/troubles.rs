@@ -15,17 +15,17 @@ fn computed(seed: u32) -> Output {
         .output
 }
 
-fn stored(folder: &Path) -> Launch {
-    Launch::new(&model("qwen3")).stored(folder)
+fn launch(folder: &Path) -> Launch {
+    Launch::new(&model("qwen3")).with_store(folder)
 }
 
 #[test]
 fn a_second_engine_on_the_same_folder_serves_without_a_store_and_logs_why() {
     let folder = TempDir::new().expect("a folder can be made");
-    let first = stored(folder.path()).start_serving();
+    let first = launch(folder.path()).start_serving();
     let output = first.ask(&prompt(1)).output;
     first.wait_until_written(STORED_TOKENS);
-    let second = stored(folder.path()).start();
+    let second = launch(folder.path()).start();
     // The second engine answers while it waits for the folder, and after that wait has timed out.
     assert_eq!(second.ask(&prompt(1)).output, output);
     second.wait_until("the second engine gives up", || {
@@ -41,7 +41,7 @@ fn a_second_engine_on_the_same_folder_serves_without_a_store_and_logs_why() {
     first.wait_until_written(2 * STORED_TOKENS);
     first.kill();
     assert_eq!(
-        stored(folder.path()).start_serving().ask(&prompt(1)).stored,
+        launch(folder.path()).start_serving().ask(&prompt(1)).stored,
         STORED_TOKENS
     );
 }
@@ -50,7 +50,7 @@ fn a_second_engine_on_the_same_folder_serves_without_a_store_and_logs_why() {
 fn a_killed_engine_leaves_its_folder_to_the_next_at_once() {
     let folder = TempDir::new().expect("a folder can be made");
     for _ in 0..3 {
-        let server = stored(folder.path()).start_serving();
+        let server = launch(folder.path()).start_serving();
         assert!(!server.log().contains("another engine"), "{}", server.log());
         server.kill();
     }
@@ -60,7 +60,7 @@ fn a_killed_engine_leaves_its_folder_to_the_next_at_once() {
 fn a_disk_that_is_full_keeps_what_fits_and_the_engine_serves() {
     let folder = TempDir::new().expect("a folder can be made");
     // One record of 36 KiB and the beginning of the next.
-    let full = stored(folder.path()).with_files_of(2 * 40).start_serving();
+    let full = launch(folder.path()).limit_files(2 * 40).start_serving();
     assert_eq!(full.ask(&prompt(1)).output, computed(1));
     full.wait_until("a write fails", || {
         let unwritten = "souffleur_kv_store_unwritten_tokens_total";
@@ -68,7 +68,7 @@ fn a_disk_that_is_full_keeps_what_fits_and_the_engine_serves() {
     });
     assert_eq!(full.ask(&prompt(2)).output, computed(2));
     full.kill();
-    let unlimited = stored(folder.path()).start_serving();
+    let unlimited = launch(folder.path()).start_serving();
     let found = unlimited.ask(&prompt(1));
     assert_eq!((found.stored, found.output), (BLOCK_TOKENS, computed(1)));
     assert_eq!(unlimited.damages(), 0);
@@ -77,7 +77,7 @@ fn a_disk_that_is_full_keeps_what_fits_and_the_engine_serves() {
 /// Checks that the engine serves without a store, and logs the reason.
 #[track_caller]
 fn check_serves_without_store(folder: &Path, reason: &str) {
-    let server = stored(folder).start();
+    let server = launch(folder).start();
     server.wait_until("the log has the reason", || server.log().contains(reason));
     let answer = server.ask(&prompt(1));
     assert_eq!((answer.stored, answer.output), (0, computed(1)));
@@ -140,7 +140,7 @@ fn flags_that_are_invalid_for_a_store_are_refused() {
     ];
     for (flags, parts) in refused {
         // Two blocks of this model take more than the 65536 bytes in one of the cases.
-        let launch = Launch::new(&model("souffleur-tiny")).stored(folder.path());
+        let launch = Launch::new(&model("souffleur-tiny")).with_store(folder.path());
         let log = launch.args(flags).refused();
         for part in parts {
             assert!(log.contains(part), "{flags:?}: {part:?} is not in\n{log}");

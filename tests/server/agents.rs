@@ -37,7 +37,7 @@ fn ask(question: &str) -> Value {
     json!({"messages": [{"role": "user", "content": question}], "tools": [weather()]})
 }
 
-/// The events of a stream, and the last one, which has the usage.
+/// The events of a stream except the last, and the last event, which has the usage.
 fn events(addr: SocketAddr, mut body: Value) -> (Vec<Value>, Value) {
     body["stream"] = true.into();
     body["stream_options"] = json!({"include_usage": true});
@@ -48,8 +48,8 @@ fn events(addr: SocketAddr, mut body: Value) -> (Vec<Value>, Value) {
 
 fn deltas(events: &[Value], index: usize) -> impl Iterator<Item = &Value> {
     let choices = events.iter().map(|event| &event["choices"][0]);
-    let own = choices.filter(move |choice| choice["index"] == index);
-    own.map(|choice| &choice["delta"])
+    let of_choice = choices.filter(move |choice| choice["index"] == index);
+    of_choice.map(|choice| &choice["delta"])
 }
 
 fn joined(events: &[Value], index: usize, field: &str) -> String {
@@ -136,17 +136,17 @@ fn a_stream_has_the_order_that_clients_rely_on() {
         assert!(event["choices"][0]["delta"].is_object(), "{event}");
     }
     for index in 0..2 {
-        let own: Vec<&Value> = events
+        let of_choice: Vec<&Value> = events
             .iter()
             .map(|event| &event["choices"][0])
             .filter(|choice| choice["index"] == index)
             .collect();
-        let roles = own
+        let roles = of_choice
             .iter()
             .filter(|choice| !choice["delta"]["role"].is_null());
         assert_eq!(roles.count(), 1);
-        assert_eq!(own[0]["delta"]["role"], "assistant");
-        let (last, before) = own.split_last().expect("chunks");
+        assert_eq!(of_choice[0]["delta"]["role"], "assistant");
+        let (last, before) = of_choice.split_last().expect("chunks");
         assert_eq!(last["finish_reason"], "tool_calls");
         assert!(
             before

@@ -9,7 +9,8 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// Checks for each (path, body, text) that the rendered prompt contains the text.
+/// Checks for each (path, body, text) that the rendered prompt contains the text. The text is a cue: the scripted model
+/// replies to it with a line that no other prompt gets.
 fn check(cases: &[(&str, &str, &str)]) {
     let first = |expected: &str| cases.iter().position(|(_, _, text)| *text == expected);
     let lines: Vec<String> = (0..cases.len()).map(|at| format!("Text {at}.")).collect();

@@ -26,7 +26,6 @@ fn transcript() -> (Value, Vec<Vec<Value>>) {
     (head, lines.map(messages).collect())
 }
 
-/// The blocks of a message's content.
 fn blocks(content: &Value) -> &[Value] {
     content.as_array().expect("a list of blocks")
 }
@@ -69,7 +68,7 @@ fn line(content: &Value) -> String {
     parts.join("\n")
 }
 
-/// The cue and the model's reply of each turn.
+/// For each turn, the cue (a text in the prompt by which the scripted model recognises the turn), and the reply.
 fn lines(calls: &[Vec<Value>]) -> Vec<(String, String)> {
     let answer = |turn: usize| match calls.get(turn + 1) {
         Some(next) => line(&next[calls[turn].len()]["content"]),

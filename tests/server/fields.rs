@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::http::{Response, get, post};
 use crate::world::World;
 
+/// The documented fields, by endpoint and source.
 fn documented() -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
     let json = include_str!("../fixtures/request_fields.json");
     serde_json::from_str(json).expect("the fixture is JSON")
@@ -70,7 +71,7 @@ fn names(answer: &Response, field: &str) -> bool {
 fn every_documented_field_is_read_or_refused_by_name_or_ignored_as_the_document_says() {
     let world = World::scripted(&[("hello", "Hello to you.")]);
     let ignored = row("ignored");
-    let mut silent = Vec::new();
+    let mut unhandled = Vec::new();
     for (endpoint, sources) in documented() {
         let fields: BTreeSet<(&str, &str)> = sources
             .iter()
@@ -94,11 +95,11 @@ fn every_documented_field_is_read_or_refused_by_name_or_ignored_as_the_document_
             });
             // A field of the row `ignored` may be named, too: some endpoints read a field that others ignore.
             if !is_named && !ignored.contains(field) {
-                silent.push(format!("{endpoint} {field}"));
+                unhandled.push(format!("{endpoint} {field}"));
             }
         }
     }
-    assert_eq!(silent, Vec::<String>::new());
+    assert_eq!(unhandled, Vec::<String>::new());
     world.wait_until_idle();
 }
 
@@ -135,15 +136,15 @@ fn refused_fields_accept_only_their_defaults() {
             .iter()
             .filter(|(source, _)| place(source).is_empty());
         let fields: BTreeSet<&String> = of_endpoint.flat_map(|(_, fields)| fields).collect();
-        let all_off: Vec<_> = fields
+        let refused_fields: Vec<_> = fields
             .into_iter()
             .filter(|field| refused.contains(field.as_str()))
             .collect();
-        let mut off = body(endpoint);
-        for &field in &all_off {
-            off[field] = Value::Null;
+        let mut nulls = body(endpoint);
+        for &field in &refused_fields {
+            nulls[field] = Value::Null;
         }
-        assert_eq!(post(world.addr, endpoint, &off).status, 200, "{endpoint}");
+        assert_eq!(post(world.addr, endpoint, &nulls).status, 200, "{endpoint}");
     }
     for (endpoint, field, value, expected) in [
         ("/v1/messages", "mcp_servers", json!([]), 400),

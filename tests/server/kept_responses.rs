@@ -36,7 +36,6 @@ fn path_of(response: &Value) -> String {
     format!("{PATH}/{}", response["id"].as_str().expect("an id"))
 }
 
-/// The events of a replay.
 #[track_caller]
 fn replayed(world: &World, path: &str, query: &str) -> Vec<Value> {
     let answer = get(world.addr, &format!("{path}?stream=true{query}"));

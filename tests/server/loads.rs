@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::http::{get, open, post, stream};
 use crate::world::{CONTEXT_TOKENS, World};
 
-/// The request that smg sends every ten seconds.
+/// The request that smg, the gateway of SGLang, sends every ten seconds.
 const SMG: &str = "/v1/loads?include=core,disagg,queues,memory";
 /// Integers that smg parses as 32 bits.
 const COUNTS: [&str; 9] = [

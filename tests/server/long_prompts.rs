@@ -110,13 +110,13 @@ fn a_streamed_response_begins_and_then_fails() {
     let world = World::scripted(&[]);
     let body = json!({"input": "word ".repeat(70_000), "stream": true});
     let mut events = stream(world.addr, "/v1/responses", &body);
-    let kinds: Vec<Value> = std::iter::from_fn(|| {
+    let received: Vec<Value> = std::iter::from_fn(|| {
         let event = events.next_event()?;
         let (_, data) = event.split_once("\ndata: ").expect("events have names");
         Some(serde_json::from_str(data).expect("data is JSON"))
     })
     .collect();
-    let names: Vec<&str> = kinds
+    let names: Vec<&str> = received
         .iter()
         .map(|event| event["type"].as_str().expect("a name"))
         .collect();
@@ -128,7 +128,7 @@ fn a_streamed_response_begins_and_then_fails() {
             "response.failed"
         ]
     );
-    let response = &kinds[2]["response"];
+    let response = &received[2]["response"];
     assert_eq!(response["status"], "failed");
     assert_eq!(response["error"]["code"], "context_length_exceeded");
     let message = response["error"]["message"].as_str().expect("a text");

@@ -112,8 +112,8 @@ pub fn assemble(events: &[(String, Value)]) -> Value {
     message
 }
 
-/// Sends a call with and without streaming, and returns the answer without. Both must be equal except for ids and
-/// for the start of a truncated tool call, which only the stream contains.
+/// Sends a call with and without streaming, and returns the answer without streaming. Both answers must be equal except
+/// for ids and for the start of a truncated tool call, which only the stream contains.
 fn answer(world: &World, body: Value) -> Value {
     let whole = post(world.addr, PATH, &body).ok();
     let mut streamed = assemble(&events(world.addr, body));
@@ -341,7 +341,7 @@ fn counted_tokens_equal_the_usage_of_the_same_call() {
     let prompt = number("input_tokens") + number("cache_read_input_tokens");
     assert_eq!(count(&world, &body), prompt);
     assert_eq!(number("cache_creation_input_tokens"), 0);
-    // The same as a chat in OpenAI's format.
+    // The same conversation in OpenAI's format.
     let chat = json!({"max_tokens": 1, "messages": [
         {"role": "system", "content": "Be brief.\n\nBe kind."},
         {"role": "user", "content": "The weather?"},

@@ -1,4 +1,4 @@
-//! Tests of `POST /generate`.
+//! Tests of `POST /generate`, the native API of SGLang.
 
 use serde_json::{Value, json};
 

@@ -175,8 +175,8 @@ fn the_docs_page_loads_nothing_from_other_sites() {
         );
         assert_eq!(plain.header("x-content-type-options"), Some("nosniff"));
         let tag = plain.header("etag").expect("a header");
-        let known = ask(&world, &path, &format!("If-None-Match: {tag}"));
-        assert_eq!((known.status, known.body.as_str()), (304, ""), "{path}");
+        let cached = ask(&world, &path, &format!("If-None-Match: {tag}"));
+        assert_eq!((cached.status, cached.body.as_str()), (304, ""), "{path}");
         assert_eq!(ask(&world, &path, "If-None-Match: W/\"other\"").status, 200);
     }
     let missing = get(world.addr, "/docs/other.js");

@@ -1,4 +1,4 @@
-//! Tests of `POST /set_policy`.
+//! Tests of `POST /set_policy`, which changes the scheduling policy and the eviction policy.
 
 use serde_json::json;
 use souffleur::state::cache::eviction::EvictionPolicy;

@@ -102,7 +102,7 @@ fn id_of(response: &Response) -> &str {
     ids[0]
 }
 
-const ONE: &str =
+const CALL: &str =
     r#"{"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2, "ignore_eos": true}}"#;
 
 #[test]
@@ -113,12 +113,12 @@ fn every_answer_has_an_id_and_a_clients_id_is_kept() {
     let key = "Authorization: Bearer sk-1\r\n";
     let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
                    Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
-    let shake = format!("{key}{upgrade}");
+    let handshake = format!("{key}{upgrade}");
     let foreign = "Origin: https://evil.example\r\n".to_owned();
     let cases = [
-        ("POST", "/generate", key, ONE, 200),
+        ("POST", "/generate", key, CALL, 200),
         ("POST", "/generate", key, "{", 400),
-        ("POST", "/generate", "", ONE, 401),
+        ("POST", "/generate", "", CALL, 401),
         ("GET", "/generate", key, "", 405),
         ("GET", "/nowhere", key, "", 404),
         ("GET", "/health", "", "", 200),
@@ -148,20 +148,20 @@ fn every_answer_has_an_id_and_a_clients_id_is_kept() {
         )
         .expect("the server reads");
         let head = http::read_head_of(stream);
-        let made = head.header("x-request-id").expect("an id");
+        let generated = head.header("x-request-id").expect("an id");
         assert!(
-            made.starts_with("req_") && made.len() == 36,
-            "{path}: {made}"
+            generated.starts_with("req_") && generated.len() == 36,
+            "{path}: {generated}"
         );
         if path == "/v1/messages" {
-            assert_eq!(head.header("request-id"), Some(made));
+            assert_eq!(head.header("request-id"), Some(generated));
         }
     }
     let mut stream = http::connect(world.addr);
     let host = world.addr;
     write!(
         stream,
-        "GET /v1/ws/generate HTTP/1.1\r\nHost: {host}\r\n{shake}X-Request-Id: ws-1\r\n\r\n"
+        "GET /v1/ws/generate HTTP/1.1\r\nHost: {host}\r\n{handshake}X-Request-Id: ws-1\r\n\r\n"
     )
     .expect("the server reads");
     let head = http::read_head_of(stream);

@@ -296,16 +296,16 @@ fn a_continuation_finds_all_earlier_tokens_in_the_cache() {
     assert_eq!(counted["object"], "response.input_tokens");
     assert_eq!(counted["input_tokens"], second["usage"]["input_tokens"]);
     // The token that ended the first answer was never computed.
-    let known = first["usage"]["total_tokens"].as_u64().expect("a number") - 1;
+    let computed = first["usage"]["total_tokens"].as_u64().expect("a number") - 1;
     let cached = &second["usage"]["input_tokens_details"]["cached_tokens"];
-    assert_eq!(*cached, known);
+    assert_eq!(*cached, computed);
     // If the client sends the whole conversation, the tokens differ: the template formats the arguments differently.
     let mut input = vec![json!({"role": "user", "content": "compare"})];
     input.extend(first["output"].as_array().expect("items").iter().cloned());
     input.extend(results);
     let whole = ask(&world, &json!({"input": input, "tools": [weather()]}));
     assert_eq!(whole["output"][0]["content"][0]["text"], "Lisbon it is.");
-    assert!(whole["usage"]["input_tokens_details"]["cached_tokens"].as_u64() < Some(known));
+    assert!(whole["usage"]["input_tokens_details"]["cached_tokens"].as_u64() < Some(computed));
     world.wait_until_idle();
 }
 
@@ -327,9 +327,9 @@ fn continuations_find_all_earlier_tokens_cached_with_any_page_size() {
             let response = ask(&world, &body);
             if let Some(before) = &before {
                 let usage = &before["usage"]["total_tokens"];
-                let known = usage.as_u64().expect("a number") - 1;
+                let computed = usage.as_u64().expect("a number") - 1;
                 let cached = &response["usage"]["input_tokens_details"]["cached_tokens"];
-                let whole_pages = known - known % u64::from(page);
+                let whole_pages = computed - computed % u64::from(page);
                 assert_eq!(*cached, whole_pages, "turn {turn}, pages of {page}");
             }
             before = Some(response);
@@ -363,15 +363,15 @@ fn instructions_do_not_carry_over_and_a_response_can_be_continued_twice() {
             .as_u64()
             .expect("a number")
     };
-    let one = ask(&world, &next("hello again"));
-    assert_eq!(one["instructions"], Value::Null);
-    let with = json!({
+    let continued = ask(&world, &next("hello again"));
+    assert_eq!(continued["instructions"], Value::Null);
+    let with_instructions = json!({
         "input": "hello again", "previous_response_id": first["id"], "instructions": "compare nothing",
     });
-    assert!(tokens(&ask(&world, &with)) > tokens(&one));
+    assert!(tokens(&ask(&world, &with_instructions)) > tokens(&continued));
     let other = ask(&world, &next("sunny?"));
     assert_eq!(other["output"][0]["content"][0]["text"], "Lisbon it is.");
-    assert_ne!(one["id"], other["id"]);
+    assert_ne!(continued["id"], other["id"]);
     // A truncated answer can be continued as well: the template renders it again.
     let cut = ask(&world, &json!({"input": "hello", "max_output_tokens": 2}));
     assert_eq!(cut["status"], "incomplete");
@@ -477,7 +477,7 @@ fn stored_items_can_be_referenced_until_they_are_deleted() {
 
 #[test]
 fn a_full_store_evicts_the_oldest() {
-    let fills = |max_count: usize, max_bytes: usize, input: &str| {
+    let codes = |max_count: usize, max_bytes: usize, input: &str| {
         let world = World::scripted_with(&[("hello", "Hello to you.")], |_, server| {
             server.responses_max_count = max_count;
             server.responses_max_bytes = max_bytes;
@@ -500,9 +500,9 @@ fn a_full_store_evicts_the_oldest() {
         }
         found
     };
-    assert_eq!(fills(2, 1 << 20, "hello"), [404, 404, 404, 404, 200, 200]);
+    assert_eq!(codes(2, 1 << 20, "hello"), [404, 404, 404, 404, 200, 200]);
     let long = "hello ".repeat(1000);
-    let by_bytes = fills(1000, 100 << 10, &long);
+    let by_bytes = codes(1000, 100 << 10, &long);
     let (kept, gone): (Vec<u16>, Vec<u16>) = by_bytes.iter().partition(|status| **status == 200);
     assert_eq!(
         by_bytes,
@@ -510,7 +510,7 @@ fn a_full_store_evicts_the_oldest() {
         "the oldest responses are evicted first"
     );
     assert!(!kept.is_empty() && gone.len() >= 2, "{by_bytes:?}");
-    assert_eq!(fills(1000, 10 << 10, &long), [404; 6], "no response fits");
+    assert_eq!(codes(1000, 10 << 10, &long), [404; 6], "no response fits");
 }
 
 #[test]
@@ -520,10 +520,10 @@ fn responses_with_store_false_are_not_stored() {
     assert_eq!(response["store"], false);
     let path = format!("{PATH}/{}", response["id"].as_str().expect("an id"));
     assert_eq!(get(world.addr, &path).status, 404);
-    let nothing = World::scripted_with(&[], |_, server| server.responses_max_count = 0);
-    let response = ask(&nothing, &json!({"input": "hello"}));
+    let storing_none = World::scripted_with(&[], |_, server| server.responses_max_count = 0);
+    let response = ask(&storing_none, &json!({"input": "hello"}));
     let path = format!("{PATH}/{}", response["id"].as_str().expect("an id"));
-    assert_eq!(get(nothing.addr, &path).status, 404);
+    assert_eq!(get(storing_none.addr, &path).status, 404);
 }
 
 #[test]

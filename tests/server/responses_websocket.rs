@@ -161,10 +161,10 @@ fn a_conversation_continues_although_nothing_is_stored() {
         next["previous_response_id"] = id.as_str().into();
         let second = ask(&mut client, next.clone()).await;
         assert_eq!(text(&second), Some("Good bye."));
-        let known = first["usage"]["total_tokens"].as_u64().expect("a number") - 1;
+        let computed = first["usage"]["total_tokens"].as_u64().expect("a number") - 1;
         assert_eq!(
             second["usage"]["input_tokens_details"]["cached_tokens"],
-            known
+            computed
         );
         // No other client can read the response.
         let path = format!("{PATH}/{id}");

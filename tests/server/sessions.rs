@@ -13,11 +13,11 @@ fn open(world: &World, body: &Value) -> String {
     id.as_str().expect("an id").to_owned()
 }
 
-/// A call that continues the session's request `rid`.
-fn call(id: &str, rid: Option<&str>, name: &str, new: &[u32]) -> Value {
+/// A call with the id `rid` that continues the request `parent` of the session.
+fn call(session: &str, parent: Option<&str>, rid: &str, new: &[u32]) -> Value {
     json!({
-        "input_ids": new, "rid": name,
-        "session_params": {"id": id, "rid": rid},
+        "input_ids": new, "rid": rid,
+        "session_params": {"id": session, "rid": parent},
         "sampling_params": {"max_new_tokens": 5, "temperature": 0, "ignore_eos": true},
     })
 }
@@ -105,9 +105,9 @@ fn texts_are_continued_without_another_bos_token() {
     let world = World::new();
     let id = open(&world, &json!({"capacity_of_str_len": 1000}));
     assert_eq!(id.len(), 32, "a random id");
-    let text = |rid: Value, name: &str, text: &str| {
+    let text = |parent: Value, rid: &str, text: &str| {
         json!({
-            "text": text, "rid": name, "session_params": {"id": id, "rid": rid},
+            "text": text, "rid": rid, "session_params": {"id": id, "rid": parent},
             "sampling_params": {"max_new_tokens": 0},
         })
     };
@@ -201,8 +201,8 @@ fn a_websocket_continues_sessions_too() {
                 }
             }
         };
-        let frame = |rid: Option<&str>, name: &str, new: &[u32]| {
-            let mut frame = call(&id, rid, name, new);
+        let frame = |parent: Option<&str>, rid: &str, new: &[u32]| {
+            let mut frame = call(&id, parent, rid, new);
             frame["op"] = "generate".into();
             frame
         };
@@ -265,8 +265,8 @@ fn invalid_sessions_are_refused_by_name_and_sessions_are_limited() {
         &world,
         &json!({"capacity_of_str_len": 50, "timeout": 1e300}),
     );
-    let taken = json!({"capacity_of_str_len": 9, "session_id": id});
-    check_refused(&world, "/open_session", &taken, 400, "is open already");
+    let duplicate = json!({"capacity_of_str_len": 9, "session_id": id});
+    check_refused(&world, "/open_session", &duplicate, 400, "is open already");
     open(&world, &json!({"capacity_of_str_len": 100_000}));
     check_refused(
         &world,
@@ -330,12 +330,12 @@ fn invalid_calls_of_sessions_are_refused_by_name_and_their_size_is_limited() {
         "session_params.id is missing",
     );
     // Once the sessions' memory limit is reached, further requests are refused.
-    let filled = (0..10).map(|at| {
+    let statuses = (0..10).map(|at| {
         let call = call(&id, None, &format!("r{at}"), &[7; 40]);
         post(world.addr, "/generate", &call).status
     });
-    let filled: Vec<u16> = filled.collect();
-    assert_eq!((filled[0], filled[9]), (200, 503), "{filled:?}");
+    let statuses: Vec<u16> = statuses.collect();
+    assert_eq!((statuses[0], statuses[9]), (200, 503), "{statuses:?}");
     world.wait_until_idle();
 }
 

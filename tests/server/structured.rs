@@ -31,8 +31,8 @@ fn closing_bias() -> Value {
     let text = TextModel::load(&checkpoint()).expect("the checkpoint is whole");
     let pieces = text.pieces().expect("bytes of tokens");
     let closes = |piece: &TokenPiece| {
-        let is = |closer: &&str| *piece == TokenPiece::Bytes(closer.as_bytes().to_vec());
-        CLOSERS.iter().any(is)
+        let matches = |closer: &&str| *piece == TokenPiece::Bytes(closer.as_bytes().to_vec());
+        CLOSERS.iter().any(matches)
     };
     let ids = pieces.iter().enumerate().filter(|(_, piece)| closes(piece));
     Value::Object(Map::from_iter(

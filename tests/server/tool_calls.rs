@@ -161,9 +161,9 @@ fn a_fenced_object_stays_text_where_it_is_no_call() {
     assert_eq!(content(&chat("A train?", json!({}))), other);
     let none = json!({"tool_choice": "none"});
     assert_eq!(content(&chat("Lisbon?", none)), line);
-    let mut without = chat("Lisbon?", json!({}));
-    without["tools"] = json!([]);
-    assert_eq!(content(&without), line);
+    let mut without_tools = chat("Lisbon?", json!({}));
+    without_tools["tools"] = json!([]);
+    assert_eq!(content(&without_tools), line);
     let (calls, streamed, _) = streamed_chat(&world, chat("A train?", json!({})));
     assert_eq!((calls.len(), streamed), (0, other));
     world.wait_until_idle();
@@ -181,10 +181,10 @@ fn text_of(answer: &Value) -> String {
 fn a_call_that_is_no_json_is_text_and_never_a_complete_call() {
     let line = format!("Well.\n{}", call("weather", r#"{"city": "Lisbon",}"#));
     let world = World::scripted(&[("Lisbon", &line)]);
-    let none: [(String, String); 0] = [];
+    let no_calls: [(String, String); 0] = [];
 
     let answer = post(world.addr, CHAT, &chat("Lisbon?", json!({}))).ok();
-    assert_eq!(chat_calls(&answer), none);
+    assert_eq!(chat_calls(&answer), no_calls);
     assert_eq!(answer["choices"][0]["message"]["content"], line.as_str());
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     let (calls, content, reason) = streamed_chat(&world, chat("Lisbon?", json!({})));
@@ -194,12 +194,12 @@ fn a_call_that_is_no_json_is_text_and_never_a_complete_call() {
     assert_eq!(reason, "stop");
 
     let answer = post(world.addr, RESPONSES, &response("Lisbon?", json!({}))).ok();
-    assert_eq!(response_calls(&answer), none);
+    assert_eq!(response_calls(&answer), no_calls);
     assert_eq!(text_of(&answer), line);
     let events = responses::events(world.addr, response("Lisbon?", json!({})));
     responses::check_order(&events);
     let last = &events.last().expect("events")["response"];
-    assert_eq!(response_calls(last), none);
+    assert_eq!(response_calls(last), no_calls);
 
     let answer = post(world.addr, MESSAGES, &message("Lisbon?", json!({}))).ok();
     assert_eq!(answer["content"], json!([{"type": "text", "text": line}]));

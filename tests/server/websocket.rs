@@ -1,4 +1,4 @@
-//! Tests of `/v1/ws/generate`.
+//! Tests of `/v1/ws/generate`: generation, aborts, refusals and shutdown over a WebSocket.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

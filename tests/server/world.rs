@@ -62,7 +62,7 @@ impl World {
         };
         let mut config = ServerConfig::default();
         configure(&mut engine, &mut config);
-        let mut world = Self::serving(config, adapt);
+        let mut world = Self::start_server(config, adapt);
         let engine = Engine::start(engine).unwrap_or_else(|error| panic!("{error}"));
         world.state.slot().fill(engine);
         world._model = Some(model);
@@ -97,10 +97,10 @@ impl World {
     }
 
     pub fn without_engine(config: ServerConfig) -> Self {
-        Self::serving(config, |state| state)
+        Self::start_server(config, |state| state)
     }
 
-    fn serving(config: ServerConfig, adapt: impl FnOnce(AppState) -> AppState) -> Self {
+    fn start_server(config: ServerConfig, adapt: impl FnOnce(AppState) -> AppState) -> Self {
         let recorder = recorder();
         let render = Arc::new(move || recorder.render());
         let state = AppState::new(config, EngineSlot::default(), render);

@@ -128,21 +128,21 @@ fn a_small_pool_retracts_when_memory_is_reserved_for_a_part_of_the_outputs() {
         output_tokens: Lengths::Fixed(800),
         ..load(60, 1.0)
     });
-    let known = run(&EngineConfig::default(), Some(30_000), true, &trace);
-    assert_eq!(known.stats.retractions, 0);
+    let fully_reserved = run(&EngineConfig::default(), Some(30_000), true, &trace);
+    assert_eq!(fully_reserved.stats.retractions, 0);
     let config = EngineConfig {
         schedule_conservativeness: 0.1,
         ..EngineConfig::default()
     };
-    let guessed = run(&config, Some(30_000), false, &trace);
-    assert!(guessed.stats.retractions > 0);
-    let counted: u64 = guessed
+    let partly_reserved = run(&config, Some(30_000), false, &trace);
+    assert!(partly_reserved.stats.retractions > 0);
+    let counted: u64 = partly_reserved
         .requests
         .iter()
         .map(|request| u64::from(request.retractions))
         .sum();
-    assert_eq!(counted, guessed.stats.retractions);
-    assert_eq!(guessed.ended(RequestFate::Finished).count(), 60);
+    assert_eq!(counted, partly_reserved.stats.retractions);
+    assert_eq!(partly_reserved.ended(RequestFate::Finished).count(), 60);
 }
 
 #[test]

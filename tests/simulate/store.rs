@@ -19,8 +19,8 @@ const GIB: u64 = 1 << 30;
 /// K/V bytes per token of Qwen3-0.6B in 16 bits.
 const TOKEN_BYTES: f64 = 114_688.0;
 
-/// Two cores with a disk.
-fn cores() -> Hardware {
+/// A machine with two CPU cores and a disk.
+fn two_cores() -> Hardware {
     Hardware::load("zen4-2-cores").expect("the preset is compiled in")
 }
 
@@ -35,11 +35,11 @@ fn config(disk_bytes: Option<u64>) -> EngineConfig {
 
 fn run(
     config: &EngineConfig,
-    (hardware, name): (&Hardware, &str),
+    (hardware, shape_name): (&Hardware, &str),
     kv_tokens: usize,
     trace: &Trace,
 ) -> Outcome {
-    let shape = shape::load(name).expect("the preset is compiled in");
+    let shape = shape::load(shape_name).expect("the preset is compiled in");
     let model = model_info(config, &shape, hardware, 1, Some(kv_tokens)).expect("the model fits");
     let roofline = Roofline::new(hardware, &shape, storage(config, &shape), 1);
     let store = StoreModel::new(config, &shape, &model, (hardware, 1)).expect("the store is valid");
@@ -83,12 +83,12 @@ fn an_evicted_prompt_is_loaded_in_the_time_that_the_disk_takes() {
     // The pool holds one prompt with its output, so the second prompt evicts the first.
     let prompts: [&[(u32, u32)]; 3] = [&[(0, 1000)], &[(10, 1000)], &[(0, 1000)]];
     let load = trace(&prompts, 50, 100.0);
-    let hardware = cores();
-    let on = (&hardware, "qwen3-0.6b");
-    let without = run(&config(None), on, 1100, &load);
+    let hardware = two_cores();
+    let target = (&hardware, "qwen3-0.6b");
+    let without = run(&config(None), target, 1100, &load);
     assert!(without.store.is_none());
     assert!(without.stats.cached_tokens < 64, "{:?}", without.stats);
-    let with = run(&config(Some(GIB)), on, 1100, &load);
+    let with = run(&config(Some(GIB)), target, 1100, &load);
     // The prompt's 1,000 tokens contain fifteen whole blocks.
     let requests = &with.requests;
     assert_eq!(requests[2].cached_tokens, 960);
@@ -100,7 +100,7 @@ fn an_evicted_prompt_is_loaded_in_the_time_that_the_disk_takes() {
     );
     let store = with.store.expect("the outcome has a store");
     assert_eq!(store.read, 15);
-    // A prompt and its output have 1,049 computed tokens, in 16 whole blocks. The third request's last one may be new.
+    // A prompt and its output have 1,049 computed tokens: 16 whole blocks. The third request's last block may be new.
     assert!((32..=33).contains(&store.written), "{store:?}");
     let block_bytes = 64.0 * TOKEN_BYTES;
     let fetch_s = 100e-6 + 15.0 * block_bytes / 0.68e9;
@@ -132,8 +132,8 @@ fn conversations(n: usize) -> Vec<Vec<(u32, u32)>> {
         for turn in 0..turns {
             runs.push((1000 * (turn + 1) + below(2) * 10, 512));
         }
-        let own = 1 + below(400);
-        runs.push((50_000 + below(5), own));
+        let tail_tokens = 1 + below(400);
+        runs.push((50_000 + below(5), tail_tokens));
         runs
     };
     (0..n).map(prompt).collect()
@@ -162,7 +162,7 @@ fn sequential_requests_hit_the_same_blocks_as_a_naive_store() {
         stored.extend(ends.iter().map(|end| tokens[..*end].to_vec()));
     }
     assert!(expected.iter().filter(|tokens| **tokens > 0).count() > 20);
-    let hardware = cores();
+    let hardware = two_cores();
     for kv_tokens in [2816, 8192, 1 << 20] {
         let outcome = run(&config, (&hardware, "qwen3-0.6b"), kv_tokens, &load);
         let hits: Vec<u32> = outcome
@@ -224,7 +224,7 @@ fn all_requests_of_a_busy_trace_end_with_any_disk() {
 fn hardware_without_a_disk_is_refused() {
     let hardware = Hardware {
         disk_write_gb_s: None,
-        ..cores()
+        ..two_cores()
     };
     let shape = shape::load("qwen3-0.6b").expect("the preset is compiled in");
     let config = config(Some(GIB));

@@ -1,5 +1,5 @@
-//! Kills a process that saves blocks: later, every found block has the saved contents, and the last saved blocks are
-//! found.
+//! Kills a process that saves blocks in a KV store, then opens the store again. Every block that the store finds has
+//! the saved contents, and the blocks that were saved last are found.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -134,7 +134,7 @@ fn after_a_kill_the_store_finds_the_saved_blocks_and_nothing_else() {
             );
         }
         let stats = world.store.stats();
-        // After the first damage, damaged records may remain that no read has found.
+        // From kill 2 on, the store may contain damaged records, which reads count.
         assert!(stats.damaged == 0 || kill >= 2, "kill {kill}: {stats:?}");
         assert!(stats.disk_bytes <= DISK_BYTES);
         assert!(world.store.shut_down());

@@ -73,6 +73,7 @@ impl World {
         }
     }
 
+    /// The keys of a prompt's blocks, in order.
     pub fn path(&self, prompt: u32) -> Vec<BlockPlace> {
         self.keys.path(&Namespace::default(), &tokens(prompt))
     }

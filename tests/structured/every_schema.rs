@@ -8,15 +8,15 @@ use crate::schemas::schemas;
 use crate::validity::{Tally, check_schema};
 
 /// Sets the requests per schema: `SOUFFLEUR_SCHEMA_STREAMS=100 cargo test --test structured every_schema`.
-const STREAMS: &str = "SOUFFLEUR_SCHEMA_STREAMS";
-const USUAL_STREAMS: u64 = 8;
+const REQUESTS_VARIABLE: &str = "SOUFFLEUR_SCHEMA_STREAMS";
+const DEFAULT_REQUESTS: u64 = 8;
 /// Number of schemas whose requests run at once.
 const AT_ONCE: usize = 4;
 
-fn streams() -> u64 {
-    let count = std::env::var(STREAMS).ok();
-    count.map_or(USUAL_STREAMS, |count| {
-        count.parse().expect("a number of streams")
+fn requests_per_schema() -> u64 {
+    let count = std::env::var(REQUESTS_VARIABLE).ok();
+    count.map_or(DEFAULT_REQUESTS, |count| {
+        count.parse().expect("a number of requests")
     })
 }
 
@@ -28,12 +28,12 @@ async fn outputs_end_and_are_valid() {
     let checked = schemas
         .iter()
         .enumerate()
-        .map(|schema| check_schema(&model, schema, 0..streams()));
+        .map(|schema| check_schema(&model, schema, 0..requests_per_schema()));
     let tallies: Vec<Tally> = stream::iter(checked).buffered(AT_ONCE).collect().await;
     let mut all = Tally::default();
-    for (tally, written) in tallies.iter().zip(&schemas) {
+    for (tally, schema) in tallies.iter().zip(&schemas) {
         if tally.truncated > 0 {
-            eprintln!("{tally:?}: {written}");
+            eprintln!("{tally:?}: {schema}");
         }
         all.add(tally);
     }

@@ -16,7 +16,7 @@ const TOKENS: usize = 150_000;
 const SPARE: usize = 64;
 /// Every sixth schema is tested.
 const EVERY: usize = 6;
-const STREAMS: u64 = 8;
+const REQUESTS_PER_SCHEMA: u64 = 8;
 
 /// Writes a model without weights.
 fn write_model(dir: &Path) {
@@ -55,7 +55,7 @@ async fn outputs_with_150_000_tokens_to_choose_from_end_and_are_valid() {
     let mut all = Tally::default();
     let schemas = schemas();
     for schema in schemas.iter().enumerate().skip(3).step_by(EVERY) {
-        all.add(&check_schema(&model, schema, 0..STREAMS).await);
+        all.add(&check_schema(&model, schema, 0..REQUESTS_PER_SCHEMA).await);
     }
     assert!(all.ended > 80, "{all:?}");
     all.assert_enough();

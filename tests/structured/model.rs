@@ -14,9 +14,9 @@ use crate::world::{Gated, World, within};
 
 /// A grammar that allows any text.
 pub const EVERY_TEXT: &str = "(?s:.*)";
-/// The output length of the two longest requests, which are sent first. The second is admitted while the first runs,
-/// when no pages are reserved for the rest of the first output.
-pub const GROWING_TOKENS: u32 = 100;
+/// The output length of the two longest requests. To force a retraction, tests send them first: the second is admitted
+/// while the first runs, since no pages are reserved for the rest of the first output.
+pub const LONGEST_OUTPUT: u32 = 100;
 /// A pool size in tokens that holds one of the two requests to its end, but not both.
 pub const TIGHT_POOL_TOKENS: usize = 144;
 
@@ -140,10 +140,10 @@ fn closing(text: &TextModel, eos: &[u32]) -> Arc<[(u32, f32)]> {
     let pieces = text.pieces().expect("the tokenizer is byte-level");
     let likely = (pieces.len() as f32).ln();
     let bias = |(id, piece): (u32, &TokenPiece)| {
-        let is = |closer: &&str| *piece == TokenPiece::Bytes(closer.as_bytes().to_vec());
+        let matches = |closer: &&str| *piece == TokenPiece::Bytes(closer.as_bytes().to_vec());
         match () {
-            () if eos.contains(&id) || CLOSERS.iter().any(is) => Some((id, likely)),
-            () if PATTERN_CLOSERS.iter().any(is) => Some((id, likely - PATTERN_DISCOUNT)),
+            () if eos.contains(&id) || CLOSERS.iter().any(matches) => Some((id, likely)),
+            () if PATTERN_CLOSERS.iter().any(matches) => Some((id, likely - PATTERN_DISCOUNT)),
             () => None,
         }
     };

@@ -11,13 +11,13 @@ use souffleur_state::control::ControlSetup;
 use souffleur_state::grammar::Constraint;
 
 use crate::model::{
-    EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, base_config, output, schema,
+    EVERY_TEXT, LONGEST_OUTPUT, Model, TIGHT_POOL_TOKENS, base_config, output, schema,
 };
 use crate::schemas::schemas;
 
 const REQUESTS: usize = 48;
-/// Requests that are sent first, allow any text and generate [`GROWING_TOKENS`] tokens.
-const GROWING: std::ops::Range<usize> = 0..2;
+/// Requests that are sent first, allow any text and generate [`LONGEST_OUTPUT`] tokens.
+const LONGEST: std::ops::Range<usize> = 0..2;
 
 #[tokio::test]
 async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
@@ -39,10 +39,10 @@ async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
             (!number.is_multiple_of(4)).then(|| schema(&schemas[number % schemas.len()]));
         let mut request = model.request(number as u64, number as u64, constraint);
         request.sampling.max_new_tokens = 60;
-        if GROWING.contains(&number) {
+        if LONGEST.contains(&number) {
             request.constraint = Some(Arc::new(Constraint::Regex(EVERY_TEXT.into())));
-            request.sampling.max_new_tokens = GROWING_TOKENS;
-            request.sampling.min_new_tokens = GROWING_TOKENS;
+            request.sampling.max_new_tokens = LONGEST_OUTPUT;
+            request.sampling.min_new_tokens = LONGEST_OUTPUT;
         }
         request.sampling.logit_bias = Arc::default();
         model.world.generate(request)

@@ -16,14 +16,14 @@ use souffleur_state::sampling::LogprobWish;
 use souffleur_state::step::{StepOutput, StepPlan};
 
 use crate::model::{
-    EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, base_config, output, schema,
+    EVERY_TEXT, LONGEST_OUTPUT, Model, TIGHT_POOL_TOKENS, base_config, output, schema,
 };
 
 const REQUESTS: u64 = 16;
 /// Number of requests that run at once in the test of preemption.
 const RUNNING: u64 = 4;
-/// Requests whose grammar allows any text, and which generate [`GROWING_TOKENS`] tokens.
-const GROWING: [u64; 2] = [6, 14];
+/// Requests whose grammar allows any text, and which generate [`LONGEST_OUTPUT`] tokens.
+const LONGEST: [u64; 2] = [6, 14];
 /// The numbers of the steps whose results are lost. A request survives two lost steps.
 const LOST: [u64; 2] = [10, 30];
 
@@ -68,8 +68,8 @@ fn request(model: &Model, number: u64) -> GenerateRequest {
     request.logprobs = Some(LogprobWish::default());
     let sampling = &mut request.sampling;
     sampling.max_new_tokens = 40 + 5 * (number % 8) as u32;
-    if GROWING.contains(&number) {
-        sampling.max_new_tokens = GROWING_TOKENS;
+    if LONGEST.contains(&number) {
+        sampling.max_new_tokens = LONGEST_OUTPUT;
     }
     sampling.min_new_tokens = sampling.max_new_tokens;
     sampling.logit_bias = Arc::default();
@@ -111,14 +111,14 @@ fn assert_same(got: &[Bits], expected: &[Bits], how: &str) {
 enum Arrival {
     /// All together, but the requests of the lowest priority are in the first step.
     LowestFirst,
-    /// One by one, [`GROWING`] before the others.
-    GrowingFirst,
+    /// One by one, [`LONGEST`] before the others.
+    LongestFirst,
 }
 
 async fn run(model: &Model, arrival: Arrival, open: crossbeam_channel::Sender<()>) -> Vec<Bits> {
     let mut order: Vec<u64> = (0..REQUESTS).collect();
-    if arrival == Arrival::GrowingFirst {
-        order.sort_by_key(|number| !GROWING.contains(number));
+    if arrival == Arrival::LongestFirst {
+        order.sort_by_key(|number| !LONGEST.contains(number));
     }
     let mut sent = Vec::new();
     for number in order {
@@ -129,7 +129,7 @@ async fn run(model: &Model, arrival: Arrival, open: crossbeam_channel::Sender<()
         let mut request = request(model, number);
         request.priority = Some((number / RUNNING) as i64 * 100);
         sent.push((number, model.world.generate(request)));
-        if arrival == Arrival::GrowingFirst {
+        if arrival == Arrival::LongestFirst {
             model.until_started(sent.len()).await;
         }
     }
@@ -187,7 +187,7 @@ async fn schedules_change_no_bit() {
     for (how, config) in configs {
         let (model, open) = Model::start_gated(config);
         let arrival = match how {
-            "retracted" => Arrival::GrowingFirst,
+            "retracted" => Arrival::LongestFirst,
             _ => Arrival::LowestFirst,
         };
         let got = run(&model, arrival, open).await;

@@ -60,7 +60,6 @@ fn hex(bytes: &[u8]) -> String {
 
 pub type Files = BTreeMap<String, RepoFile>;
 
-/// How the hub behaves.
 #[derive(Default)]
 pub struct Behaviour {
     /// Commit and files by repository and revision; a commit is a revision too.

@@ -74,7 +74,7 @@ fn repo_folder(cache: &Path) -> PathBuf {
     cache.join("models--owner--tiny")
 }
 
-fn ranges(requests: &[HubRequest]) -> Vec<Option<&str>> {
+fn cdn_ranges(requests: &[HubRequest]) -> Vec<Option<&str>> {
     let of_cdn = requests.iter().filter(|request| request.host == "cdn");
     of_cdn.map(|request| request.range.as_deref()).collect()
 }
@@ -118,7 +118,7 @@ fn a_model_is_downloaded_once_and_the_token_goes_to_the_hub_only() {
         assert!(!request.path.contains("README"), "{request:?}");
         assert!(!request.path.contains(".bin"), "{request:?}");
     }
-    assert_eq!(ranges(&requests), [None]);
+    assert_eq!(cdn_ranges(&requests), [None]);
     // The list of files, four small files, and the weights, whose URL at the hub redirects to the CDN.
     assert_eq!(requests.len(), 1 + 4 + 2, "{requests:?}");
     check_layout(&home.path().join("hub"));
@@ -163,7 +163,7 @@ fn a_download_resumes_where_it_stopped() {
         let folder = fetch(&hub, cache, "owner/tiny").expect("model downloaded");
         let got = fs::read(folder.join("model.safetensors")).expect("the weights exist");
         assert!(got == weights);
-        assert_eq!(ranges(&hub.requests()), expected);
+        assert_eq!(cdn_ranges(&hub.requests()), expected);
     };
     // The host closes the connection, and the same run continues the download.
     hub.behaviour().cuts = vec![40_000, 0, 10_000];
@@ -206,14 +206,14 @@ fn downloads_from_a_host_that_keeps_hanging_up_fail() {
     let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("every download is interrupted");
     let text = error.to_string();
     assert!(!text.contains(SIGNATURE), "{text}");
-    assert_eq!(ranges(&hub.requests()).len(), 5);
+    assert_eq!(cdn_ranges(&hub.requests()).len(), 5);
     // Attempts that restart at the first byte make no progress either.
     let mut behaviour = hub.behaviour();
     behaviour.cuts = vec![40_000; 100];
     behaviour.ignores_ranges = true;
     drop(behaviour);
     fetch(&hub, cache.path(), "owner/tiny").expect_err("no attempt gets further");
-    assert_eq!(ranges(&hub.requests()).len(), 5);
+    assert_eq!(cdn_ranges(&hub.requests()).len(), 5);
 }
 
 #[test]
@@ -312,8 +312,8 @@ fn revisions_are_branches_tags_and_commits() {
     };
     assert_eq!(at("pr/1").map(weights).expect("a download"), "old");
     assert_eq!(at("main").map(weights).expect("a download"), "new");
-    let kept = fs::read_to_string(repo_folder(cache.path()).join("refs/pr/1"));
-    assert_eq!(kept.expect("the ref is cached"), OLD_COMMIT);
+    let cached_ref = fs::read_to_string(repo_folder(cache.path()).join("refs/pr/1"));
+    assert_eq!(cached_ref.expect("the ref is cached"), OLD_COMMIT);
     hub.requests();
     assert_eq!(at(OLD_COMMIT).map(weights).expect("a download"), "old");
     assert!(hub.requests().is_empty(), "a commit never changes");
@@ -391,7 +391,7 @@ fn offline_a_plain_id_selects_the_only_cached_gguf_file() {
 fn refusals_say_what_to_do() {
     let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let without = || HubSettings {
+    let without_token = || HubSettings {
         token: None,
         ..settings(&hub, cache.path())
     };
@@ -426,7 +426,7 @@ fn refusals_say_what_to_do() {
         (503, "", ["is not complete in ", "try again later"]),
     ] {
         hub.behaviour().refusal = Some((status, code));
-        let error = fetch_by(without(), "owner/tiny", None).expect_err("the hub refuses");
+        let error = fetch_by(without_token(), "owner/tiny", None).expect_err("the hub refuses");
         let text = error.to_string();
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
@@ -485,8 +485,8 @@ fn without_the_hub_the_cache_is_used_if_it_is_complete() {
     let unreachable = || HubSettings {
         // Nothing listens on the port of a closed listener.
         endpoint: {
-            let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-            format!("http://{}", gone.local_addr().expect("an address"))
+            let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+            format!("http://{}", closed.local_addr().expect("an address"))
         },
         ..settings(&hub, cache.path())
     };
@@ -523,7 +523,7 @@ fn a_model_that_does_not_fit_on_the_disk_is_refused_before_it_is_downloaded() {
         text.contains(&(1u64 << 60).to_string()) && text.contains("HF_HUB_CACHE"),
         "{text}"
     );
-    assert_eq!(ranges(&hub.requests()).len(), 0);
+    assert_eq!(cdn_ranges(&hub.requests()).len(), 0);
 }
 
 #[test]

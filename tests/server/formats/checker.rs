@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::checkpoint;
 use super::family::{Answer, Call, Family};
-use super::received::Received;
+use super::received::Reply;
 use crate::world::World;
 
 fn weather(city: &str, days: u32) -> Call {
@@ -55,22 +55,22 @@ fn answers() -> Vec<Answer> {
     );
     let tricky = weather("São \"Tomé\" \\ C:\\n\n{[<b>]} 🎭; </x>", 3);
     let clock = call("clock", Value::Object(Map::new()));
-    let wanted = |reasoning, content, calls: &[&Call]| Answer {
+    let answer = |reasoning, content, calls: &[&Call]| Answer {
         reasoning,
         content,
         calls: calls.iter().map(|call| (*call).clone()).collect(),
     };
     let oslo = weather("Oslo", 1);
     vec![
-        wanted("", content, &[]),
-        wanted("", "", &[&tricky]),
-        wanted("", "", &[&clock]),
-        wanted("", "", &[&tricky, &oslo]),
-        wanted("", "Well.", &[&clock, &tricky, &oslo]),
-        wanted(reasoning, content, &[]),
-        wanted(reasoning, "", &[&tricky]),
-        wanted(reasoning, "Well.", &[&clock]),
-        wanted(reasoning, "Well.", &[&tricky, &clock]),
+        answer("", content, &[]),
+        answer("", "", &[&tricky]),
+        answer("", "", &[&clock]),
+        answer("", "", &[&tricky, &oslo]),
+        answer("", "Well.", &[&clock, &tricky, &oslo]),
+        answer(reasoning, content, &[]),
+        answer(reasoning, "", &[&tricky]),
+        answer(reasoning, "Well.", &[&clock]),
+        answer(reasoning, "Well.", &[&tricky, &clock]),
     ]
 }
 
@@ -87,7 +87,7 @@ pub struct Checker<'a> {
     _folder: TempDir,
 }
 
-/// The cue of the answer with this index.
+/// The cue of the answer with this index: the scripted model replies to it with the answer.
 fn answer_cue(index: usize) -> String {
     format!("Question {index}?")
 }
@@ -133,13 +133,13 @@ impl<'a> Checker<'a> {
     pub fn check_answers(&self) {
         for (index, wanted) in self.answers.iter().enumerate() {
             let line = self.family.write(wanted);
-            Received::ask(&self.world, &ask(&answer_cue(index))).check(wanted, &line);
+            Reply::ask(&self.world, &ask(&answer_cue(index))).check(wanted, &line);
         }
     }
 
     pub fn check_stray_markers(&self) {
         for index in 0..self.family.tokens.len() {
-            let received = Received::ask(&self.world, &ask(&stray_cue(index)));
+            let received = Reply::ask(&self.world, &ask(&stray_cue(index)));
             received.check_without(self.family.hidden());
         }
     }
@@ -148,10 +148,10 @@ impl<'a> Checker<'a> {
     pub fn check_truncated(&self) {
         let index = self.answers.len() - 1;
         let (wanted, mut body) = (&self.answers[index], ask(&answer_cue(index)));
-        let n_tokens = Received::ask(&self.world, &body).completion_tokens;
+        let n_tokens = Reply::ask(&self.world, &body).completion_tokens;
         for max_tokens in 1..n_tokens {
             body["max_tokens"] = max_tokens.into();
-            let received = Received::ask(&self.world, &body);
+            let received = Reply::ask(&self.world, &body);
             assert_eq!(received.completion_tokens, max_tokens);
             received.check_prefix(self.family, wanted);
             received.check_without(self.family.hidden());
@@ -165,11 +165,11 @@ impl<'a> Checker<'a> {
             let line = self.family.write_trimmed(wanted);
             let mut body = ask(&grammar_cue(index));
             body["tool_choice"] = "required".into();
-            Received::ask(&self.world, &body).check(wanted, &line);
+            Reply::ask(&self.world, &body).check(wanted, &line);
             if let [call] = wanted.calls.as_slice() {
                 let function = json!({"name": call.name});
                 body["tool_choice"] = json!({"type": "function", "function": function});
-                Received::ask(&self.world, &body).check(wanted, &line);
+                Reply::ask(&self.world, &body).check(wanted, &line);
             }
         }
     }
@@ -181,7 +181,7 @@ impl<'a> Checker<'a> {
             body["parallel_tool_calls"] = false.into();
             let mut wanted = wanted.clone();
             wanted.calls.truncate(1);
-            Received::ask(&self.world, &body).check(&wanted, &self.family.write(&wanted));
+            Reply::ask(&self.world, &body).check(&wanted, &self.family.write(&wanted));
         }
     }
 
@@ -196,6 +196,6 @@ impl<'a> Checker<'a> {
                 {"id": "call_1", "type": "function", "function": function}]}),
             json!({"role": "tool", "tool_call_id": "call_1", "content": answer_cue(0)}),
         ]);
-        Received::ask(&self.world, &body).check(wanted, &self.family.write(wanted));
+        Reply::ask(&self.world, &body).check(wanted, &self.family.write(wanted));
     }
 }

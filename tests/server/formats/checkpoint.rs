@@ -11,7 +11,7 @@ use crate::scripted;
 
 /// The number of the tiny checkpoint's added tokens that every family keeps: the markers of turns.
 const KEPT_TOKENS: usize = 3;
-const FIRST_ID: u64 = 704;
+const FIRST_ADDED_ID: u64 = 704;
 /// The exclusive end of the token ids in the checkpoint's embedding table.
 const END_ID: u64 = 720;
 
@@ -54,7 +54,7 @@ fn add_tokens(family: &Family, tokenizer: &mut Value) {
     let tokens = tokenizer["added_tokens"].as_array_mut().expect("a list");
     tokens.truncate(KEPT_TOKENS);
     let first = tokens[0].clone();
-    for (id, text) in (FIRST_ID + KEPT_TOKENS as u64..).zip(family.tokens) {
+    for (id, text) in (FIRST_ADDED_ID + KEPT_TOKENS as u64..).zip(family.tokens) {
         assert!(id < END_ID, "no token id is left for {text}");
         let mut token = first.clone();
         token["id"] = id.into();
@@ -68,10 +68,10 @@ fn add_tokens(family: &Family, tokenizer: &mut Value) {
 fn ends(family: &Family) -> (&'static str, Vec<u64>) {
     let id = |text: &str| {
         let place = family.tokens.iter().position(|token| *token == text);
-        FIRST_ID + (KEPT_TOKENS + place.expect("the family has the token")) as u64
+        FIRST_ADDED_ID + (KEPT_TOKENS + place.expect("the family has the token")) as u64
     };
     match family.form {
-        Form::Tagged { .. } => ("<|im_end|>", vec![FIRST_ID + 2]),
+        Form::Tagged { .. } => ("<|im_end|>", vec![FIRST_ADDED_ID + 2]),
         Form::Messages if family.ends_after_first_call => {
             ("<|return|>", vec![id("<|return|>"), id("<|call|>")])
         }
@@ -97,11 +97,11 @@ fn template(family: &Family) -> String {
     let (system, turn, reply, end) = (
         turn.replace("{{ m.role }}", "system"),
         turn.replace("{{ m.role }}", "' ~ m.role ~ '"),
-        format!("{reply}{}", opened(family)),
+        format!("{reply}{}", opened_tag(family)),
         quoted(end),
     );
     let example = family.write(&Answer {
-        reasoning: if family.can_produce(&thought()) {
+        reasoning: if family.can_produce(&reasoning_alone()) {
             "THOUGHTS"
         } else {
             ""
@@ -130,7 +130,7 @@ fn template(family: &Family) -> String {
     .concat()
 }
 
-fn thought() -> Answer {
+fn reasoning_alone() -> Answer {
     Answer {
         reasoning: "So.",
         ..Answer::default()
@@ -138,7 +138,7 @@ fn thought() -> Answer {
 }
 
 /// The reasoning tag that ends prompts; empty for most families.
-fn opened(family: &Family) -> &'static str {
+fn opened_tag(family: &Family) -> &'static str {
     match family.form {
         Form::Tagged {
             reasoning: Reasoning::Opened(tag, _),

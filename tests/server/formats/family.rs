@@ -38,7 +38,7 @@ pub enum Form {
         reasoning: Reasoning,
         calls: fn(&[Call]) -> String,
     },
-    /// Each part in a message with a header.
+    /// Each part in a message with a header (the Harmony format).
     Messages,
 }
 
@@ -92,7 +92,7 @@ impl Family {
             Form::Tagged { ref reasoning, .. } => reasoning.around(answer),
             Form::Messages => ("", ""),
         };
-        self.written(answer, start, end)
+        self.render(answer, start, end)
     }
 
     /// Like [`Self::write`], without the white space around reasoning.
@@ -101,10 +101,10 @@ impl Family {
             Form::Tagged { ref reasoning, .. } => reasoning.around(answer),
             Form::Messages => ("", ""),
         };
-        self.written(answer, start.trim_start(), end.trim_end())
+        self.render(answer, start.trim_start(), end.trim_end())
     }
 
-    fn written(&self, answer: &Answer, start: &str, end: &str) -> String {
+    fn render(&self, answer: &Answer, start: &str, end: &str) -> String {
         let Form::Tagged { calls, .. } = self.form else {
             return messages(answer);
         };
@@ -118,9 +118,9 @@ impl Family {
     }
 
     /// The visible text of an output: special tokens have none.
-    pub fn shown(&self, line: &str) -> String {
+    pub fn visible_text(&self, output: &str) -> String {
         let hidden = self.hidden().iter();
-        hidden.fold(line.to_owned(), |text, tag| text.replace(tag, ""))
+        hidden.fold(output.to_owned(), |text, tag| text.replace(tag, ""))
     }
 
     /// The markers that decoded text omits.
@@ -316,7 +316,7 @@ fn braced(value: &Value) -> String {
     }
 }
 
-/// Each part in a separate message; the prompt contains the start of the first one.
+/// An answer in the Harmony format: one message for each part. The prompt contains the start of the first message.
 fn messages(answer: &Answer) -> String {
     let mut messages = Vec::new();
     if !answer.reasoning.is_empty() {

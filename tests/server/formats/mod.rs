@@ -12,7 +12,7 @@ mod received;
 use crate::world::World;
 use checker::{Checker, ask, call};
 use family::{Answer, Call, Family, Form, Reasoning};
-use received::Received;
+use received::Reply;
 
 const THINK: Reasoning = Reasoning::Tags("<think>\n", "\n</think>\n\n");
 const QWEN: &[&str] = &["<tool_call>", "</tool_call>", "<think>", "</think>"];
@@ -106,7 +106,6 @@ const fn without_grammar(family: Family) -> Family {
     }
 }
 
-/// Runs all checks of a family.
 fn check(family: &Family) {
     let checker = Checker::new(family);
     checker.check_answers();
@@ -286,6 +285,6 @@ fn gpt_oss_without_arguments() {
         calls: vec![call("clock", serde_json::json!({}))],
         ..Answer::default()
     };
-    Received::ask(&world, &ask("Now?")).check(&wanted, &line);
+    Reply::ask(&world, &ask("Now?")).check(&wanted, &line);
     world.wait_until_idle();
 }

@@ -8,8 +8,9 @@ use crate::world::World;
 
 const PATH: &str = "/v1/chat/completions";
 
+/// An answer that a client has received.
 #[derive(Debug, Default, PartialEq)]
-pub struct Received {
+pub struct Reply {
     pub reasoning: String,
     pub content: String,
     pub calls: Vec<ReceivedCall>,
@@ -27,7 +28,7 @@ pub struct ReceivedCall {
     pub arguments: String,
 }
 
-impl Received {
+impl Reply {
     /// Sends a request with and without streaming, and returns the answer. Both answers must be equal, except that the
     /// stream may contain the start of a truncated call.
     #[track_caller]
@@ -144,7 +145,7 @@ impl Received {
     pub fn check_prefix(&self, family: &Family, wanted: &Answer) {
         let line = family.write(wanted);
         let context = format!("{} tokens of {line:?}: {self:?}", self.completion_tokens);
-        let openings = family.shown(&family.write(&Answer {
+        let openings = family.visible_text(&family.write(&Answer {
             reasoning: "",
             content: "",
             ..wanted.clone()

@@ -156,8 +156,8 @@ fn every_extreme_server_setting_is_refused_with_a_sentence_or_serves() {
         if let Err(error) = config.validate() {
             assert!(error.reason.starts_with("is "), "{what}: {error}");
             // A limit may concern two keys together; then the sentence names both.
-            let names_it = error.key == key || error.reason.contains(&key);
-            assert!(names_it, "{what}: {error}");
+            let names_key = error.key == key || error.reason.contains(&key);
+            assert!(names_key, "{what}: {error}");
             n_refused += 1;
             continue;
         }

@@ -21,7 +21,7 @@ const LAST: u8 = 0x80;
 
 /// The default of `--ws-max-frame-bytes`.
 const LIMIT: u64 = 1 << 20;
-/// Maximum growth of a server while clients send far more than the limits allow.
+/// Maximum growth of a server's memory while clients send far more than the limits allow.
 const GROWTH_BYTES: usize = 16 * MIB;
 const MASK: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
 
@@ -112,7 +112,7 @@ impl Client {
 
     /// Checks that no frame follows the close frame.
     #[track_caller]
-    fn ends(mut self) {
+    fn check_ended(mut self) {
         let mut rest = Vec::new();
         // A server that has not read all bytes of the client resets the connection.
         let _ = self.0.read_to_end(&mut rest);
@@ -179,8 +179,8 @@ const PING_OP: &[u8] = br#"{"op": "ping"}"#;
 #[test]
 fn a_frame_is_refused_by_its_header_and_other_streams_continue() {
     let server = ChildServer::start(&[]);
-    let mut neighbour = Client::connect(server.addr);
-    let story = json!({"op": "generate", "rid": "story", "text": "a",
+    let mut other = Client::connect(server.addr);
+    let request = json!({"op": "generate", "rid": "story", "text": "a",
         "sampling_params": {"max_new_tokens": 50, "ignore_eos": true}});
     let block = vec![0; MIB];
     let growth = server.growth_bytes(|| {
@@ -188,10 +188,10 @@ fn a_frame_is_refused_by_its_header_and_other_streams_continue() {
             for opcode in [TEXT, BINARY] {
                 let mut client = Client::connect(server.addr);
                 client.send(&header(LAST | opcode, claim));
-                neighbour.send(&frame(LAST | TEXT, story.to_string().as_bytes()));
+                other.send(&frame(LAST | TEXT, request.to_string().as_bytes()));
                 client.flood(&block, 32 * MIB);
                 assert_eq!(client.close_code(), TOO_LARGE, "{claim} bytes");
-                neighbour.check_answered();
+                other.check_answered();
             }
         }
     });
@@ -398,7 +398,7 @@ fn a_close_is_answered_with_its_code_and_reason() {
     let mut client = Client::connect(world.addr);
     client.send(&frame(LAST | CLOSE, b""));
     assert_eq!(client.frame(), (LAST | CLOSE, Vec::new()));
-    client.ends();
+    client.check_ended();
 }
 
 #[test]
@@ -416,7 +416,7 @@ fn messages_before_a_refused_frame_are_served_and_none_after_it() {
         client.send(&[&served[..], &refused, &served].concat());
         assert_eq!(client.json(), json!({"op": "pong"}));
         assert_eq!(client.close_code(), code);
-        client.ends();
+        client.check_ended();
     }
 }
 

@@ -60,13 +60,13 @@ fn check_idle(server: &ChildServer) {
     ] {
         assert_eq!(metric(server.addr, name), 0, "{name}");
     }
-    assert_eq!(labelled(server.addr, "sglang:num_grammar_queue_reqs"), 0);
+    assert_eq!(sum_of(server.addr, "sglang:num_grammar_queue_reqs"), 0);
     let log = server.log();
     assert!(!log.contains("panicked"), "{log}");
 }
 
 /// The sum of a metric's values over all its labels.
-fn labelled(addr: SocketAddr, name: &str) -> usize {
+fn sum_of(addr: SocketAddr, name: &str) -> usize {
     let page = crate::http::get(addr, "/metrics").body;
     let values = page.lines().filter_map(|line| {
         let labels = line.strip_prefix(name)?.strip_prefix('{')?;
@@ -304,7 +304,7 @@ fn thousands_of_schemas_leave_only_cached_grammars_in_memory() {
     let left = server.resident_bytes().saturating_sub(before);
     assert!(left < LEFT_BYTES, "{} MiB are left", left / MIB);
     check_idle(&server);
-    let count = |name: &str| labelled(server.addr, &format!("sglang:num_{name}_total"));
+    let count = |name: &str| sum_of(server.addr, &format!("sglang:num_{name}_total"));
     assert_eq!(count("grammar"), N_SCHEMAS);
     assert_eq!(count("so_requests"), N_SCHEMAS);
     assert_eq!(count("grammar_cache_hit"), 0);
@@ -361,7 +361,7 @@ fn cached_and_failed_grammars_are_counted() {
     let sampling = json!({"regex": "(", "max_new_tokens": 4});
     let bad = json!({"input_ids": [5], "sampling_params": sampling});
     assert_eq!(post(server.addr, "/generate", &bad).status, 400);
-    let count = |name: &str| labelled(server.addr, &format!("sglang:{name}"));
+    let count = |name: &str| sum_of(server.addr, &format!("sglang:{name}"));
     assert_eq!(count("num_grammar_total"), 4);
     assert_eq!(count("num_grammar_cache_hit_total"), 2);
     assert_eq!(count("num_grammar_aborted_total"), 1);

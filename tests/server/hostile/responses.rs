@@ -1,4 +1,4 @@
-//! Tests that responses conform to HTTP for any request, and that unread responses end.
+//! Tests that responses conform to HTTP for any request, and that the server ends responses that clients do not read.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -177,11 +177,11 @@ fn the_metrics_keep_their_order_from_scrape_to_scrape() {
     get(child.addr, "/server_info");
     let after = scrape();
     let (before, after) = (names(&before), names(&after));
-    let known: Vec<&str> = after
+    let still_present: Vec<&str> = after
         .into_iter()
         .filter(|name| before.contains(name))
         .collect();
-    assert_eq!(known, before);
+    assert_eq!(still_present, before);
     let described = before
         .iter()
         .filter_map(|line| line.strip_prefix("# TYPE "));

@@ -179,7 +179,7 @@ fn check_refusal(response: &Response, what: &str) {
 }
 
 /// A route, a body, and the field that the error names.
-type Refused = (&'static str, String, &'static str);
+type InvalidCall = (&'static str, String, &'static str);
 
 /// A route, the start of a body, and the field whose value ends the body.
 const NUMBERS: [(&str, &str, &str); 8] = [
@@ -225,7 +225,7 @@ const NUMBERS: [(&str, &str, &str); 8] = [
     ),
 ];
 
-fn invalid_numbers() -> impl Iterator<Item = Refused> {
+fn invalid_numbers() -> impl Iterator<Item = InvalidCall> {
     NUMBERS.into_iter().flat_map(|(path, start, name)| {
         // The maximum length of an answer may be any large number.
         let large = if name.starts_with("max_") {
@@ -243,7 +243,7 @@ fn input_embeds(value: &str) -> String {
     format!("[[{}{value}]]", "0.5,".repeat(63))
 }
 
-fn numbers_out_of_range() -> impl Iterator<Item = Refused> {
+fn numbers_out_of_range() -> impl Iterator<Item = InvalidCall> {
     let bodies = [
         (
             "/v1/embeddings",
@@ -451,15 +451,15 @@ fn full_stores_take_no_more_memory_than_their_limits() {
         "50",
     ]);
     let metadata = json!({"a": "x".repeat(15_000)});
-    let keep = |rounds: usize| {
-        for _ in 0..rounds {
+    let store_responses = |count: usize| {
+        for _ in 0..count {
             let body = json!({"input": "hello", "metadata": metadata, "max_output_tokens": 1});
             post(server.addr, "/v1/responses", &body).ok();
         }
     };
-    // The first round fills the cache, the allocator's pools and the store.
-    keep(300);
-    let growth = server.growth_bytes(|| keep(300));
+    // The first 300 responses fill the cache, the allocator's pools and the store.
+    store_responses(300);
+    let growth = server.growth_bytes(|| store_responses(300));
     assert!(growth < 40 * MIB, "{growth} bytes for 300 responses");
     let (mut opened, mut refused) = (0, 0);
     for number in 0..200 {
@@ -479,8 +479,8 @@ fn full_stores_take_no_more_memory_than_their_limits() {
         post(server.addr, "/generate", &body).status
     });
     let filled: Vec<u16> = filled.collect();
-    let taken = filled.iter().filter(|status| **status == 200).count();
-    assert!((10..30).contains(&taken), "{filled:?}");
+    let n_stored = filled.iter().filter(|status| **status == 200).count();
+    assert!((10..30).contains(&n_stored), "{filled:?}");
     assert_eq!(
         post(
             server.addr,

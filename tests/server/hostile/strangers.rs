@@ -13,7 +13,7 @@ use crate::world::{World, wait_until};
 
 const KEY: &str = "sk-of-a-client";
 const ADMIN_KEY: &str = "sk-of-the-admin";
-const NOTHING: &str = "GET /nothing";
+const NO_ROUTE: &str = "GET /nothing";
 const EVIL: &str = "Origin: http://evil.example";
 const CHAT: &str = "Origin: https://chat.example";
 const JSON: &str = "Content-Type: application/json";
@@ -48,11 +48,11 @@ fn bearer(key: &str) -> String {
 }
 
 /// The method and path of every route, and of a path that has no route.
-fn starts(addr: SocketAddr) -> impl Iterator<Item = String> {
+fn request_lines(addr: SocketAddr) -> impl Iterator<Item = String> {
     let routes = routes::all(addr).into_iter();
     routes
         .map(|route| route.start())
-        .chain([NOTHING.to_owned()])
+        .chain([NO_ROUTE.to_owned()])
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn pages_of_other_sites_are_refused_on_every_route() {
         &[EVIL, "Sec-Fetch-Site: same-origin"],
     ];
     let swap = json!({"schedule_policy": "lpm", "abort_all": true, "text": "a"}).to_string();
-    for route in starts(world.addr) {
+    for route in request_lines(world.addr) {
         let body = if route.starts_with("POST") {
             swap.as_str()
         } else {
@@ -194,7 +194,7 @@ fn pages_of_allowed_origins_pass_preflights_and_read_everything() {
         let vary = response.header("vary").unwrap_or_default().to_lowercase();
         assert!(vary.contains("origin"), "{vary}");
     }
-    for route in starts(world.addr).filter(|route| route != NOTHING) {
+    for route in request_lines(world.addr).filter(|route| route != NO_ROUTE) {
         let (method, path) = route.split_once(' ').expect("a method and a path");
         let lines = [
             CHAT,
@@ -279,7 +279,7 @@ fn without_a_key_only_the_servers_own_host_names_are_answered() {
             host,
         );
     }
-    for route in starts(world.addr) {
+    for route in request_lines(world.addr) {
         let lines = ["Host: evil.example", "Sec-Fetch-Site: same-origin", JSON];
         let refused = ask(world.addr, &route, &lines, "{}");
         check(&refused, 403, "host_not_allowed", &route);
@@ -299,8 +299,8 @@ fn without_a_key_only_the_servers_own_host_names_are_answered() {
     );
     assert_eq!(absolute("localhost:30000").status, 200);
     let two = ["Host: 127.0.0.1", "Host: evil.example"];
-    let two = ask(world.addr, "GET /health", &two, "");
-    assert!([400, 403].contains(&two.status), "{}", two.body);
+    let answer = ask(world.addr, "GET /health", &two, "");
+    assert!([400, 403].contains(&answer.status), "{}", answer.body);
     let without_host = send(world.addr, "GET /health HTTP/1.0\r\n\r\n");
     assert_eq!(without_host.status, 200, "{}", without_host.body);
     let rebound = ["Host: evil.example", "Origin: http://evil.example"];
@@ -315,9 +315,9 @@ fn with_a_key_any_host_name_is_answered_but_no_origin_is_trusted() {
     let host = "Host: rebound.example:30000";
     let models = ask(world.addr, "GET /v1/models", &[host, &bearer], "");
     assert_eq!(models.ok()["data"][0]["id"], "tiny");
-    let own = "Origin: http://rebound.example:30000";
-    for route in starts(world.addr) {
-        let refused = ask(world.addr, &route, &[host, own, &bearer, JSON], "{}");
+    let same_host = "Origin: http://rebound.example:30000";
+    for route in request_lines(world.addr) {
+        let refused = ask(world.addr, &route, &[host, same_host, &bearer, JSON], "{}");
         check(&refused, 403, "origin_not_allowed", &route);
     }
 }
@@ -454,7 +454,7 @@ fn excerpts_of_prompts_are_shown_to_the_admin_alone() {
     ];
     let ask_for =
         |world: &World, lines: &[&str]| ask(world.addr, "GET /debug/prefix/curious", lines, "");
-    let outline = |response: &Response| {
+    let check_outline = |response: &Response| {
         let reported = response.ok();
         let names: Vec<&String> = reported.as_object().expect("a report").keys().collect();
         assert_eq!(names, ["rid", "cause", "position"], "{reported}");
@@ -477,15 +477,15 @@ fn excerpts_of_prompts_are_shown_to_the_admin_alone() {
             let lines = [JSON, &bearer(KEY)];
             ask(world.addr, "POST /generate", &lines, &call.to_string()).ok();
         }
-        outline(&ask_for(&world, &[&bearer(KEY)]));
+        check_outline(&ask_for(&world, &[&bearer(KEY)]));
         let wrong = ask_for(&world, &[&bearer("sk-of-nobody")]);
         let without_key = ask_for(&world, &[]);
         if is_keyed {
             check(&wrong, 401, "invalid_api_key", "a wrong key");
             check(&without_key, 401, "invalid_api_key", "no key");
         } else {
-            outline(&wrong);
-            outline(&without_key);
+            check_outline(&wrong);
+            check_outline(&without_key);
         }
         let admin = ask_for(&world, &[&bearer(ADMIN_KEY)]);
         match (is_keyed, has_admin) {
@@ -495,7 +495,7 @@ fn excerpts_of_prompts_are_shown_to_the_admin_alone() {
                 let branch = full["text"]["branch"].as_str().expect("the other prompt");
                 assert!(branch.contains("cellar"), "{full}");
             }
-            (_, false) => outline(&admin),
+            (_, false) => check_outline(&admin),
         }
         world.wait_until_idle();
     }

@@ -120,7 +120,7 @@ const ATOMS: [&str; 48] = [
     "(?i:k)",
     "{",
 ];
-const COUNTS: [&str; 14] = [
+const QUANTIFIERS: [&str; 14] = [
     "*",
     "+",
     "?",
@@ -161,7 +161,7 @@ impl Maker {
             };
             regex += &part;
             if self.0.u8(..4) == 0 {
-                regex += self.one_of(&COUNTS);
+                regex += self.one_of(&QUANTIFIERS);
             }
         }
         match self.0.u8(..6) {
@@ -439,8 +439,8 @@ fn schema_call(schema: &str, endpoint: u8, chat: &str, completion: &str) -> Call
         ),
         4 => ("/v1/chat/completions", tool("\"required\"")),
         5 => {
-            let schemas_by_name = "{\"type\": \"function\", \"function\": {\"name\": \"f\"}}";
-            ("/v1/chat/completions", tool(schemas_by_name))
+            let named_tool = "{\"type\": \"function\", \"function\": {\"name\": \"f\"}}";
+            ("/v1/chat/completions", tool(named_tool))
         }
         6 => ("/v1/chat/completions", tool("\"auto\"")),
         _ => (
