@@ -115,7 +115,7 @@ crate::keys! {
         #[flag(MEMORY.takes("TOKENS"))]
         max_total_tokens: Option<usize> = None,
         /// Tokens that layers with a sliding window hold for each token of the KV pool, on a CPU and with chunked prefill;
-        /// always as many as one sequence needs.
+        /// always at least as many as one sequence needs.
         #[flag(MEMORY.takes("0..1").rare())]
         swa_full_tokens_ratio: f64 = 0.25,
         /// Number of states, of running requests and of cached prefixes together, in models whose layers keep states;
@@ -181,8 +181,8 @@ crate::keys! {
         #[flag(SCHEDULING.takes("TOKENS"))]
         #[range(..=i64::from(i32::MAX))]
         chunked_prefill_size: i64 = 4096,
-        /// Longest time in milliseconds that a step with a prefill takes while other requests decode: pieces of prompts become
-        /// as short as the measured rate asks for; 0 sets no limit. Needs chunked prefill.
+        /// Longest time in milliseconds that a step with a prefill takes while other requests decode: chunks are shortened to
+        /// fit that time at the measured rate; 0 sets no limit. Needs chunked prefill.
         #[flag(SCHEDULING.takes("MS"))]
         #[range(..=validate::MAX_STEP_MS)]
         max_prefill_step_ms: u32 = souffleur_state::scheduler::MAX_PREFILL_STEP_MS,

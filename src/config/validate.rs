@@ -81,12 +81,12 @@ impl EngineConfig {
             tool: ToolFormat::parse(tool),
             reasoning: ReasoningFormat::parse(&self.reasoning_parser),
         };
-        let is_known = is_choice(tool) || named.tool.is_some();
+        let is_known = is_auto_or_none(tool) || named.tool.is_some();
         check(is_known, "tool_call_parser", || {
             unknown(tool, ToolFormat::names().collect())
         })?;
         let reasoning = self.reasoning_parser.as_str();
-        let is_known = is_choice(reasoning) || named.reasoning.is_some();
+        let is_known = is_auto_or_none(reasoning) || named.reasoning.is_some();
         check(is_known, "reasoning_parser", || {
             unknown(reasoning, ReasoningFormat::names().collect())
         })?;
@@ -94,7 +94,7 @@ impl EngineConfig {
     }
 
     /// Checks that one output can follow both formats, which the parsers' keys or, for `auto`, the model determine.
-    /// Errors name a key that is not `auto`, and both values.
+    /// Errors name a key, one that is not `auto` if there is one, and both values.
     pub fn check_formats(&self, formats: OutputFormats) -> Result<(), ConfigError> {
         let tool = (
             "tool_call_parser",
@@ -235,7 +235,7 @@ impl EngineConfig {
     }
 }
 
-fn is_choice(name: &str) -> bool {
+fn is_auto_or_none(name: &str) -> bool {
     ["auto", "none"].contains(&name)
 }
 

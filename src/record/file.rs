@@ -168,8 +168,6 @@ struct Frame {
 }
 
 impl<R: Read> LogReader<R> {
-    /// Reads the header.
-    ///
     /// # Errors
     /// The file is not a log, or has another format version.
     pub fn open(mut source: R) -> Result<Self, LogError> {

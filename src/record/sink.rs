@@ -200,7 +200,7 @@ impl Recorder {
 
     fn drop_entries(&mut self) {
         if !self.is_open() {
-            // The log has ended as intended: no entry is missing.
+            // The log is closed: later entries do not count as dropped.
             self.raw = Vec::new();
             return;
         }

@@ -34,8 +34,6 @@ impl Admission {
         })
     }
 
-    /// Takes a permit for one request.
-    ///
     /// # Errors
     /// [`RequestError::Overloaded`] at the limit, [`RequestError::ShuttingDown`] once closed.
     pub fn admit(self: &Arc<Self>) -> Result<Permit, RequestError> {

@@ -110,8 +110,6 @@ impl EventSink {
         Ok(())
     }
 
-    /// Counts the request's prompt against the admission limit.
-    ///
     /// # Errors
     /// [`RequestError::Overloaded`] at the limit.
     pub fn charge_prompt(&mut self, prompt_tokens: usize) -> Result<(), RequestError> {

@@ -129,7 +129,7 @@ impl<S: Plans> ControlStates<S> {
         }
     }
 
-    /// Runs all remaining legs of a plan. [`ControlStates::carry`] runs only one.
+    /// Runs legs until the plan is back at the scheduler. [`ControlStates::carry`] runs only one.
     fn carry_all(&mut self, leg: Leg) -> Next {
         match leg {
             Leg::ProbePrefixes(probe) => {
@@ -199,8 +199,6 @@ impl ControlSetup {
         self.build_with(policy)
     }
 
-    /// Builds the states with a custom policy.
-    ///
     /// # Errors
     /// A pool too large for its ids.
     pub fn build_with(

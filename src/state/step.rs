@@ -61,7 +61,7 @@ impl BlockCopies {
 /// A copy from the cache of data that earlier steps have written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSave {
-    /// Identifies the copy in the store's later order to write or discard it.
+    /// Identifies the copy in the scheduler's later order to the store, to write or to discard the copy.
     pub ticket: Ticket,
     pub from: BlockSource,
 }
@@ -202,7 +202,7 @@ pub struct StepRow {
     pub row: RowId,
     pub seq: SeqId,
     pub work: RowWork,
-    /// Samples the next token; false for all but the last chunk of a prefill.
+    /// Samples the next token: in a decode, and in the last chunk of a prefill that generates output.
     pub sample: bool,
     pub logprobs: Option<Arc<LogprobWish>>,
     /// Copies of the row's state during `work`, by position.
@@ -247,7 +247,7 @@ impl StepOutput {
 #[derive(Clone, Debug)]
 pub struct RowResult {
     pub seq: SeqId,
-    /// Sampled tokens: none for a chunk that does not end its prefill, otherwise one (more with speculation).
+    /// Sampled tokens: none if the row samples nothing or was skipped, otherwise one (more with speculation).
     pub tokens: SmallVec<[u32; 2]>,
     /// Query tokens whose K/V stays valid (with speculation fewer than the input); 0 for a row that the step skipped
     /// because its sequence had ended before the step began.
@@ -272,13 +272,13 @@ pub enum RowVerdict {
 impl RowVerdict {
     /// The verdict on a sampled row; also commits the token to its grammar.
     pub fn of(sampled: Sampled, grammar: Option<&mut RowGrammar>) -> Self {
-        let standing = grammar.map_or(Ok(GrammarProgress::Open), |grammar| {
+        let progress = grammar.map_or(Ok(GrammarProgress::Open), |grammar| {
             if grammar.standing().is_ok() {
                 grammar.commit(sampled.token);
             }
             grammar.standing()
         });
-        match standing {
+        match progress {
             Err(failure) => Self::GrammarFailed(failure),
             Ok(_) if sampled.nan => Self::NanLogits,
             Ok(GrammarProgress::Open) => Self::Open,

@@ -13,11 +13,12 @@ use crate::grammars::HashedGrammar;
 use crate::scheduler_watch::Stage;
 use crate::scheduler_world::{Ask, Outcome, Setup, VOCAB, World};
 
+/// Prompts of one family begin with the same tokens.
 const N_FAMILIES: usize = 8;
 const FAMILY_TOKENS: usize = 240;
 /// The number of latest requests whose conversations may be continued.
 const RECENT: usize = 40;
-const SETS_EVERY: usize = 64;
+const FULL_CHECK_EVERY: usize = 64;
 
 /// SplitMix64: the same sequence at every run, on every machine.
 pub struct Random(u64);
@@ -70,7 +71,7 @@ pub struct Seen {
     pub policy_changes: usize,
     pub pins: usize,
     /// How often arrivals stopped until all requests had ended.
-    pub closed: usize,
+    pub drained: usize,
     /// Resumed chunks, and starts that had to keep an order: see [`crate::scheduler_waits`].
     pub resumed: usize,
     pub by_class: usize,
@@ -99,7 +100,7 @@ impl Seen {
             ("failed steps", self.failed_steps),
             ("policy swaps", self.policy_changes),
             ("pins", self.pins),
-            ("pauses until all had ended", self.closed),
+            ("pauses until all had ended", self.drained),
             ("resumed chunks", self.resumed),
             ("orders by priority or retraction", self.by_class),
             ("orders by arrival", self.by_arrival),
@@ -116,7 +117,7 @@ impl Seen {
 pub struct Chaos {
     pub world: World,
     pub seen: Seen,
-    policy_changes: bool,
+    changes_policies: bool,
     fails_steps: bool,
     /// Prompts are short and outputs long; little memory is reserved for outputs, so they outgrow the pool.
     long_outputs: bool,
@@ -138,7 +139,7 @@ impl Chaos {
         Self {
             world: World::new(setup),
             seen: Seen::default(),
-            policy_changes: random.percent(50),
+            changes_policies: random.percent(50),
             fails_steps: random.percent(40),
             long_outputs,
             families: (0..N_FAMILIES).map(|_| family(&mut random)).collect(),
@@ -203,7 +204,7 @@ impl Chaos {
         while !self.world.not_ended().is_empty() {
             self.turn();
         }
-        self.seen.closed += 1;
+        self.seen.drained += 1;
     }
 
     fn turn(&mut self) {
@@ -255,7 +256,7 @@ impl Chaos {
                 self.world.expire_pins(now_s);
             }
             16 => self.advance_in_time(),
-            _ if self.policy_changes => self.change_policy(),
+            _ if self.changes_policies => self.change_policy(),
             _ => {}
         }
     }
@@ -437,7 +438,7 @@ fn windows(setup: &Setup, seed: u64) -> Option<WindowLimits> {
     })
 }
 
-/// Two thirds of the prompts have anchors, which consume no random numbers.
+/// Two thirds of the prompts have anchors (positions of states to keep), which consume no random numbers.
 fn anchors(prompt: &[u32], number: usize) -> Vec<u32> {
     let len = prompt.len() as u32;
     match number % 3 {
@@ -476,7 +477,7 @@ fn setup(factors: Factors, long_outputs: bool, random: &mut Random) -> Setup {
         policy: factors.policy,
         priority: PriorityOrder::Ignored,
         eviction: factors.eviction.unwrap_or("lru"),
-        sets_every: SETS_EVERY,
+        full_check_every: FULL_CHECK_EVERY,
         ..Setup::default()
     }
 }

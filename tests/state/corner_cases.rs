@@ -7,7 +7,7 @@ use souffleur_state::cache::prefix_cache::Checkpoint;
 use souffleur_state::cache::radix_tree::{Insert, RadixTree};
 use souffleur_state::pool::pages::NodeLock;
 
-use crate::{Held, Memory, panics};
+use crate::{HeldKv, Memory, panics};
 
 fn numbers(range: std::ops::Range<u32>) -> Vec<u32> {
     range.collect()
@@ -66,9 +66,9 @@ fn peek_neither_touches_nor_splits_nor_locks() {
 fn prompt_computed_in_chunks_while_a_copy_is_cached_frees_its_duplicates_once() {
     let mut memory = Memory::new(4, "lru", 16);
     let prompt = numbers(0..10);
-    let mut held = Held {
+    let mut held = HeldKv {
         private: memory.alloc(6),
-        ..Held::default()
+        ..HeldKv::default()
     };
     let mine: Vec<PageId> = held.private.ids().to_vec();
     memory.run_request(&prompt, prompt.len());
@@ -84,7 +84,7 @@ fn prompt_computed_in_chunks_while_a_copy_is_cached_frees_its_duplicates_once() 
 
     let mut private = first.private;
     private.append(memory.alloc(4));
-    held = Held {
+    held = HeldKv {
         private,
         lock: first.lock,
         protected_pages: 1,
@@ -109,17 +109,17 @@ fn two_sequences_with_one_prompt_in_one_batch_end_on_the_same_pages() {
     let one = memory.checkpoint(
         &prompt,
         5,
-        Held {
+        HeldKv {
             private: one,
-            ..Held::default()
+            ..HeldKv::default()
         },
     );
     let two = memory.checkpoint(
         &prompt,
         5,
-        Held {
+        HeldKv {
             private: two,
-            ..Held::default()
+            ..HeldKv::default()
         },
     );
     assert!(one.duplicates.is_empty() && one.private.is_empty());
@@ -210,15 +210,15 @@ fn request_counts_as_one_hit_however_many_chunks_it_comes_in() {
     memory.run_request(&numbers(100..104), 4);
 
     let prompt = numbers(0..8);
-    let mut held = Held {
+    let mut held = HeldKv {
         private: memory.alloc(8),
-        ..Held::default()
+        ..HeldKv::default()
     };
     for end in 1..=8 {
         let done = memory.checkpoint(&prompt[..end], 8, held);
         assert_eq!(done.inserted_tokens, end);
         assert!(done.duplicates.is_empty());
-        held = Held {
+        held = HeldKv {
             private: done.private,
             lock: done.lock,
             protected_pages: done.protected_pages,
@@ -266,7 +266,7 @@ fn empty_salt_is_no_salt_but_an_empty_extra_key_is_a_key() {
 }
 
 #[test]
-fn match_without_the_last_token_ends_at_a_page() {
+fn match_without_the_last_token_ends_with_a_whole_page() {
     for (page_size, expected) in [(1, 15), (4, 12), (16, 0)] {
         let mut memory = Memory::new(page_size, "lru", 32);
         let prompt = numbers(0..16);
@@ -296,7 +296,7 @@ fn checkpoint_shorter_than_the_locked_prefix_keeps_lock_and_pages() {
     let sequence = numbers(0..16);
     memory.insert(&sequence);
     let lock = memory.lock(&sequence);
-    let held = Held {
+    let held = HeldKv {
         private: memory.alloc(2),
         lock,
         protected_pages: 4,
@@ -313,7 +313,7 @@ fn checkpoint_shorter_than_the_locked_prefix_keeps_lock_and_pages() {
 }
 
 #[test]
-fn nodes_used_by_a_checkpoint_are_the_last_to_go() {
+fn nodes_used_by_a_checkpoint_are_evicted_last() {
     let mut memory = Memory::new(1, "lru", 32);
     memory.run_request(&numbers(0..8), 4);
     memory.insert(&numbers(100..104));

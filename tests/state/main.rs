@@ -129,7 +129,7 @@ impl Memory {
         n_tokens
     }
 
-    fn checkpoint(&mut self, tokens: &[u32], prompt_tokens: usize, held: Held) -> Checkpointed {
+    fn checkpoint(&mut self, tokens: &[u32], prompt_tokens: usize, held: HeldKv) -> Checkpointed {
         let done = self.tree.checkpoint(Checkpoint {
             namespace: &Namespace::default(),
             tokens,
@@ -151,9 +151,9 @@ impl Memory {
 
     /// Publishes a whole sequence that uses no cached prefix, and releases it.
     fn run_request(&mut self, tokens: &[u32], prompt_tokens: usize) {
-        let held = Held {
+        let held = HeldKv {
             private: self.alloc(tokens.len()),
-            ..Held::default()
+            ..HeldKv::default()
         };
         let done = self.checkpoint(tokens, prompt_tokens, held);
         self.release(done);
@@ -181,7 +181,7 @@ impl Memory {
 
 /// The memory that a sequence holds before a checkpoint.
 #[derive(Default)]
-struct Held {
+struct HeldKv {
     private: Pages,
     lock: NodeLock,
     protected_pages: usize,

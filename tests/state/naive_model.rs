@@ -69,6 +69,7 @@ fn model_policy(name: &str) -> Option<Box<dyn ModelPolicy>> {
 struct Model {
     page_size: usize,
     policy: &'static str,
+    /// The model of a policy that keeps queues.
     own: Option<Box<dyn ModelPolicy>>,
     clock: i64,
     n_numbers: usize,
@@ -266,7 +267,9 @@ impl Model {
                     let number = own.evict(&leaves, self.page_size);
                     self.nodes.iter().position(|node| node.number == number)
                 }
-                _ => leaves.into_iter().min_by_key(|&i| self.key(&self.nodes[i])),
+                _ => leaves
+                    .into_iter()
+                    .min_by_key(|&i| self.rank(&self.nodes[i])),
             };
             let Some(victim) = victim else {
                 break;
@@ -276,7 +279,8 @@ impl Model {
         freed
     }
 
-    fn key(&self, node: &ModelNode) -> (i64, i64) {
+    /// The eviction rank of a leaf under a policy without queues; the smallest is evicted first.
+    fn rank(&self, node: &ModelNode) -> (i64, i64) {
         match self.policy {
             "lru" => (0, node.used),
             "lfu" => (node.hits, node.used),

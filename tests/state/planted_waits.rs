@@ -210,7 +210,7 @@ fn planted_order_of_a_real_scheduler_breaks_the_guaranteed_order() {
             let setup = Setup {
                 n_rows: 2,
                 // Only the first order is compared with that of the naive model.
-                sets_every: usize::MAX,
+                full_check_every: usize::MAX,
                 ..Setup::default()
             };
             let mut world = match policy {

@@ -26,10 +26,10 @@ const MAX_CANDIDATES: usize = 256;
 /// The facts that the order of a queue depends on, gathered while a world runs.
 #[derive(Default)]
 pub struct OrderCheck {
-    /// Prompt tokens prefilled so far; `arrivals` holds their number when each request arrived.
+    /// The number of prompt tokens prefilled so far, and that number at the arrival of each request.
     prefilled: u64,
     arrivals: Vec<u64>,
-    /// Requests that were admitted once: if they wait, they were retracted.
+    /// Requests that were admitted once: if they wait, they were retracted or preempted.
     started: HashSet<usize>,
     /// The probed requests, in the order of the probe, with the cached tokens of each.
     probed: Option<Vec<(usize, usize)>>,
@@ -115,7 +115,7 @@ impl OrderCheck {
         let (retracted, waiting) = numbers.split_at(n_retracted);
         assert!(retracted.is_sorted(), "{numbers:?}");
         assert!(!waiting.iter().any(is_retracted), "{numbers:?}");
-        if waiting.is_empty() || !world.checks_sets() {
+        if waiting.is_empty() || !world.is_full_check() {
             return;
         }
         let waits = |number: &usize| {
@@ -219,33 +219,33 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
             _ => {}
         }
         // Requests that arrived after the probe come last.
-        let (mut known, late): (Vec<_>, Vec<_>) =
+        let (mut ordered, late): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|n| self.probed.contains_key(n));
         let deprioritised = self.deprioritised();
         match policy {
-            "lpm" => known.sort_by_key(|n| {
+            "lpm" => ordered.sort_by_key(|n| {
                 if deprioritised.contains(n) {
                     i64::MAX
                 } else {
                     -(self.matched(*n) as i64)
                 }
             }),
-            "shortest-prefill-first" => known.sort_by_key(|n| {
+            "shortest-prefill-first" => ordered.sort_by_key(|n| {
                 let work = self.prompt(*n).len() - self.matched(*n);
                 (deprioritised.contains(n), work.max(1))
             }),
-            "hrrn" => known.sort_by(|a, b| {
+            "hrrn" => ordered.sort_by(|a, b| {
                 let key = |n: usize| self.response_ratio_key(n, deprioritised.contains(&n));
                 key(*a).total_cmp(&key(*b))
             }),
             "dfs-weight" => {
-                let all = known.clone();
-                known.sort_by(|a, b| self.depth_first(&all, *a, *b));
+                let all = ordered.clone();
+                ordered.sort_by(|a, b| self.depth_first(&all, *a, *b));
             }
             other => panic!("the model has no policy {other}"),
         }
-        known.extend(late);
-        known
+        ordered.extend(late);
+        ordered
     }
 
     /// The tokens of a request's first prefill: its prompt and its opening.

@@ -449,7 +449,7 @@ fn the_causes_have_an_order_of_precedence() {
 }
 
 /// A departure after 4 of the prompt's tokens, and the tokens loaded from the store after them.
-fn left_stored(prompt: &[u32], departure: Departure, stored: StoredPart) -> PrefixEvent {
+fn miss_after_load(prompt: &[u32], departure: Departure, stored: StoredPart) -> PrefixEvent {
     PrefixEvent::Left(Box::new(AdmittedPrompt {
         rid: RequestId::new("a"),
         namespace: Namespace::default(),
@@ -485,7 +485,7 @@ fn the_miss_point_is_after_the_tokens_loaded_from_the_store() {
             loaded_tokens,
             miss,
         };
-        let event = left_stored(&prompt, departure.clone(), stored);
+        let event = miss_after_load(&prompt, departure.clone(), stored);
         history.take(event, 1.0).expect("an admission").clone()
     };
     // The report includes the tokens after the loaded ones, which were evicted from memory.

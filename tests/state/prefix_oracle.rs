@@ -47,7 +47,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-struct Model {
+struct Checker {
     page: usize,
     pool: PagePool,
     tree: RadixTree,
@@ -56,7 +56,7 @@ struct Model {
     step: u64,
 }
 
-impl Model {
+impl Checker {
     fn new(page_size: u32, policy: &str) -> Self {
         let page_size = PageSize::new(page_size).expect("a page size");
         let ledger = Arc::new(PoolLedger::new(page_size));
@@ -167,9 +167,9 @@ fn a_miss_is_an_eviction_exactly_if_its_next_page_was_ever_published() {
             let ops = prop::collection::vec(op(), 1..120);
             deterministic_runner(150)
                 .run(&ops, |ops| {
-                    let mut model = Model::new(page_size, policy);
-                    ops.iter().for_each(|op| model.run(op));
-                    model.pool.free(model.tree.clear());
+                    let mut checker = Checker::new(page_size, policy);
+                    ops.iter().for_each(|op| checker.run(op));
+                    checker.pool.free(checker.tree.clear());
                     Ok(())
                 })
                 .unwrap_or_else(|error| panic!("pages of {page_size}, {policy}: {error}"));

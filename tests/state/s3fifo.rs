@@ -189,7 +189,7 @@ fn victims_are_those_of_the_papers_queues() {
 }
 
 /// The policy with a planted error.
-struct Planted {
+struct PlantedPolicy {
     policy: Box<dyn QueuePolicy>,
     admit: fn(usize) -> usize,
     leaf: fn(ScannedLeaf) -> ScannedLeaf,
@@ -197,7 +197,7 @@ struct Planted {
     sizes: fn(&[usize]) -> [usize; 2],
 }
 
-impl Planted {
+impl PlantedPolicy {
     fn none() -> Self {
         Self {
             policy: s3fifo().queues().expect("queues"),
@@ -209,7 +209,7 @@ impl Planted {
     }
 }
 
-impl QueuePolicy for Planted {
+impl QueuePolicy for PlantedPolicy {
     fn n_queues(&self) -> usize {
         self.policy.n_queues()
     }
@@ -229,25 +229,25 @@ impl QueuePolicy for Planted {
 
 #[test]
 fn the_model_finds_planted_errors() {
-    type Planting = fn() -> Box<dyn QueuePolicy>;
-    let errors: [(&str, Planting); 5] = [
+    type MakePolicy = fn() -> Box<dyn QueuePolicy>;
+    let errors: [(&str, MakePolicy); 5] = [
         ("ghosts are forgotten", || {
-            Box::new(Planted {
+            Box::new(PlantedPolicy {
                 admit: |_| 0,
-                ..Planted::none()
+                ..PlantedPolicy::none()
             })
         }),
         ("one hit is enough for the main queue", || {
-            Box::new(Planted {
+            Box::new(PlantedPolicy {
                 leaf: |leaf| ScannedLeaf {
                     hits: leaf.hits + u32::from(leaf.queue == 0),
                     ..leaf
                 },
-                ..Planted::none()
+                ..PlantedPolicy::none()
             })
         }),
         ("the counter has one bit", || {
-            Box::new(Planted {
+            Box::new(PlantedPolicy {
                 leaf: |leaf| match leaf.queue {
                     0 => leaf,
                     _ => ScannedLeaf {
@@ -255,22 +255,22 @@ fn the_model_finds_planted_errors() {
                         ..leaf
                     },
                 },
-                ..Planted::none()
+                ..PlantedPolicy::none()
             })
         }),
         ("a reinsertion spends all hits", || {
-            Box::new(Planted {
+            Box::new(PlantedPolicy {
                 scan: |scan| match scan {
                     Scan::Move { queue, .. } => Scan::Move { queue, hits: 0 },
                     Scan::Evict => Scan::Evict,
                 },
-                ..Planted::none()
+                ..PlantedPolicy::none()
             })
         }),
         ("the small queue has a fifth", || {
-            Box::new(Planted {
+            Box::new(PlantedPolicy {
                 sizes: |tokens| [tokens[0] / 2, tokens[1] + tokens[0].div_ceil(2)],
-                ..Planted::none()
+                ..PlantedPolicy::none()
             })
         }),
     ];
@@ -288,7 +288,7 @@ fn the_model_finds_planted_errors() {
         };
         assert!((0..CASES).any(|_| finds()), "not found: {error}");
     }
-    let whole = EvictionPolicy::with_queues("s3fifo", || Box::new(Planted::none()));
+    let whole = EvictionPolicy::with_queues("s3fifo", || Box::new(PlantedPolicy::none()));
     let mut runner = deterministic_runner(1);
     let operations = vec(operation(false), MAX_OPERATIONS).new_tree(&mut runner);
     let operations = operations.expect("nothing is filtered").current();

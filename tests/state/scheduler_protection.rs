@@ -197,8 +197,8 @@ fn decodes_in_a_mixed_step_shorten_the_chunk() {
         let rows = step.rows.iter().map(|row| row.work.positions());
         rows.collect::<Vec<_>>()
     });
-    let third = |rows: &Vec<std::ops::Range<u32>>| rows.len() == 3;
-    let mixed: Vec<_> = steps.filter(third).map(|rows| rows[0].clone()).collect();
+    let is_mixed = |rows: &Vec<std::ops::Range<u32>>| rows.len() == 3;
+    let mixed: Vec<_> = steps.filter(is_mixed).map(|rows| rows[0].clone()).collect();
     // 16 - 2 = 14 tokens, floored to pages in the first chunk; a continued chunk is not floored.
     assert_eq!(mixed[..3], [0..12, 12..26, 26..40]);
     assert_eq!(world.watch.mixed_steps, 3);

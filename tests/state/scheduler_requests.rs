@@ -29,6 +29,7 @@ pub struct Ask {
     pub timeouts: RequestTimeouts,
     pub priority: Option<i64>,
     pub grammar: Option<HashedGrammar>,
+    /// Prompt positions at which recurrent states and window pages are kept.
     pub anchors: Vec<u32>,
     /// The request neither reads the prefix cache nor adds to it.
     pub bypasses_cache: bool,

@@ -106,7 +106,7 @@ fn long_prompt_is_cut_into_chunks_and_samples_in_the_last() {
     world.submit(Ask::exactly((0..25).map(|token| token % 7).collect(), 2));
     world.assert_clean();
     let steps: Vec<_> = world.history.iter().flat_map(work).collect();
-    // The first chunk ends with a whole page: floor_page(10) = 8. A chunk that continues does not.
+    // The first chunk ends with a whole page: floor_page(10) = 8. Later chunks need not.
     assert_eq!(
         steps,
         [

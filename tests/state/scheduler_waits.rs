@@ -60,7 +60,7 @@ impl WaitRules {
         })
     }
 
-    fn rows(&self, tokens: usize) -> usize {
+    fn n_chunks(&self, tokens: usize) -> usize {
         self.min_chunk
             .map_or(tokens.min(1), |min_tokens| tokens.div_ceil(min_tokens))
     }
@@ -96,8 +96,9 @@ struct Run {
     max_idle: usize,
 }
 
+/// A request in any phase.
 #[derive(Clone, Copy, Debug)]
-struct Waiter {
+struct Request {
     prompt_tokens: usize,
     max_new_tokens: usize,
     /// Smaller comes first.
@@ -140,7 +141,7 @@ pub struct WaitCoverage {
 #[derive(Debug)]
 pub struct WaitLog {
     rules: WaitRules,
-    waiters: Vec<Waiter>,
+    requests: Vec<Request>,
     waiting: BTreeSet<usize>,
     admitted: BTreeSet<usize>,
     /// Plans begun, and the order that the last one's policy guarantees.
@@ -161,7 +162,7 @@ impl WaitLog {
     pub fn new(rules: WaitRules) -> Self {
         Self {
             rules,
-            waiters: Vec::new(),
+            requests: Vec::new(),
             waiting: BTreeSet::new(),
             admitted: BTreeSet::new(),
             plans: 0,
@@ -176,8 +177,8 @@ impl WaitLog {
     }
 
     pub fn arrived(&mut self, prompt_tokens: usize, max_new_tokens: usize, rank: (bool, i128)) {
-        let number = self.waiters.len();
-        self.waiters.push(Waiter {
+        let number = self.requests.len();
+        self.requests.push(Request {
             prompt_tokens,
             max_new_tokens,
             rank,
@@ -201,21 +202,21 @@ impl WaitLog {
 
     /// Records a retraction or preemption.
     pub fn put_back(&mut self, number: usize, is_preempted: bool) {
-        let waiter = &mut self.waiters[number];
-        waiter.class = if is_preempted {
+        let request = &mut self.requests[number];
+        request.class = if is_preempted {
             Class::Queued
         } else {
             Class::Retracted
         };
-        waiter.run = None;
-        waiter.since_plan = self.plans;
-        waiter.removed_at = Some(self.steps);
-        waiter.overtaken = 0;
+        request.run = None;
+        request.since_plan = self.plans;
+        request.removed_at = Some(self.steps);
+        request.overtaken = 0;
         // If the plan that admitted the request was never sent, the earlier wait continues.
-        waiter.waits_from.get_or_insert(self.steps);
+        request.waits_from.get_or_insert(self.steps);
         self.admitted.remove(&number);
         self.waiting.insert(number);
-        self.pause_memory_check();
+        self.suspend_memory_check();
         self.begin_pause();
     }
 
@@ -229,20 +230,20 @@ impl WaitLog {
     }
 
     /// Disables the check of free memory until a request ends: only memory that an end frees is checked.
-    pub fn pause_memory_check(&mut self) {
+    pub fn suspend_memory_check(&mut self) {
         self.ended_at = None;
         self.unused_steps = 0;
     }
 
     /// Records that the pools refused a plan. The next plan frees memory, and may end in a decode.
     pub fn refused(&mut self) {
-        self.pause_memory_check();
+        self.suspend_memory_check();
         for number in &self.admitted {
-            if let Some(run) = &mut self.waiters[*number].run {
+            if let Some(run) = &mut self.requests[*number].run {
                 run.max_idle += 1;
             }
         }
-        self.grant_step();
+        self.allow_step();
     }
 
     /// Checks a step; `starts` and `rows` are the request numbers of its starts and rows, in order.
@@ -251,13 +252,13 @@ impl WaitLog {
         self.check_free(!starts.is_empty(), free);
         for (start, &number) in plan.starts.iter().zip(starts) {
             self.end_wait(number);
-            let known = start.tokens.len() - start.prompt_tokens as usize;
-            let waiter = &mut self.waiters[number];
-            waiter.run = Some(Run {
+            let n_output = start.tokens.len() - start.prompt_tokens as usize;
+            let request = &mut self.requests[number];
+            request.run = Some(Run {
                 fill_tokens: start.tokens.len(),
                 // The positions of the first row show how many tokens are cached.
                 filled_tokens: 0,
-                tokens_left: waiter.max_new_tokens - known,
+                tokens_left: request.max_new_tokens - n_output,
                 idle_steps: 0,
                 max_idle: self.rules.due_decodes,
             });
@@ -273,7 +274,7 @@ impl WaitLog {
     }
 
     fn take_row(&mut self, number: usize, work: &RowWork, samples: bool, is_start: bool) {
-        let run = &mut self.waiters[number].run;
+        let run = &mut self.requests[number].run;
         let run = run.as_mut().expect("a row's request has started");
         run.tokens_left -= usize::from(samples);
         let RowWork::Prefill { positions } = work else {
@@ -285,14 +286,14 @@ impl WaitLog {
             self.seen.chunks += 1;
             let is_short = Some(positions.len()) < self.rules.min_chunk;
             if is_short && !is_start {
-                self.grant_step();
+                self.allow_step();
             }
         }
     }
 
     fn end_wait(&mut self, number: usize) {
         self.waiting.remove(&number);
-        if let Some(from) = self.waiters[number].waits_from.take() {
+        if let Some(from) = self.requests[number].waits_from.take() {
             self.seen.longest = self.seen.longest.max(self.steps - from);
         }
     }
@@ -304,8 +305,8 @@ impl WaitLog {
         let mut overtaken = BTreeSet::new();
         for &start in starts {
             for &number in &waiting {
-                let is_in_plan = self.waiters[number].since_plan < self.plans;
-                let is_ready = self.waiters[number]
+                let is_in_plan = self.requests[number].since_plan < self.plans;
+                let is_ready = self.requests[number]
                     .removed_at
                     .is_none_or(|at| at < self.steps);
                 if is_in_plan && is_ready && self.is_first(number, start) {
@@ -315,11 +316,11 @@ impl WaitLog {
         }
         let max_overtaken = if self.rules.prefix_wait { MAX_HELD } else { 0 };
         for number in overtaken {
-            let waiter = &mut self.waiters[number];
-            waiter.overtaken += 1;
+            let request = &mut self.requests[number];
+            request.overtaken += 1;
             assert!(
-                waiter.overtaken <= max_overtaken,
-                "{starts:?} start in step {} before {number}, which comes first ({:?}): {waiter:?}",
+                request.overtaken <= max_overtaken,
+                "{starts:?} start in step {} before {number}, which comes first ({:?}): {request:?}",
                 self.steps,
                 self.guarantee,
             );
@@ -328,7 +329,7 @@ impl WaitLog {
 
     /// Whether the waiting request comes before the starting one, for any contents of the cache.
     fn is_first(&mut self, waits: usize, starts: usize) -> bool {
-        let (a, b) = (self.waiters[waits], self.waiters[starts]);
+        let (a, b) = (self.requests[waits], self.requests[starts]);
         let (arrival, ranks) = (waits.cmp(&starts), a.rank.cmp(&b.rank));
         let classes = match (self.rules.priority_first, a.class.cmp(&b.class)) {
             (true, classes) => ranks.then(classes),
@@ -364,11 +365,11 @@ impl WaitLog {
             return;
         }
         let may_start = self.waiting.iter().any(|number| {
-            let waiter = &self.waiters[*number];
-            waiter.since_plan < self.plans && waiter.removed_at.is_none_or(|at| at < self.steps)
+            let request = &self.requests[*number];
+            request.since_plan < self.plans && request.removed_at.is_none_or(|at| at < self.steps)
         });
         if has_starts || !may_start || !self.fits(free) {
-            return self.pause_memory_check();
+            return self.suspend_memory_check();
         }
         self.unused_steps += 1;
         assert!(
@@ -383,7 +384,7 @@ impl WaitLog {
     /// Whether any waiting request fits in addition to all that admitted ones may need; false during chunked prefills.
     fn fits(&self, free: Free) -> bool {
         let page_size = self.rules.page_size;
-        let runs = self.admitted.iter().filter_map(|n| self.waiters[*n].run);
+        let runs = self.admitted.iter().filter_map(|n| self.requests[*n].run);
         let mut needed_tokens = 0;
         for run in runs {
             if run.filled_tokens < run.fill_tokens {
@@ -393,8 +394,8 @@ impl WaitLog {
             needed_tokens += run.tokens_left + 1 + page_size;
         }
         let most_tokens = self.waiting.iter().map(|number| {
-            let waiter = &self.waiters[*number];
-            waiter.prompt_tokens + waiter.max_new_tokens + 2 * page_size
+            let request = &self.requests[*number];
+            request.prompt_tokens + request.max_new_tokens + 2 * page_size
         });
         free.rows > 0 && needed_tokens + most_tokens.max().unwrap_or(0) < free.tokens
     }
@@ -402,7 +403,7 @@ impl WaitLog {
     /// Checks that every prefill that has begun continues.
     fn check_chunks(&mut self, rows: &[usize]) {
         for number in &self.admitted {
-            let Some(run) = &mut self.waiters[*number].run else {
+            let Some(run) = &mut self.requests[*number].run else {
                 continue;
             };
             if rows.contains(number) {
@@ -426,7 +427,8 @@ impl WaitLog {
         }
     }
 
-    fn grant_step(&mut self) {
+    /// Raises the bound of the current pause by a step.
+    fn allow_step(&mut self) {
         if let Some((_, latest)) = &mut self.pause {
             *latest += 1;
         }
@@ -434,10 +436,10 @@ impl WaitLog {
 
     /// The most steps until all admitted requests have ended.
     fn longest_run(&self) -> usize {
-        let runs = self.admitted.iter().filter_map(|n| self.waiters[*n].run);
+        let runs = self.admitted.iter().filter_map(|n| self.requests[*n].run);
         let (mut chunks, mut decodes) = (0, 0);
         for run in runs {
-            chunks += self.rules.rows(run.fill_tokens - run.filled_tokens);
+            chunks += self.rules.n_chunks(run.fill_tokens - run.filled_tokens);
             decodes = decodes.max(run.tokens_left);
         }
         chunks * (1 + self.rules.due_decodes) + decodes

@@ -1,4 +1,4 @@
-//! Checks a schedule from its steps and the ends of requests: which rows decode, are left out, or are preempted.
+//! Checks the scheduler's steps without its internal state: which rows decode, are left out, or are preempted.
 
 use souffleur_base::ids::SeqId;
 use souffleur_state::scheduler::BatchRules;
@@ -7,7 +7,7 @@ use souffleur_state::step::{RowWork, StepPlan};
 use crate::scheduler_requests::Ask;
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedRequest {
     max_new_tokens: usize,
     priority: Option<i64>,
     wants_logprobs: bool,
@@ -22,7 +22,7 @@ struct Watched {
     max_skipped: usize,
 }
 
-impl Watched {
+impl WatchedRequest {
     fn can_decode(&self) -> bool {
         self.is_prefilled && !self.has_ended && self.planned < self.max_new_tokens
     }
@@ -42,11 +42,11 @@ pub enum Stage {
 pub struct Watch {
     rules: BatchRules,
     chunk_tokens: Option<usize>,
-    requests: Vec<Watched>,
+    requests: Vec<WatchedRequest>,
     due_decodes: usize,
     preemptions: u64,
     pub mixed_steps: usize,
-    /// Decode steps that delayed a prefill.
+    /// Decode steps that were due after a prefill step, before the next one.
     pub deferrals: usize,
 }
 
@@ -64,7 +64,7 @@ impl Watch {
     }
 
     pub fn submitted(&mut self, ask: &Ask) {
-        self.requests.push(Watched {
+        self.requests.push(WatchedRequest {
             max_new_tokens: ask.max_new_tokens,
             priority: ask.priority,
             wants_logprobs: ask.logprob_start.is_some(),
@@ -144,10 +144,10 @@ impl Watch {
         assert!(has_all || decodes.is_empty(), "{decodes:?} {decodable:?}");
         if prefills > 0 && !decodes.is_empty() {
             assert!(self.rules.mixed_chunk || self.rules.max_prefill_step_ms.is_some());
-            let wants = |row: &souffleur_state::step::StepRow| {
+            let wants_logprobs = |row: &souffleur_state::step::StepRow| {
                 self.requests[number_of(row.seq)].wants_logprobs
             };
-            assert!(!plan.rows.iter().any(wants));
+            assert!(!plan.rows.iter().any(wants_logprobs));
             self.mixed_steps += 1;
         }
         let tokens: usize = plan.rows.iter().map(|row| row.work.positions().len()).sum();
@@ -159,9 +159,9 @@ impl Watch {
 
     /// Checks that after a prefill step that left out a decodable sequence, decode steps follow for the interval.
     fn check_interval(&mut self, has_prefill: bool, has_decode: bool, decodable: &[usize]) {
-        let protected = self.rules.prefill_decode_interval_min_bs.max(1);
+        let min_batch = self.rules.prefill_decode_interval_min_bs.max(1);
         if has_prefill && self.due_decodes > 0 {
-            assert!(decodable.len() < protected, "a prefill came too soon");
+            assert!(decodable.len() < min_batch, "a prefill came too soon");
         }
         if !has_prefill {
             self.deferrals += usize::from(self.due_decodes > 0);
@@ -173,8 +173,8 @@ impl Watch {
             let request = &mut self.requests[number];
             request.skipped = if has_decode { 0 } else { request.skipped + 1 };
             request.max_skipped = request.max_skipped.max(request.skipped);
-            let is_protected = self.rules.prefill_decode_interval > 0 && protected == 1;
-            assert!(!is_protected || request.skipped <= 1, "request {number}");
+            let has_no_minimum = self.rules.prefill_decode_interval > 0 && min_batch == 1;
+            assert!(!has_no_minimum || request.skipped <= 1, "request {number}");
         }
     }
 
@@ -189,7 +189,7 @@ impl Watch {
         let rules = self.rules.priority.expect("priorities");
         let threshold = rules.preemption_threshold.expect("a threshold");
         // A missing priority is worse than every number.
-        let rank = |request: &Watched| {
+        let rank = |request: &WatchedRequest| {
             let sign = if rules.low_values_first { -1 } else { 1 };
             request.priority.map_or(-1_000_000, |value| sign * value)
         };

@@ -1,6 +1,6 @@
 //! Faults reported in other engines' caches of recurrent states (hybrid models), as tests of this cache. Issue numbers
 //! are those of the engine's repository. Two kinds are tested elsewhere: lost or missing sliding-window pages in
-//! `window_defects`, misplaced anchors in a chat (llama.cpp #22929, #24176) in the tests of `TurnMarks`.
+//! `window_defects`, anchors (save positions) misplaced in a chat (llama.cpp #22929, #24176) in tests of `TurnMarks`.
 
 use souffleur_state::pool::state_pool::StateLimits;
 
@@ -275,7 +275,7 @@ fn a_page_that_ends_with_a_chunk_and_is_the_last_of_a_prompt_has_a_state() {
     }
 }
 
-/// SGLang #31230: the states along one long conversation evicted those of all others.
+/// SGLang #31230: the states along one long conversation evicted those of all other conversations.
 #[test]
 fn a_tool_loop_leaves_the_states_of_another_conversation() {
     for page_size in [1, 16] {

@@ -1,6 +1,6 @@
 //! Tests of models with recurrent states (hybrid models): where prompts resume from the cache, how many tokens they
 //! compute, and that no state is lost, read before it is written or given to another prompt. The fake executor compares
-//! every state with the tokens that it must have seen.
+//! every state with the tokens that it must have seen. A prompt saves states at its anchors, which are positions.
 
 use souffleur_state::cache::prefix_history::{Cause, MissingState};
 use souffleur_state::pool::state_pool::StateLimits;

@@ -13,7 +13,7 @@ fn a_hole_in_the_last_window_shortens_the_match_until_it_is_filled() {
         let mut world = Tree::new(page_size, 33);
         let prompt = tokens(1, 160);
         world.publish(&prompt[..96]);
-        // Publishes the rest without its first window page, as a sequence does that has freed this page.
+        // Publishes the rest without its first window page, like a sequence that has freed this page.
         assert_eq!(world.publish_from(&prompt, 96 / page + 1), 96);
         assert_eq!(world.peek(&prompt), 160, "the last window is whole");
         let into_hole = 96 + page + 16;

@@ -133,7 +133,7 @@ fn a_sequence_of_32768_tokens_takes_the_memory_of_its_windows() {
             n_pages: 4096,
             chunk_tokens: Some(2048),
             max_prefill_tokens: 4096,
-            sets_every: 1000,
+            full_check_every: 1000,
             ..setup(16, 1024, 65_536)
         });
         world.submit(Ask::exactly(tokens(3, 32_768 - n_output), n_output));

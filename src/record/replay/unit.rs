@@ -19,8 +19,9 @@ const MAX_REQUESTS: usize = 1 << 20;
 
 pub(super) struct Unit {
     /// Dropped first, so that pages held by the other fields do not count as leaks.
-    pub(super) _closing: Closing,
+    pub(super) _closing: LedgerCloser,
     pub(super) states: ControlStates,
+    /// The next message of the open plan.
     pub(super) open: Option<Leg>,
     /// The message that the last call returned, until its recorded outcome is read.
     pub(super) returned: Option<Next>,
@@ -109,9 +110,9 @@ pub(super) struct InFlight {
     pub(super) prompt_tokens: usize,
 }
 
-pub(super) struct Closing(pub(super) Arc<PoolLedger>);
+pub(super) struct LedgerCloser(pub(super) Arc<PoolLedger>);
 
-impl Drop for Closing {
+impl Drop for LedgerCloser {
     fn drop(&mut self) {
         self.0.close();
     }
@@ -120,7 +121,7 @@ impl Drop for Closing {
 impl Unit {
     pub(super) fn new(states: ControlStates) -> Self {
         Self {
-            _closing: Closing(states.ledger.clone()),
+            _closing: LedgerCloser(states.ledger.clone()),
             states,
             open: None,
             returned: None,

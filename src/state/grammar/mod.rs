@@ -17,8 +17,8 @@ use crate::sampling::TokenMask;
 pub use constraint::{Constraint, JsonWhitespace};
 pub use row::RowGrammar;
 
-/// Stack size of the threads that compute masks, which partly recurse over the grammar; only the length of the source
-/// bounds its nesting depth. Only touched pages of the stack take memory.
+/// Stack size of the threads that compute masks. The computation recurses over the grammar, whose nesting depth is
+/// limited only by the length of its source. Only touched pages of the stack take memory.
 pub const STACK_BYTES: usize = 64 << 20;
 
 /// A compiled grammar, shared by all outputs that follow it.

@@ -9,7 +9,7 @@ use souffleur_base::ids::{SeqId, Ticket};
 /// The part of a candidate's prefix that the store has, and the progress of its fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoredPrefix {
-    /// None, or too little to be worth a fetch.
+    /// The candidate gets nothing more from the store.
     #[default]
     None,
     Found {

@@ -1,7 +1,7 @@
 //! Forecast of the free memory whenever a request ends, for requests that ignore EOS on an engine without a cache.
 //!
-//! Such requests end exactly at their limits, so their outputs need not be reserved all at once. Memory must suffice at
-//! each end, for the tokens so far less those that earlier ends freed (SGLang's `add_one_req_ignore_eos`).
+//! Such requests end exactly at their limits, so their outputs need not be reserved all at once. Whenever a
+//! request ends, memory must hold the tokens of all requests that still run (SGLang's `add_one_req_ignore_eos`).
 
 /// Tokens kept free for each request that is still running when another one ends.
 const RESERVE_TOKENS: f64 = 1.0;

@@ -52,6 +52,7 @@ pub struct PlanStep {
     /// Flushes every cached prefix after `settle`, because a step was lost or the host requested it. Locked prefixes
     /// stay; after a lost step nothing may be locked.
     pub flush: bool,
+    /// The new eviction policy, if it changes.
     pub eviction_policy: Option<EvictionPolicy>,
     /// Memory that the probe of this plan released.
     pub returned: Pages,
@@ -68,7 +69,7 @@ pub struct PlanStep {
     pub decode_demand: Option<DecodeDemand>,
     /// Tokens that must be free in any case (after a retraction, to avoid the next one).
     pub evict_tokens: usize,
-    /// Pages in the free list; exact, since only the plan chain changes it.
+    /// Pages in the free list; exact, since only plans change it.
     pub free_pages: usize,
     pub free_rows: usize,
     /// Recurrent states in the free list; 0 for models without recurrent layers.

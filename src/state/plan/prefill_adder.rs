@@ -16,7 +16,7 @@ pub enum Budget {
     Continue,
     /// Too little KV memory for another request.
     NoToken,
-    /// The step has enough input tokens, or enough requests.
+    /// The step has no input tokens, time or rows left for another request.
     Other,
 }
 

@@ -101,13 +101,13 @@ impl PrefillPace {
             tokens,
         };
         // The cost per token of a short step is too high, and would replace a smaller bound from another depth.
-        let known = self.token_s(depth);
-        let is_known = self.measurements.iter().any(Option::is_some);
-        let is_short = tokens.saturating_mul(2) < quotient(self.step_s, known);
+        let bound = self.token_s(depth);
+        let is_measured = self.measurements.iter().any(Option::is_some);
+        let is_short = tokens.saturating_mul(2) < quotient(self.step_s, bound);
         let measurement = &mut self.measurements[class_of(depth)];
         *measurement = Some(match *measurement {
             Some(old) => old.updated(new, self.step_s),
-            None if is_known && is_short && token_s >= known => return,
+            None if is_measured && is_short && token_s >= bound => return,
             None => new,
         });
     }
@@ -136,8 +136,8 @@ impl PrefillPace {
         let class = class_of(depth);
         let mut shallower = self.measurements[..=class].iter().rev().flatten();
         let mut deeper = self.measurements[class..].iter().flatten();
-        let below = shallower.next().map(|known| known.bound_at(depth));
-        let above = deeper.next().map(|known| known.bound_at(depth));
+        let below = shallower.next().map(|nearest| nearest.bound_at(depth));
+        let above = deeper.next().map(|nearest| nearest.bound_at(depth));
         match (below, above) {
             (Some(below), Some(above)) => below.min(above),
             (Some(bound), None) | (None, Some(bound)) => bound,
@@ -147,7 +147,7 @@ impl PrefillPace {
 }
 
 impl Measurement {
-    /// The measurement after another step: a small step may lower the cost, but not raise it.
+    /// The moving average after another step: a small step may lower the cost, but not raise it.
     fn updated(self, new: Self, step_s: f64) -> Self {
         let usual = self.tokens.min(quotient(step_s, self.token_s));
         let old_cost = self.bound_at(new.depth);

@@ -49,7 +49,7 @@ impl StateRules {
         let at = |position: usize| Place::At(floor(position));
         let tail = (self.page_size > 1 && candidate.continues_at.is_none()).then_some(Place::Tail);
         // After a tool result the next prompt resumes from the reply, and rarely from before it.
-        let (first, second) = if candidate.n_anchors() >= ANCHORS_OF_TOOL_TURNS {
+        let (early_tail, late_tail) = if candidate.n_anchors() >= ANCHORS_OF_TOOL_TURNS {
             (tail, None)
         } else {
             (None, tail)
@@ -58,11 +58,11 @@ impl StateRules {
         let loaded = admitted.load.map(|load| at(load.to));
         let useful = shared.iter().copied().map(at).chain(loaded);
         let useful = useful
-            .chain(first)
+            .chain(early_tail)
             .chain(anchors.rev().map(at))
             .chain(is_branch.then_some(branch).map(at))
             .chain(candidate.anchors.is_empty().then_some(last).map(at))
-            .chain(second);
+            .chain(late_tail);
         let mut places = UsefulCopies::new();
         for place in useful {
             if self.is_within(place, admitted) && !places.contains(&place) {
@@ -185,8 +185,8 @@ fn grant_grid(
         .filter(|(wanted, _)| wanted.is_some());
     for (_, admitted) in on_grid {
         for position in rules.grid_positions(admitted) {
-            let is_known = admitted.saves.iter().any(|save| save.position == position);
-            if is_known || granted == max_copies {
+            let is_saved = admitted.saves.iter().any(|save| save.position == position);
+            if is_saved || granted == max_copies {
                 continue;
             }
             let reason = SaveReason::Grid;

@@ -24,12 +24,12 @@ pub enum Settle {
 #[derive(Debug)]
 pub struct PublishKey {
     pub namespace: Namespace,
-    /// The first `len` tokens have their K/V written. The tree publishes whole pages of them.
+    /// The K/V of the first `len` tokens is written or about to be. The tree publishes whole pages of them.
     pub tokens: Arc<[u32]>,
     pub len: usize,
     /// Length of the prompt, which becomes a separate node of the tree.
     pub prompt_len: usize,
-    /// Tokens of this request that an earlier checkpoint has counted as hits.
+    /// Length of the prefix whose tree nodes have already counted this request as a hit.
     pub inserted_tokens: usize,
     pub priority: i64,
     /// The step that writes the last of `tokens`.

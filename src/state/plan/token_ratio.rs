@@ -1,4 +1,4 @@
-//! `new_token_ratio`: of the tokens that running requests may still generate, the fraction reserved for them.
+//! `new_token_ratio`: the fraction of the running requests' remaining output tokens for which memory is reserved.
 //!
 //! The ratio starts high, falls with every successful decode, and is computed anew after a retraction, as in SGLang.
 

@@ -16,7 +16,7 @@ pub struct Verdict {
     /// Sequences that were published and continue.
     pub checkpointed: Vec<CheckpointedSeq>,
     pub pinned: Vec<Pinned>,
-    /// Candidates admitted, in order. Empty: the decode runs, if one was requested.
+    /// Candidates admitted, in order. If there are none and nothing is preempted, a requested decode runs.
     pub admitted: Vec<Admitted>,
     /// The decode runs in the same step as the admitted prefills.
     pub mixed: bool,
@@ -95,6 +95,7 @@ pub struct Admitted {
     pub departure: Option<Box<Departure>>,
     /// Tokens with cached K/V at the admission: more than `prefix_len` if no recurrent state was cached at their end.
     pub kv_tokens: usize,
+    /// The cached state from which the row starts.
     pub state: Option<StateSlot>,
     /// The positions in the chunk at which the recurrent state is copied.
     pub saves: SmallVec<[SaveAt; 2]>,

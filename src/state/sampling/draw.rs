@@ -2,7 +2,7 @@
 
 /// A number in [0, 1): a pure function of seed and output position.
 ///
-/// There is no generator state, so a sequence that was retracted, moved or rebuilt draws the same numbers.
+/// There is no generator state, so a retracted sequence draws the same numbers again.
 pub fn uniform(seed: u64, position: u64) -> f64 {
     let bits = mix(mix(seed.wrapping_add(GOLDEN)) ^ position.wrapping_mul(GOLDEN));
     (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
@@ -16,6 +16,7 @@ pub fn seed_of_sample(seed: u64, index: u32) -> u64 {
     }
 }
 
+/// 2^64 divided by the golden ratio: the increment of SplitMix64.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit affects every output bit.

@@ -26,7 +26,7 @@ impl DrawScratch {
 ///
 /// The order is by token id if top_k and top_p drop nothing, else by descending probability, ties by id. Weights are
 /// f64 and are summed in a fixed order, so the draw is reproducible.
-pub(super) struct Kept<'a> {
+pub(super) struct KeptTokens<'a> {
     tokens: Order<'a>,
     mass: f64,
 }
@@ -42,7 +42,7 @@ const BLOCK: usize = 64;
 /// Number of weight classes: eight for each power of two; the last class extends to 0.
 const CLASSES: usize = 512;
 
-impl<'a> Kept<'a> {
+impl<'a> KeptTokens<'a> {
     /// `max` is the highest logit and finite; `temperature` is at least 1e-6.
     #[inline(always)]
     pub(super) fn of(
@@ -87,13 +87,13 @@ impl<'a> Kept<'a> {
                     cumulated += token.1;
                     cumulated > target
                 });
-                found.or(tokens.last()).expect(ALWAYS).0
+                found.or(tokens.last()).expect(NEVER_EMPTY).0
             }
         }
     }
 }
 
-const ALWAYS: &str = "the most likely token is always kept";
+const NEVER_EMPTY: &str = "the most likely token is always kept";
 
 /// Skips blocks while the cumulative weight is at most the target, then scans one block.
 #[inline(always)]
@@ -117,7 +117,7 @@ fn pick_by_id(weights: &[f64], target: f64) -> u32 {
     weights
         .iter()
         .rposition(|&weight| weight > 0.0)
-        .expect(ALWAYS) as u32
+        .expect(NEVER_EMPTY) as u32
 }
 
 #[inline(always)]
@@ -166,7 +166,7 @@ impl ByRank {
 
     /// Keeps the `top_k` highest tokens, and of those each whose predecessors sum to at most `mass`.
     #[inline(always)]
-    fn keep(self, mass: f64, scratch: &mut DrawScratch) -> Kept<'_> {
+    fn keep(self, mass: f64, scratch: &mut DrawScratch) -> KeptTokens<'_> {
         let DrawScratch { weights, ranked } = scratch;
         let min_weight = min_weight_of(self.last_class(weights, mass));
         ranked.clear();
@@ -177,7 +177,7 @@ impl ByRank {
         if self.has_nucleus {
             keep_nucleus(ranked, mass);
         }
-        Kept {
+        KeptTokens {
             mass: ranked.iter().map(|token| token.1).sum(),
             tokens: Order::ByRank(ranked),
         }

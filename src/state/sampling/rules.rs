@@ -53,12 +53,10 @@ impl SamplingParams {
         u32::try_from(self.top_k).ok().filter(|limit| *limit > 0)
     }
 
-    /// Returns whether `top_p` drops tokens.
     pub fn has_nucleus(&self) -> bool {
         self.top_p < 1.0
     }
 
-    /// Whether `top_k` or `top_p` drops tokens.
     pub fn filters_by_rank(&self, vocab_size: usize) -> bool {
         let drops = |limit| (limit as usize) < vocab_size;
         self.rank_limit().is_some_and(drops) || self.has_nucleus()

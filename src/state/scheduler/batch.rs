@@ -22,7 +22,7 @@ pub(super) struct Batch {
 pub(super) enum PrefillPart {
     /// A chunk that does not complete the prefill.
     Chunk,
-    /// The last chunk, or the whole prefill: the sequence decodes after it.
+    /// The last chunk, or the whole prefill.
     Last,
 }
 

@@ -11,7 +11,7 @@ use souffleur_base::ids::{IntakeId, RequestId, SeqId};
 
 use super::outbox::Counter;
 use super::planning::MAX_CANDIDATES;
-use super::{Computed, Scheduler};
+use super::{KvAtEnd, Scheduler};
 
 /// Limits that guarantee that an idle engine can run every accepted request.
 #[derive(Clone, Copy, Debug)]
@@ -129,14 +129,14 @@ impl Scheduler {
         let intake = sequence.request.intake;
         let kept = kept.min(sequence.output.len());
         let reason = FinishReason::StopString(String::new());
-        self.finish(seq, RequestEnd::Finished(reason), kept, Computed::Publish);
+        self.finish(seq, RequestEnd::Finished(reason), kept, KvAtEnd::Publish);
         self.outbox.withdraw(intake);
     }
 
     pub(super) fn abort(&mut self, seq: SeqId) {
         let kept = self.requests[seq].output.len();
         let end = RequestEnd::Finished(FinishReason::Abort);
-        self.finish(seq, end, kept, Computed::Discard);
+        self.finish(seq, end, kept, KvAtEnd::Discard);
     }
 
     /// Ends requests at the head of the queue whose flag is raised and whose cancel message is still in flight.

@@ -5,7 +5,7 @@
 //!
 //! Each part is a file and owns some state: requests (live requests), queue and order (the waiting queue), batch
 //! (running requests), memory (counts from pools and tree), pipeline (the open plan, steps in flight), hosts (pins,
-//! flushes and pauses, ordered by the embedding program, the host), outbox (messages, counters). Files with rules:
+//! flushes and pauses, requested by the embedding program, the host), outbox (messages, counters). Files with rules:
 //!
 //! - intake: `submit`, `cancel`, `stop_found`
 //! - planning: `next` (settlements, candidates, decode)
@@ -160,17 +160,17 @@ pub struct Scheduler {
     pipeline: Pipeline,
     hosts: Hosts,
     outbox: Outbox,
-    /// Window pages that left the window; the next plan returns them to the pool.
-    left_windows: WindowPages,
+    /// Window pages whose tokens have left the window; the next plan returns them to the pool.
+    passed_windows: WindowPages,
     /// `None` without a store.
     tier: Option<Box<Tier>>,
     /// Measured prefill speed; `None` if the time of steps is unbounded.
     pace: Option<Box<PrefillPace>>,
 }
 
-/// Whether a sequence that releases its memory publishes its K/V.
+/// Whether a sequence that ends leaves its K/V in the prefix cache (publishes it).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Computed {
+enum KvAtEnd {
     Publish,
     Discard,
 }
@@ -190,7 +190,7 @@ impl Scheduler {
             pipeline: Pipeline::new(),
             hosts: Hosts::default(),
             outbox: Outbox::default(),
-            left_windows: WindowPages::empty(),
+            passed_windows: WindowPages::empty(),
             tier: limits.tier.map(|tier| Box::new(Tier::new(tier))),
             pace: limits
                 .rules
@@ -271,10 +271,10 @@ impl Scheduler {
     pub fn private_windows(&self) -> impl Iterator<Item = PageId> + '_ {
         let sequences = self.requests.iter();
         let owned = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.windows.as_ref());
-        let left = self.left_windows.ids().iter().copied();
+        let passed = self.passed_windows.ids().iter().copied();
         owned
             .flat_map(|windows| windows.pages.ids().iter().copied())
-            .chain(left)
+            .chain(passed)
     }
 
     pub fn held_states(&self) -> impl Iterator<Item = StateSlot> + '_ {
@@ -286,7 +286,7 @@ impl Scheduler {
     /// Only running, chunked and just ended sequences hold memory: the queue, which may be long, is skipped.
     fn census(&self) -> Census {
         let (mut private_pages, mut decode_tokens, mut states) = (0, 0, 0);
-        let mut windows = self.left_windows.len();
+        let mut windows = self.passed_windows.len();
         for &seq in self.batch.running() {
             let sequence = &self.requests[seq];
             decode_tokens += sequence.request.prompt.len() + sequence.output.len();
@@ -320,7 +320,7 @@ impl Scheduler {
 
     /// Ends a sequence and reports its end; the next plan releases its memory. The first `kept_output` output tokens
     /// are valid.
-    fn finish(&mut self, seq: SeqId, end: RequestEnd, kept_output: usize, computed: Computed) {
+    fn finish(&mut self, seq: SeqId, end: RequestEnd, kept_output: usize, kv: KvAtEnd) {
         let sequence = &mut self.requests[seq];
         if sequence.has_ended {
             return;
@@ -328,7 +328,7 @@ impl Scheduler {
         let phase = sequence.phase;
         sequence.has_ended = true;
         sequence.kept_output = kept_output;
-        sequence.publish = computed == Computed::Publish;
+        sequence.publish = kv == KvAtEnd::Publish;
         if phase == Phase::Running && sequence.rows_in_flight > 0 && !end.shows_in_results() {
             self.outbox.note_ended(seq);
         }
@@ -345,6 +345,6 @@ impl Scheduler {
 
     fn fail(&mut self, seq: SeqId, error: RequestError) {
         let kept = self.requests[seq].output.len();
-        self.finish(seq, RequestEnd::Failed(error), kept, Computed::Discard);
+        self.finish(seq, RequestEnd::Failed(error), kept, KvAtEnd::Discard);
     }
 }

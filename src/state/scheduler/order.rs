@@ -206,7 +206,7 @@ impl Scheduler {
         let all = self.queue.waiting().iter().map(|seq| {
             let sequence = &self.requests[*seq];
             let matched = matches.remove(seq);
-            let is_known = by_arrival || order.policy.probe_need().is_none() || matched.is_some();
+            let is_ordered = by_arrival || order.policy.probe_need().is_none() || matched.is_some();
             let waiting = Waiting {
                 seq: *seq,
                 prompt_tokens: sequence.request.prompt.len(),
@@ -215,17 +215,17 @@ impl Scheduler {
                 waited_tokens: order.prefilled_tokens - sequence.arrival_prefilled_tokens,
                 matched: matched.unwrap_or_default(),
             };
-            (is_known, waiting)
+            (is_ordered, waiting)
         });
         // Requests that arrived after the probe come last.
-        let (known, rest): (Vec<_>, Vec<_>) = all.partition(|(is_known, _)| *is_known);
-        let mut known: Vec<Waiting> = known.into_iter().map(|(_, waiting)| waiting).collect();
+        let (ordered, late): (Vec<_>, Vec<_>) = all.partition(|(is_ordered, _)| *is_ordered);
+        let mut ordered: Vec<Waiting> = ordered.into_iter().map(|(_, waiting)| waiting).collect();
         if !by_arrival {
-            self.queue.order_mut().policy.order(&mut known);
+            self.queue.order_mut().policy.order(&mut ordered);
         }
-        let rest = rest.into_iter().map(|(_, waiting)| waiting.seq);
-        let mut order: Vec<SeqId> = known.iter().map(|waiting| waiting.seq).collect();
-        order.extend(rest);
+        let late = late.into_iter().map(|(_, waiting)| waiting.seq);
+        let mut order: Vec<SeqId> = ordered.iter().map(|waiting| waiting.seq).collect();
+        order.extend(late);
         if priority != PriorityOrder::Ignored {
             order.sort_by_cached_key(|seq| priority.rank(self.requests[*seq].request.priority));
         }

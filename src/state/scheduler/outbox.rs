@@ -47,7 +47,7 @@ impl Outbox {
 
     /// Reserves capacity for messages about this many requests.
     #[inline]
-    pub(super) fn expect(&mut self, n_requests: usize) {
+    pub(super) fn reserve(&mut self, n_requests: usize) {
         self.news.reserve(n_requests);
     }
 

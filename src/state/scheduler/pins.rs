@@ -53,7 +53,7 @@ impl Pins {
 
     /// Keeps granted locks (soft pins up to `max_soft_tokens`) and releases those of removed pins. Returns true if it
     /// released a lock.
-    pub(super) fn granted(&mut self, pinned: Vec<Pinned>, max_soft_tokens: usize) -> bool {
+    pub(super) fn keep_granted(&mut self, pinned: Vec<Pinned>, max_soft_tokens: usize) -> bool {
         let before = self.released.len();
         for Pinned { pin, lock, tokens } in pinned {
             let lock = match self.soft.grant(pin, lock, tokens) {

@@ -21,7 +21,7 @@ pub(super) struct Pipeline {
     steps: VecDeque<StepRecord>,
     next_step: StepId,
     deltas: Vec<TableDelta>,
-    /// An event has occurred since the last plan; otherwise the next plan would be the same.
+    /// An event has occurred since the last plan began; otherwise the next plan would be the same.
     is_dirty: bool,
     /// A step was lost: no plan until no step is in flight, then everything is retracted and the tree flushed.
     is_recovering: bool,
@@ -247,7 +247,7 @@ impl Pipeline {
         self.is_dirty = true;
     }
 
-    /// Starts a plan: later changes count for the plan after it. `is_dirty` forces another plan.
+    /// Starts a plan: later changes count for the plan after it. With `is_dirty`, another plan follows in any case.
     #[inline]
     pub(super) fn begin_plan(&mut self, is_dirty: bool) {
         self.is_dirty = is_dirty;
@@ -319,7 +319,7 @@ impl Pipeline {
     }
 
     #[inline]
-    pub(super) fn take_spent(&mut self) -> Option<Vec<RowResult>> {
+    pub(super) fn take_cleared_rows(&mut self) -> Option<Vec<RowResult>> {
         self.cleared_rows.take()
     }
 }

@@ -95,7 +95,7 @@ impl Scheduler {
         }
         let pinned = std::mem::take(&mut verdict.pinned);
         let max_soft_tokens = self.soft_pin_tokens();
-        if self.hosts.pins_mut().granted(pinned, max_soft_tokens) {
+        if self.hosts.pins_mut().keep_granted(pinned, max_soft_tokens) {
             self.pipeline.note_change();
         }
         for &seq in &verdict.held {
@@ -352,8 +352,8 @@ impl Scheduler {
             return self.run_copies();
         }
         if decodes {
-            let is_mixed = usize::from(!rows.is_empty());
-            self.outbox.count(Counter::MixedSteps, is_mixed);
+            let n_mixed = usize::from(!rows.is_empty());
+            self.outbox.count(Counter::MixedSteps, n_mixed);
             rows.extend(self.decode_step_rows(&decode));
         }
         self.note_prefill_step(!mixed && !decode.is_empty());

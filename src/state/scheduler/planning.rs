@@ -44,7 +44,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends cancelled requests, and reopens an empty batch to admissions.
+    /// Ends cancelled requests, and allows admissions again if the batch is empty or may be preempted.
     pub(super) fn sweep_before_plan(&mut self) {
         self.sweep_cancelled();
         self.queue.forget_preempted();
@@ -56,7 +56,7 @@ impl Scheduler {
     pub(super) fn open_plan(&mut self) -> Next {
         let settle = self.take_settlements();
         let pins = self.hosts.pins_mut().take_demands();
-        let has_left = self.has_left_windows();
+        let has_passed = self.has_passed_windows();
         let decode = self.plan_decode();
         if self.considers_queue(&decode.seqs) {
             self.order_queue();
@@ -70,7 +70,7 @@ impl Scheduler {
             || !pins.is_empty()
             || admit.is_some()
             || self.pipeline.has_returned()
-            || has_left
+            || has_passed
             || self.has_unsaved(!decode.seqs.is_empty())
             || self.queue.order().new_eviction_policy().is_some();
         if !needs_tree {
@@ -102,7 +102,7 @@ impl Scheduler {
             states: returned_states,
             windows: mut returned_windows,
         } = self.pipeline.take_returned();
-        returned_windows.append(self.take_left_windows());
+        returned_windows.append(self.take_passed_windows());
         let (free_pages, free_rows) = (self.memory.free_pages(), self.memory.free_rows());
         PlanStep {
             returned,
@@ -145,14 +145,14 @@ impl Scheduler {
             evicted: EvictedPages::empty(),
             returned_rows: Vec::new(),
             returned_states: Vec::new(),
-            returned_windows: self.take_left_windows(),
+            returned_windows: self.take_passed_windows(),
             demands: Vec::new(),
             growing,
             verdict: Box::new(Verdict::default()),
         }))
     }
 
-    /// Publishes prefilled tokens and releases the memory of ended sequences.
+    /// Takes the settlements: prefilled tokens to publish, memory of ended sequences and locks to release.
     pub(super) fn take_settlements(&mut self) -> Vec<Settle> {
         let mut settle = Vec::new();
         for seq in self.batch.take_extended() {
@@ -238,7 +238,7 @@ impl Scheduler {
     }
 
     /// This plan's candidates: the chunked request, retracted requests, the queue in policy order. The sequences in
-    /// `decode` run if no candidate fits.
+    /// `decode` run if no candidate fits, or in the same step.
     pub(super) fn admit_request(&mut self, decode: &[SeqId]) -> Option<AdmitRequest> {
         let is_full = self.batch.is_full();
         let is_closed = (is_full || self.queue.len() == 0) && self.batch.chunked().is_none();

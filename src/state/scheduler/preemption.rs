@@ -1,4 +1,4 @@
-//! Preemption by higher priority: at intake, in the queue, in the running batch.
+//! Effects of priorities: rejection at intake, order of candidates, preemption of running requests.
 
 use std::cmp::Reverse;
 
@@ -12,7 +12,7 @@ use souffleur_base::ids::SeqId;
 use super::outbox::Counter;
 use super::pipeline::OpenPlan;
 use super::planning::MAX_CANDIDATES;
-use super::{Computed, Next, Scheduler};
+use super::{KvAtEnd, Next, Scheduler};
 
 impl Scheduler {
     pub(super) fn preempts(&self) -> bool {
@@ -141,7 +141,7 @@ impl Scheduler {
         let worst = waiting.min_by_key(|seq| (self.rank(**seq), Reverse(**seq)));
         match worst.copied() {
             Some(worst) if self.rank(worst) < rules.rank(priority) => {
-                self.finish(worst, RequestEnd::Failed(overloaded), 0, Computed::Discard);
+                self.finish(worst, RequestEnd::Failed(overloaded), 0, KvAtEnd::Discard);
                 Ok(())
             }
             _ => Err(overloaded),

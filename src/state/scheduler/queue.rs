@@ -11,7 +11,7 @@ pub(super) struct Queue {
     order: QueueOrder,
     /// In the order of the last plan, then newer arrivals.
     waiting: VecDeque<SeqId>,
-    /// Served before `waiting`; oldest first.
+    /// Oldest first; without priorities, served before `waiting`.
     retracted: VecDeque<SeqId>,
     /// Preempted for the step being planned: not candidates for it.
     preempted: Vec<SeqId>,
@@ -71,7 +71,7 @@ impl Queue {
         self.waiting.push_back(seq);
     }
 
-    /// Inserts a retracted request: ahead of the policy's order, oldest first.
+    /// Inserts a retracted request by its age.
     #[inline]
     pub(super) fn push_retracted(&mut self, seq: SeqId) {
         let place = self.retracted.partition_point(|other| *other < seq);

@@ -1,4 +1,4 @@
-//! Takes the results of steps: new tokens, ended requests, lost steps.
+//! Takes the results of steps: new tokens, ended requests, failed (lost) steps.
 
 use crate::plan::PlanStep;
 use crate::scheduler::news::FinishReason;
@@ -11,7 +11,7 @@ use souffleur_base::ids::{SeqId, StepId};
 use super::outbox::Counter;
 use super::pipeline::StepRecord;
 use super::planning::retract_of;
-use super::{Computed, Next, Scheduler};
+use super::{KvAtEnd, Next, Scheduler};
 
 /// Lost steps that a request survives: a request that breaks every step must fail eventually.
 const MAX_LOSSES: u32 = 2;
@@ -36,7 +36,7 @@ impl Scheduler {
         }
         match result {
             Ok(mut output) => {
-                self.outbox.expect(output.rows.len());
+                self.outbox.reserve(output.rows.len());
                 for row in &mut output.rows {
                     self.take_row(row);
                 }
@@ -49,7 +49,7 @@ impl Scheduler {
 
     /// Takes the cleared rows of the last result, unless already taken: the next result can reuse their memory.
     pub fn take_spent(&mut self) -> Option<Vec<RowResult>> {
-        self.pipeline.take_spent()
+        self.pipeline.take_cleared_rows()
     }
 
     /// Takes a row's result. The token of a sequence that ended while the step was in flight is dropped; a retracted
@@ -104,7 +104,7 @@ impl Scheduler {
             self.outbox.report(sequence, tokens, logprobs, None);
         }
         if let Some(reason) = end {
-            self.finish(seq, RequestEnd::Finished(reason), kept, Computed::Publish);
+            self.finish(seq, RequestEnd::Finished(reason), kept, KvAtEnd::Publish);
         }
     }
 

@@ -95,7 +95,7 @@ impl Scheduler {
         retract_of(seq, sequence)
     }
 
-    /// Queues a retracted sequence ahead of the policy's order, oldest first.
+    /// Counts a retraction, and queues the sequence among the retracted ones.
     pub(super) fn queue_retracted(&mut self, seq: SeqId) {
         let sequence = &mut self.requests[seq];
         sequence.retractions += 1;

@@ -141,11 +141,11 @@ impl RowStates {
     }
 
     /// Splits the states of an ended sequence into states to cache and states to free. `committed` tokens were
-    /// computed; the ids of the first `known` are known.
+    /// computed; the scheduler knows the ids of the first `n_known`, since it drops tokens sampled after the end.
     pub fn publish(
         self,
         committed: usize,
-        known: usize,
+        n_known: usize,
         page_tokens: usize,
     ) -> (Vec<SavedState>, Vec<OwnedState>) {
         let Self {
@@ -160,7 +160,7 @@ impl RowStates {
             reason: SaveReason::Boundary,
             state,
         };
-        if committed <= known && committed.is_multiple_of(page_tokens) {
+        if committed <= n_known && committed.is_multiple_of(page_tokens) {
             saved.push(boundary(committed, live));
             given_back.extend(tail.map(|tail| tail.state));
         } else {
@@ -168,7 +168,7 @@ impl RowStates {
             match tail {
                 Some(Tail {
                     state, position, ..
-                }) if (1..=known).contains(&position) => {
+                }) if (1..=n_known).contains(&position) => {
                     saved.push(boundary(position, state));
                 }
                 tail => given_back.extend(tail.map(|tail| tail.state)),

@@ -15,7 +15,7 @@ pub enum Phase {
     /// Waits for its first admission, or for readmission after a retraction or preemption.
     Waiting,
     Chunked,
-    /// The whole prefill is planned, and the sequence decodes.
+    /// The whole prefill is planned; the sequence decodes if it generates output.
     Running,
 }
 
@@ -36,7 +36,7 @@ pub struct SequenceKv {
     pub private: Pages,
     pub protected_pages: usize,
     pub lock: NodeLock,
-    /// Tokens of this request that a checkpoint has counted as hits.
+    /// Length of the prefix whose tree nodes have already counted this request as a hit.
     pub inserted_tokens: usize,
     pub states: Option<Box<RowStates>>,
     /// Private window pages after the tree's, without pages that have left the window; `None` without window layers.
@@ -53,8 +53,9 @@ pub struct Sequence {
     pub has_ended: bool,
     /// End-of-sequence and stop tokens end the sequence.
     ends_at_stop_tokens: bool,
-    /// The opening tokens of the output have been reported.
+    /// The output's first tokens, which its grammar determines, have been reported.
     pub is_opening_sent: bool,
+    /// Once ended, the sequence leaves its K/V in the prefix cache.
     pub publish: bool,
     pub rows_in_flight: u32,
     /// Copied from the request, like `ends_at_stop_tokens`, since every plan and every token reads these fields.
@@ -75,7 +76,7 @@ pub struct Sequence {
     pub input_logprobs_until: u32,
     /// When a timeout check first found the sequence admitted, in seconds of the clock of `submitted_s`.
     pub running_since_s: Option<f64>,
-    /// Number of lost steps that included the sequence.
+    /// Number of failed (lost) steps that included the sequence.
     pub losses: u32,
     /// Number of plans that held the sequence back while another prefill computed its prefix.
     pub waits: u8,
@@ -145,8 +146,6 @@ impl Sequence {
         self.max_new_tokens() == 0 && self.phase == Phase::Running && self.rows_in_flight == 0
     }
 
-    /// The memory of an admitted sequence.
-    ///
     /// # Panics
     /// If the sequence is not admitted.
     pub fn held_kv(&self) -> &SequenceKv {

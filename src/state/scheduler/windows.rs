@@ -1,4 +1,4 @@
-//! Window pages of sequences: released once they leave the attention window.
+//! KV pages of sliding-window layers (window pages): released once their tokens have left the attention window.
 //!
 //! Every granted page comes with a window page: one list of demands covers both and is granted or refused as a whole.
 
@@ -67,7 +67,7 @@ impl Scheduler {
         } else {
             window.passed_pages(kv.committed)
         };
-        self.left_windows.append(windows.take_below(passed));
+        self.passed_windows.append(windows.take_below(passed));
         if window.passed_pages(kv.committed) >= kv.protected_pages
             && let Some(lock) = kv.lock.take_windows()
         {
@@ -83,12 +83,12 @@ impl Scheduler {
         sequence.is_some_and(|sequence| !has_cache || sequence.request.bypasses_cache)
     }
 
-    pub(super) fn has_left_windows(&self) -> bool {
-        !self.left_windows.is_empty()
+    pub(super) fn has_passed_windows(&self) -> bool {
+        !self.passed_windows.is_empty()
     }
 
-    pub(super) fn take_left_windows(&mut self) -> WindowPages {
-        std::mem::take(&mut self.left_windows)
+    pub(super) fn take_passed_windows(&mut self) -> WindowPages {
+        std::mem::take(&mut self.passed_windows)
     }
 
     /// Appends a window page to each growing sequence.
@@ -109,7 +109,7 @@ impl Scheduler {
 
     /// True if a plan can grant this many window pages, including the pages that it returns.
     pub(super) fn has_windows_for(&self, growing: usize) -> bool {
-        let free = self.memory.free_windows() + self.left_windows.len();
+        let free = self.memory.free_windows() + self.passed_windows.len();
         self.limits.windows.is_none() || growing <= free
     }
 

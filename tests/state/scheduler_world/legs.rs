@@ -67,7 +67,7 @@ impl World {
     /// Checks the results of the tree and the pools.
     fn check_after(&mut self, before: Before, leg: &Leg) {
         match (before, leg) {
-            (Before::Probe(keys), _) if self.checks_sets() => {
+            (Before::Probe(keys), _) if self.is_full_check() => {
                 assert_eq!(self.states.cache.check_integrity(), Ok(()));
                 let numbers: Vec<usize> = keys.iter().map(|k| self.number_of(k.seq)).collect();
                 self.order.note_probe(&self.states.cache, &numbers, &keys);
@@ -78,12 +78,12 @@ impl World {
                 {
                     self.preempted.push(preempt.victims.len());
                 }
-                let is_kept = self.stats().pins > 0;
+                let has_pins = self.stats().pins > 0;
                 assert!(
-                    !is_flush || is_kept || self.states.cache.total_size() == 0,
-                    "flushed while busy"
+                    !is_flush || has_pins || self.states.cache.total_size() == 0,
+                    "a flush without pins left cached tokens"
                 );
-                if self.checks_sets() {
+                if self.is_full_check() {
                     assert_eq!(self.states.cache.check_integrity(), Ok(()));
                 }
             }
@@ -99,7 +99,7 @@ impl World {
             assert_eq!(self.stats().integrity_failures, 0);
             if !matches!(next, Next::PlanStep(_) | Next::ReservePages(_)) {
                 self.check_counters();
-                if self.checks_sets() {
+                if self.is_full_check() {
                     self.check_pages();
                     self.check_states();
                     self.check_windows();

@@ -3,7 +3,7 @@
 //! Events may come between any two legs of a plan. Every invariant is asserted here, so a test only lists
 //! events.
 
-mod books;
+mod checks;
 mod events;
 mod legs;
 
@@ -55,8 +55,8 @@ pub struct Setup {
     pub eviction: &'static str,
     pub states: Option<StateLimits>,
     pub windows: Option<WindowLimits>,
-    /// Plans between two checks of whole sets: each page, each node, the whole order of the queue.
-    pub sets_every: usize,
+    /// Plans from one full check to the next: of each page, of each node, of the whole order of the queue.
+    pub full_check_every: usize,
 }
 
 impl Default for Setup {
@@ -77,7 +77,7 @@ impl Default for Setup {
             eviction: "lru",
             states: None,
             windows: None,
-            sets_every: 1,
+            full_check_every: 1,
         }
     }
 }
@@ -175,7 +175,7 @@ pub struct World {
     unfinished: Vec<usize>,
     /// The number of plans that the pools have answered.
     plans: usize,
-    /// The number of victims of each plan with preemptions.
+    /// The number of victims of each preemption.
     pub preempted: Vec<usize>,
     pins: Vec<u64>,
     soft_pins: u64,
@@ -301,9 +301,9 @@ impl World {
         self.states.scheduler.is_idle() && self.leg.is_none()
     }
 
-    /// True at the plans that check whole sets.
-    pub fn checks_sets(&self) -> bool {
-        self.plans.is_multiple_of(self.setup.sets_every)
+    /// True if a full check is due at this plan.
+    pub fn is_full_check(&self) -> bool {
+        self.plans.is_multiple_of(self.setup.full_check_every)
     }
 
     /// Number of steps in flight.

@@ -343,8 +343,8 @@ fn a_prefix_that_is_longer_than_the_buffers_is_loaded_in_rounds() {
     }
 }
 
-/// A world whose store has six blocks of a prompt, of which a step loads two. The first round is in a step, the second
-/// is requested.
+/// A world whose store has six blocks of a prompt, of which each step loads two (a round). The first round is in a
+/// step, and the second one is requested from the store.
 fn in_rounds() -> (TierWorld, usize) {
     in_rounds_with(None)
 }

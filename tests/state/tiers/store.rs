@@ -20,7 +20,8 @@ pub struct Disk {
     pub states: HashMap<Path, Vec<u8>>,
 }
 
-pub struct Run {
+/// The blocks that a fetch has read, and the state at their end.
+pub struct FetchedRun {
     pub blocks: Vec<Vec<u8>>,
     pub state: Option<Vec<u8>>,
 }
@@ -29,7 +30,7 @@ pub struct Run {
 #[derive(Default)]
 pub struct Buffers {
     pub saved: HashMap<Ticket, (BlockKind, Vec<u8>)>,
-    pub fetched: HashMap<Ticket, Run>,
+    pub fetched: HashMap<Ticket, FetchedRun>,
     /// The executor finds no free buffer.
     pub is_full: bool,
 }
@@ -218,7 +219,7 @@ impl NaiveStore {
                 let end = self.resumable(&namespace, &tokens, blocks.start..end);
                 let paths = (blocks.start + 1..=end).map(|n| self.path(&namespace, &tokens, n));
                 let read = paths.map(|path| self.disk.blocks[&path].clone());
-                let run = Run {
+                let run = FetchedRun {
                     blocks: read.collect(),
                     state: self
                         .disk

@@ -160,7 +160,7 @@ impl TierWorld {
             void_until: StepId::new(0),
         };
         world.states.scheduler.store_serves(true);
-        world.settle();
+        world.plan_and_check();
         world
     }
 
@@ -209,7 +209,7 @@ impl TierWorld {
             seed,
         });
         self.states.scheduler.submit(submission);
-        self.settle();
+        self.plan_and_check();
         number
     }
 
@@ -217,7 +217,7 @@ impl TierWorld {
         self.views[number].flag.raise();
         let rid = RequestId::new(format!("r{number}"));
         self.states.scheduler.cancel(&rid, None);
-        self.settle();
+        self.plan_and_check();
     }
 
     /// Answers the oldest order to the store; returns false if there is none.
@@ -230,15 +230,15 @@ impl TierWorld {
             return false;
         }
         self.store.answer(index, limit, &mut self.states.scheduler);
-        self.settle();
+        self.plan_and_check();
         true
     }
 
-    /// The store is dead: pending orders are never answered.
+    /// Kills the store: pending orders are never answered.
     pub fn kill_store(&mut self) {
         self.store.pending.clear();
         self.states.scheduler.store_serves(false);
-        self.settle();
+        self.plan_and_check();
     }
 
     pub fn end_step(&mut self, end: Outcome) -> bool {
@@ -263,11 +263,11 @@ impl TierWorld {
             _ => {}
         }
         self.states.scheduler.step_done(plan.step, result);
-        self.settle();
+        self.plan_and_check();
         true
     }
 
-    /// Runs everything to its end, the store included.
+    /// Ends all steps, and answers all orders to the store.
     pub fn drain(&mut self) {
         let mut rounds = 0;
         loop {
@@ -325,7 +325,7 @@ impl TierWorld {
     }
 
     /// Makes all possible plans, and checks everything.
-    pub fn settle(&mut self) {
+    pub fn plan_and_check(&mut self) {
         while self.steps.len() < 2
             && let Some(plan) = self.states.advance()
         {

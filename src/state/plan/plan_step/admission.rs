@@ -13,7 +13,7 @@ use crate::plan::{AdmitRequest, Admitted, Candidate, Demand, LoadGrant, Preempt,
 use crate::pool::pages::{PageRun, WindowRun};
 use souffleur_base::ids::StateSlot;
 
-/// Tokens that a candidate must share with a prefill in flight to be worth a wait.
+/// Uncached tokens that a candidate must share with a prefill of this plan to be worth a wait.
 const MIN_SHARED_TOKENS: usize = 32;
 /// Upper bound on the number of plans that hold a candidate back.
 const MAX_WAITS: u8 = 2;
@@ -26,7 +26,7 @@ impl Planning<'_> {
         let mut adder = request.adder;
         self.windows = request.windows;
         self.block_tokens = request.block_tokens;
-        let mut in_flight: Vec<&Candidate> = Vec::new();
+        let mut prefills: Vec<&Candidate> = Vec::new();
         let mut fetching: Vec<&Candidate> = Vec::new();
         let mut shared: Vec<(usize, usize)> = Vec::new();
         let mut new_rows = 0;
@@ -36,7 +36,7 @@ impl Planning<'_> {
         self.mixes = request.mixes;
         for candidate in &request.candidates {
             let others = if request.prefix_wait {
-                (&in_flight[..], &fetching[..])
+                (&prefills[..], &fetching[..])
             } else {
                 (&[][..], &[][..])
             };
@@ -80,21 +80,21 @@ impl Planning<'_> {
             }
             self.verdict.admitted.push(admitted);
             self.mixes &= !candidate.wants_logprobs;
-            in_flight.push(candidate);
+            prefills.push(candidate);
         }
         if let Some(rules) = &request.states {
-            self.mark_used_states(&in_flight);
-            self.grant_saves(rules, &in_flight, &shared, request.max_new_rows - new_rows);
+            self.mark_used_states(&prefills);
+            self.grant_saves(rules, &prefills, &shared, request.max_new_rows - new_rows);
         }
-        for (index, candidate) in in_flight.iter().enumerate() {
+        for (index, candidate) in prefills.iter().enumerate() {
             self.demand(index, candidate, request.states.is_some());
         }
         target_tokens
     }
 
     /// Marks the cached states that admitted rows start from as used; those of refused candidates stay unmarked.
-    fn mark_used_states(&mut self, in_flight: &[&Candidate]) {
-        for (candidate, admitted) in in_flight.iter().zip(&self.verdict.admitted) {
+    fn mark_used_states(&mut self, prefills: &[&Candidate]) {
+        for (candidate, admitted) in prefills.iter().zip(&self.verdict.admitted) {
             if let (Some(lock), Some(_)) = (&admitted.lock, admitted.state) {
                 self.cache.use_state(lock, &candidate.anchors);
             }
@@ -112,13 +112,13 @@ impl Planning<'_> {
     fn grant_saves(
         &mut self,
         rules: &StateRules,
-        in_flight: &[&Candidate],
+        prefills: &[&Candidate],
         shared: &[(usize, usize)],
         unused_rows: usize,
     ) {
         self.take_freed_states();
         let mut admitted = std::mem::take(&mut self.verdict.admitted);
-        let useful = in_flight.iter().zip(&admitted).enumerate();
+        let useful = prefills.iter().zip(&admitted).enumerate();
         let useful = useful.map(|(index, (candidate, admitted))| {
             if candidate.bypasses_cache {
                 return None;
@@ -130,12 +130,12 @@ impl Planning<'_> {
         let useful: Vec<Option<UsefulCopies>> = useful.collect();
         let budget = StateBudget {
             free: self.free_states + self.returned_states.len(),
-            new_rows: in_flight
+            new_rows: prefills
                 .iter()
                 .filter(|one| one.continues_at.is_none())
                 .count(),
             unused_rows,
-            awaited_prefills: in_flight
+            awaited_prefills: prefills
                 .iter()
                 .enumerate()
                 .filter(|(index, one)| {
@@ -191,7 +191,7 @@ impl Planning<'_> {
         }
     }
 
-    /// Tokens of window pages missing for a candidate's uncached part or a chunk; 0 or less if they suffice.
+    /// Tokens of window pages missing for a candidate's uncached part, or for its next chunk; 0 or less if they suffice.
     fn missing_windows(
         &self,
         adder: &PrefillAdder,
@@ -314,17 +314,17 @@ impl Planning<'_> {
         &mut self,
         adder: &mut PrefillAdder,
         candidate: &Candidate,
-        (in_flight, fetching): (&[&Candidate], &[&Candidate]),
+        (prefills, fetching): (&[&Candidate], &[&Candidate]),
     ) -> Result<Admitted, NotNow> {
         let limit = candidate.match_limit.min(candidate.tokens.len());
         let locked = self
             .cache
             .lock_prefix(&candidate.namespace, &candidate.tokens[..limit]);
-        let shares = |other: &&Candidate| shares_more(candidate, other, locked.tokens, limit);
-        let by = in_flight.iter().position(shares);
+        let shares = |other: &&Candidate| shares_enough(candidate, other, locked.tokens, limit);
+        let by = prefills.iter().position(shares);
         if let Some(by) = by.filter(|_| candidate.waits < MAX_WAITS) {
             self.cache.unlock(locked.lock);
-            let at = shared_tokens(candidate, in_flight[by], limit);
+            let at = shared_tokens(candidate, prefills[by], limit);
             return Err(NotNow::Held { by, at });
         }
         if self.waits_for_blocks(candidate, locked.tokens, limit, fetching) {
@@ -446,7 +446,7 @@ enum Refusal {
 }
 
 /// True if the prefill of `other` computes at least [`MIN_SHARED_TOKENS`] of the candidate's uncached prefix.
-fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: usize) -> bool {
+fn shares_enough(candidate: &Candidate, other: &Candidate, cached: usize, limit: usize) -> bool {
     let until = cached + MIN_SHARED_TOKENS;
     // Compares the uncached part first: requests with the same long cached prefix differ there.
     until <= limit

@@ -2,8 +2,8 @@
 //!
 //! The store has read and checked the blocks before the plan that uses them. The step copies them to pages that the
 //! plan grants to the row, and the next checkpoint publishes these pages like computed ones. The same step computes the
-//! rest of the prompt. A long load takes several rounds, one per step. Its request is then the chunked request, so no
-//! other prompt is chunked, and computes nothing before the last round.
+//! rest of the prompt. A long load takes several rounds, one per step. Its request counts as the chunked request and
+//! computes nothing before the last round; meanwhile no other prompt is chunked.
 
 use super::Planning;
 use super::admission::shared_tokens;
@@ -129,7 +129,7 @@ impl Planning<'_> {
     }
 }
 
-/// If the candidate is the chunked request, reserves memory for the rest of it. Returns whether it is.
+/// Reserves memory for the rest of the candidate if it is the chunked request; otherwise returns false.
 pub(super) fn reserve_if_chunked(adder: &mut PrefillAdder, candidate: &Candidate) -> bool {
     let Some(computed) = candidate.continues_at else {
         return false;

@@ -227,7 +227,7 @@ impl Planning<'_> {
     }
 
     fn pin(&mut self, demand: PinDemand) {
-        // Without and with LongRoPE's long factors.
+        // The namespaces of prompts with LongRoPE's short factors, and with its long ones.
         let both = demand.namespace.of_both_rotations();
         let cached = both.map(|namespace| (self.cache.peek(&namespace, &demand.tokens), namespace));
         let [short, long] = &cached;
@@ -289,8 +289,8 @@ impl Planning<'_> {
         (self.free_pages + self.returned.len()) * self.page_size + self.cache.evictable_size()
     }
 
-    /// Plans the decode: alone if nothing is admitted or preempted, together with the prefills if that is allowed and the
-    /// pages suffice, otherwise not in this step. Returns the tokens that must be free.
+    /// Plans the decode: alone if nothing is admitted or preempted, together with the prefills if that is allowed and
+    /// the pages suffice, otherwise not in this step. Returns the tokens that must be free.
     fn decode(&mut self, growing: Vec<SeqId>) -> usize {
         let prefill_pages: usize = self
             .demands

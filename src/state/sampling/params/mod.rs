@@ -102,8 +102,6 @@ impl SamplingParams {
         self
     }
 
-    /// Checks every value.
-    ///
     /// # Errors
     /// [`RequestError::Field`] with the name, the value, the limit and a remedy.
     pub fn validate(&self, vocab_size: usize, limits: &RequestLimits) -> Result<(), RequestError> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::draw::uniform;
-use super::filter::{DrawScratch, Kept};
+use super::filter::{DrawScratch, KeptTokens};
 use super::mask::TokenMask;
 use super::params::SamplingParams;
 use super::peak::Peak;
@@ -120,7 +120,7 @@ impl RowSampler {
         if self.greedy || peak.logit.is_infinite() {
             return Self::sampled_peak(peak);
         }
-        let kept = Kept::of(logits, peak.logit, &self.params, scratch);
+        let kept = KeptTokens::of(logits, peak.logit, &self.params, scratch);
         let seed = self.params.seed();
         Sampled {
             token: kept.pick(uniform(seed, self.output_tokens)),

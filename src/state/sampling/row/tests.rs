@@ -90,14 +90,14 @@ fn draws_follow_the_softmax() {
 #[test]
 fn filters_keep_a_prefix_of_the_ranking() {
     let p = [0.1, 0.4, 0.2, 0.3];
-    let third = [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0];
+    let top_two = [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0];
     check_shares(
         SamplingParams {
             top_k: 2,
             ..seeded(3)
         },
         &p,
-        &third,
+        &top_two,
     );
     check_shares(
         SamplingParams {
@@ -105,7 +105,7 @@ fn filters_keep_a_prefix_of_the_ranking() {
             ..seeded(3)
         },
         &p,
-        &third,
+        &top_two,
     );
     check_shares(
         SamplingParams {
@@ -113,7 +113,7 @@ fn filters_keep_a_prefix_of_the_ranking() {
             ..seeded(3)
         },
         &p,
-        &third,
+        &top_two,
     );
     check_shares(
         SamplingParams {
@@ -153,7 +153,7 @@ fn a_large_nucleus_of_equal_tokens_is_kept_whole() {
         ..seeded(8)
     };
     let mut scratch = DrawScratch::default();
-    let kept = Kept::of(&vec![0.0; vocab], 0.0, &params, &mut scratch);
+    let kept = KeptTokens::of(&vec![0.0; vocab], 0.0, &params, &mut scratch);
     assert_eq!(kept.pick(0.0), 0);
     assert_eq!(
         kept.pick(1.0 - f64::EPSILON),
@@ -192,7 +192,7 @@ fn filters_agree_with_sorting_for_any_vocabulary_and_distribution() {
                 ..seeded(1)
             };
             let mut scratch = DrawScratch::default();
-            let kept = Kept::of(&logits, Peak::of(&logits, 0).logit, &params, &mut scratch);
+            let kept = KeptTokens::of(&logits, Peak::of(&logits, 0).logit, &params, &mut scratch);
             for draw in 0..50 {
                 let draw = uniform(2, draw);
                 let expected = naive_choice(&logits, &params, draw);
@@ -378,7 +378,7 @@ proptest! {
         let logits = logits_at(position);
         let draw = uniform(1, position as u64);
         let mut scratch = DrawScratch::default();
-        let kept = Kept::of(&logits, Peak::of(&logits, 0).logit, &params, &mut scratch);
+        let kept = KeptTokens::of(&logits, Peak::of(&logits, 0).logit, &params, &mut scratch);
         // Without a rank filter the draw is in id order, so only sorted draws are comparable.
         let sorts = params.top_p < 1.0 || (params.top_k != -1 && params.top_k < VOCAB as i32);
         if sorts {

@@ -80,8 +80,6 @@ pub fn schedule_policy_names() -> impl Iterator<Item = &'static str> {
     POLICIES.iter().map(|(name, _)| *name)
 }
 
-/// Creates the policy with this name.
-///
 /// # Errors
 /// Unknown name, with the list of policies.
 pub fn schedule_policy(name: &str) -> Result<Box<dyn SchedulePolicy>, String> {

@@ -1,8 +1,8 @@
-//! Lookup, fetch and load of a request's stored blocks.
+//! Lookup, fetch and load of a request's stored blocks. A long prefix is fetched and loaded in several rounds.
 
 use std::sync::Arc;
 
-use super::{Fetching, PrefixFound, SequenceTier, StoreOrder, Tier, TierPhase};
+use super::{PendingFetch, PrefixFound, SequenceTier, StoreOrder, Tier, TierPhase};
 use crate::cache::prefix_cache::SaveAccount;
 use crate::cache::prefix_history::StoredMiss;
 use crate::plan::{FetchDemand, LoadGrant, StoredPrefix};
@@ -67,13 +67,13 @@ impl Scheduler {
                 _ => TierPhase::Found,
             },
             path,
-            worth,
+            wanted: worth,
             found_blocks: blocks,
             end_miss: miss,
             failed: None,
             stored_tokens: blocks * block_tokens,
             loaded_tokens: 0,
-            is_first: false,
+            is_first_admission: false,
         };
         self.pipeline.note_change();
     }
@@ -116,7 +116,7 @@ impl Scheduler {
         if n_blocks < fetch.blocks.len() {
             // Missing blocks were late, damaged or evicted: they are computed, and then saved.
             seq_tier.stored_tokens = (first + n_blocks) * block_tokens;
-            seq_tier.worth = first + n_blocks;
+            seq_tier.wanted = first + n_blocks;
         }
         seq_tier.phase = TierPhase::Ready {
             ticket,
@@ -162,7 +162,7 @@ impl Scheduler {
         let (Some(tier), Some(seq_tier)) = (&self.tier, &sequence.tier) else {
             return StoredPrefix::None;
         };
-        let n_tokens = seq_tier.worth * tier.block_tokens();
+        let n_tokens = seq_tier.wanted * tier.block_tokens();
         match seq_tier.phase {
             // The step in flight holds the buffers of the last round; the next round starts after it.
             TierPhase::Found if sequence.rows_in_flight > 0 => StoredPrefix::Fetching,
@@ -198,7 +198,7 @@ impl Scheduler {
                 continue;
             };
             let first = cached_tokens / tier.block_tokens();
-            let missing = seq_tier.worth.saturating_sub(first);
+            let missing = seq_tier.wanted.saturating_sub(first);
             let free = tier.free_to_fetch().saturating_sub(reserved);
             let end = first + tier.round_len(missing).min(free);
             if end <= first || sequence.has_ended {
@@ -222,7 +222,7 @@ impl Scheduler {
         match (&self.tier, sequence, seq_tier) {
             (Some(tier), Some(sequence), Some(seq_tier)) if seq_tier.phase == TierPhase::Found => {
                 let end = sequence.kv.as_ref().map_or(0, |kv| kv.committed);
-                tier.round_len(seq_tier.worth.saturating_sub(end / tier.block_tokens()))
+                tier.round_len(seq_tier.wanted.saturating_sub(end / tier.block_tokens()))
             }
             _ => 0,
         }
@@ -234,7 +234,7 @@ impl Scheduler {
             return;
         };
         let first = cached_tokens / tier.block_tokens();
-        let round = tier.round_len(seq_tier.worth.saturating_sub(first));
+        let round = tier.round_len(seq_tier.wanted.saturating_sub(first));
         if tier.serves && tier.free_to_fetch() >= round {
             self.start_fetches(vec![FetchDemand { seq, cached_tokens }]);
         }
@@ -252,13 +252,13 @@ impl Scheduler {
             return;
         };
         let sequence = &mut self.requests[seq];
-        let is_round = sequence.phase == Phase::Chunked;
-        let is_first = sequence.cached_tokens.is_none();
+        let is_later_round = sequence.phase == Phase::Chunked;
+        let is_new = sequence.cached_tokens.is_none();
         let prompt_len = sequence.request.prompt.len();
         let Some(seq_tier) = sequence.tier.as_deref_mut() else {
             return;
         };
-        seq_tier.is_first = is_first || (is_round && seq_tier.is_first);
+        seq_tier.is_first_admission = is_new || (is_later_round && seq_tier.is_first_admission);
         let mut continues = false;
         if let TierPhase::Ready { ticket, .. } = seq_tier.phase {
             match load {
@@ -266,11 +266,11 @@ impl Scheduler {
                     let LoadGrant { begins, to, .. } = load;
                     continues = load.continues;
                     let loaded = to.min(prompt_len).saturating_sub(prefix_len);
-                    if seq_tier.is_first {
+                    if seq_tier.is_first_admission {
                         seq_tier.loaded_tokens += loaded as u32;
                         tier.stats.loaded_tokens += loaded as u64;
                     }
-                    if seq_tier.is_first && is_round {
+                    if seq_tier.is_first_admission && is_later_round {
                         let cached = sequence.cached_tokens.get_or_insert(0);
                         *cached += loaded as u32;
                         self.outbox.count(Counter::CachedTokens, loaded);
@@ -297,9 +297,9 @@ impl Scheduler {
     }
 
     /// Moves copies of the state at the start of the row's chunk into the load, which writes the state to each of them.
-    pub(in crate::scheduler) fn move_copies_to_load(&mut self, work: &mut StepRow) {
-        let first = work.work.positions().start;
-        let (row, saves) = (work.row, &mut work.saves);
+    pub(in crate::scheduler) fn move_copies_to_load(&mut self, step_row: &mut StepRow) {
+        let first = step_row.work.positions().start;
+        let (row, saves) = (step_row.row, &mut step_row.saves);
         if !saves.iter().any(|save| save.position == first) {
             return;
         }
@@ -337,7 +337,7 @@ impl Scheduler {
             return;
         };
         seq_tier.phase = match seq_tier.phase {
-            TierPhase::Done if !was_lost && seq_tier.worth > 0 => TierPhase::Found,
+            TierPhase::Done if !was_lost && seq_tier.wanted > 0 => TierPhase::Found,
             TierPhase::Found if was_lost => TierPhase::Done,
             phase => phase,
         };
@@ -355,7 +355,7 @@ impl Tier {
         self.stats.fetches += 1;
         self.blocks.fetching += blocks.len();
         self.states.fetching += self.states_per_fetch();
-        let fetch = Fetching {
+        let fetch = PendingFetch {
             seq: Some(seq),
             blocks: blocks.clone(),
         };

@@ -22,10 +22,10 @@ impl Scheduler {
         }
         let loaded_tokens = seq_tier.loaded_tokens as usize;
         let limit = sequence.match_limit_of(sequence.fill.len());
-        let reached = (prefix_len + loaded_tokens, limit);
+        let reached_and_limit = (prefix_len + loaded_tokens, limit);
         Some(StoredPart {
             loaded_tokens,
-            miss: seq_tier.miss_at(reached, tier.block_tokens()),
+            miss: seq_tier.miss_at(reached_and_limit, tier.block_tokens()),
         })
     }
 }
@@ -48,7 +48,7 @@ impl SequenceTier {
         }
         // A plan fetches only whole blocks.
         let was_wanted = found.min(limit) >= reached + block_tokens;
-        let miss = match self.worth {
+        let miss = match self.wanted {
             0 => StoredMiss::TooSlow,
             _ => StoredMiss::Late,
         };
@@ -71,7 +71,7 @@ mod tests {
     fn a_late_or_slow_miss_needs_a_whole_missing_block() {
         let five = SequenceTier {
             found_blocks: 5,
-            worth: 5,
+            wanted: 5,
             ..SequenceTier::default()
         };
         check(&SequenceTier::default(), 0, None);
@@ -79,7 +79,7 @@ mod tests {
         check(&five, 256, Some(StoredMiss::Late));
         check(&five, 257, None);
         check(&five, 320, None);
-        let slow = SequenceTier { worth: 0, ..five };
+        let slow = SequenceTier { wanted: 0, ..five };
         check(&slow, 64, Some(StoredMiss::TooSlow));
         check(&slow, 320, None);
     }
@@ -88,7 +88,7 @@ mod tests {
     fn a_block_that_a_fetch_failed_to_read_has_the_reason_of_the_fetch() {
         let damaged = SequenceTier {
             found_blocks: 5,
-            worth: 5,
+            wanted: 5,
             failed: Some((2, StoredMiss::Damaged)),
             end_miss: Some(StoredMiss::Evicted),
             ..SequenceTier::default()

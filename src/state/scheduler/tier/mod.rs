@@ -41,7 +41,8 @@ pub struct TierLimits {
     pub steps_per_save: usize,
     /// Blocks saved per step without other work.
     pub saves_when_idle: usize,
-    /// Blocks loaded per round. A prefix with states, which exist only at its end, is loaded at once.
+    /// Blocks that one fetch reads and one step loads (a round); a long prefix takes several rounds. A prefix with
+    /// states, which exist only at its end, is loaded at once.
     pub blocks_per_load: usize,
 }
 
@@ -98,6 +99,7 @@ pub struct TierStats {
     pub ready_buffers: usize,
     pub state_buffers: usize,
     pub free_state_buffers: usize,
+    /// Paths of the tree that have unsaved blocks.
     pub queued_paths: usize,
     /// Tokens evicted from the tree before they were saved.
     pub dropped_tokens: u64,
@@ -114,9 +116,9 @@ pub struct TierStats {
 #[derive(Debug, Default)]
 pub struct SequenceTier {
     phase: TierPhase,
-    /// From [`PrefixFound`], as are `worth`, `found_blocks` and `end_miss`.
+    /// From [`PrefixFound`], as are `wanted` (its `worth`), `found_blocks` and `end_miss`.
     path: Arc<[BlockPlace]>,
-    worth: usize,
+    wanted: usize,
     found_blocks: usize,
     end_miss: Option<StoredMiss>,
     /// The first block that a fetch failed to read, and why.
@@ -126,7 +128,7 @@ pub struct SequenceTier {
     /// Prompt tokens from the store at the first admission.
     loaded_tokens: u32,
     /// The sequence has not restarted since its first admission: loaded tokens count in the statistics.
-    is_first: bool,
+    is_first_admission: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -170,8 +172,8 @@ pub(super) struct Tier {
     copies: BlockCopies,
     /// Copies of the steps in flight, oldest first.
     steps: VecDeque<StepCopies>,
-    saves: FxHashMap<Ticket, Saved>,
-    fetches: FxHashMap<Ticket, Fetching>,
+    saves: FxHashMap<Ticket, PendingSave>,
+    fetches: FxHashMap<Ticket, PendingFetch>,
     /// Number of blocks of each fetch that is not loaded yet.
     ready: FxHashMap<Ticket, usize>,
     blocks: Buffers,
@@ -190,14 +192,14 @@ struct StepCopies {
 }
 
 /// A saved block or state, until it is written.
-struct Saved {
+struct PendingSave {
     namespace: Namespace,
     tokens: Arc<[u32]>,
     block: u32,
     is_state: bool,
 }
 
-struct Fetching {
+struct PendingFetch {
     /// The waiting sequence; `None` if it has ended.
     seq: Option<SeqId>,
     blocks: Range<usize>,

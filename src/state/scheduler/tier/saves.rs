@@ -1,6 +1,6 @@
 //! Saves the tree's unsaved blocks: steps copy them, and the store writes them once the steps have succeeded.
 
-use super::{Saved, Tier};
+use super::{PendingSave, Tier};
 use crate::cache::prefix_cache::{SaveAccount, SaveCounts, UnsavedBlock, UnsavedPart};
 use crate::plan::SaveBudget;
 use crate::scheduler::{Next, Scheduler};
@@ -73,8 +73,8 @@ impl Scheduler {
 impl Tier {
     /// Number of blocks that can be saved now: none without a free buffer for a state that may follow.
     fn free_for_saves(&self) -> usize {
-        let has_states = self.states.total == 0 || self.states.free_for_saves() > 0;
-        if self.serves && has_states {
+        let has_state_buffer = self.states.total == 0 || self.states.free_for_saves() > 0;
+        if self.serves && has_state_buffer {
             self.blocks.free_for_saves()
         } else {
             0
@@ -110,7 +110,7 @@ impl Tier {
         self.copies.saves.push(BlockSave { ticket, from });
         self.saves.insert(
             ticket,
-            Saved {
+            PendingSave {
                 namespace,
                 tokens,
                 block,

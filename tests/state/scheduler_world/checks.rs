@@ -83,8 +83,8 @@ impl World {
             .iter()
             .any(|settle| matches!(settle, Settle::Unlock(_)))
         {
-            // The lock, and not the end of a request, frees memory.
-            self.waits.pause_memory_check();
+            // This frees memory without an end of a request, and the check covers only memory that an end frees.
+            self.waits.suspend_memory_check();
         }
         let preemptions = self.stats().preemptions;
         let is_preempted = self.watch.note_preemptions(preemptions, &put_back);
@@ -221,7 +221,7 @@ impl World {
         self.check_states();
         self.check_windows();
         self.views.iter().for_each(RequestView::check_end);
-        // Not for requests that ended early: if an open plan admits one after its end, only the report is updated.
+        // Not for requests that ended early: an open plan may admit one after its end, which only the report counts.
         let ended_by_itself = |view: &&RequestView| {
             let was_stopped = view.end == Some(End::StopFound) || view.is_cancelled();
             !was_stopped && view.failure().is_none()
