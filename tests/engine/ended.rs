@@ -12,6 +12,7 @@ use souffleur_executor::Executor;
 use souffleur_executor::fake::FakeOptions;
 use souffleur_executor::scripted::{Script, ScriptedExecutor};
 use souffleur_request::{Event, FinishReason, GenerateRequest, Prompt};
+use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::step::{RowWork, StepOutput, StepPlan};
 
 use crate::scripted;
@@ -181,11 +182,16 @@ async fn release(open: &crossbeam_channel::Sender<()>, counts: &Counts, steps: u
     .await;
 }
 
-/// Waits until the scheduler has handled the request's end and has reported it to the executor.
+/// Waits until the scheduler has handled the request's end, and the executor's actor has sent it to its thread.
 async fn until_end_is_handled(world: &World) {
     world.until(|stats| stats.running_requests == 0).await;
-    for _ in 0..3 {
-        world.engine.stats().await.expect("the engine runs");
+    // The control actors share a thread, which runs them in turn. The executor's actor was woken before these messages
+    // were sent, so it runs before the radix cache answers for the second time.
+    for _ in 0..2 {
+        let peeked = world
+            .engine
+            .peek_prefix(Namespace::default(), [1, 2].into());
+        within(peeked).await.expect("the engine runs");
     }
 }
 
