@@ -2,13 +2,13 @@
 
 Needs Python 3.11 and requirements.txt. NVRTC is taken from the folder SOUFFLEUR_NVRTC_DIR, else from its package.
 
-The gate: no spills, no local memory, no kernel over its budget of registers (budget.toml), none that README.md's tables
-do not have with that budget, and none that does not wait for the launches before it.
+A kernel fails the checks if it spills, uses local memory or more registers than its budget (budget.toml), if the tables
+of README.md do not list it with that budget, or if it does not wait for the launches before it.
 
 The pack is one zstd frame. Decoded, all numbers little-endian:
     magic "SFLPACK1", u32 number of images, then for each image
         16 bytes: target, padded with NUL ("sm_90a", "compute_80")
-        32 bytes: unit, padded with NUL ("gemm.cu")
+        32 bytes: source file (unit), padded with NUL ("gemm.cu")
         32 bytes: SHA-256 of its inputs, see digest()
         u64 offset from the start of the decoded bytes, u64 length
     then the images, by unit and then as in TARGETS: cubins, and PTX as text that ends in NUL.
@@ -34,15 +34,15 @@ import zstandard
 FOLDER = pathlib.Path(__file__).resolve().parent
 PACK = FOLDER / "kernels.pack"
 PTX = "compute_80"
-# Compiled to be looked at: from this architecture on every kernel waits for earlier launches, see ptx.cuh.
+# Only checked, not packed: from this architecture on, every kernel must wait for earlier launches, see ptx.cuh.
 WAITING_PTX = "compute_90"
 TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120", PTX, WAITING_PTX]
-# The targets in the pack, and the units that each leaves out. A cubin runs on later devices of the same major version,
-# so sm_80 serves 8.6 and 8.9, and PTX serves all targets without a cubin. The limit leaves no room for more.
+# The targets in the pack, each with the units left out. A cubin runs on later devices of the same major version, so
+# sm_80 serves 8.6 and 8.9, and PTX serves all targets without a cubin. The limit leaves no room for more.
 PACKED = {"sm_80": [], "sm_90a": ["logprobs.cu", "sampling.cu"], PTX: []}
-# The version, then options: those with which the engine compiles where it finds NVRTC.
+# The version of NVRTC, then its options. The engine compiles with the same options where it finds NVRTC.
 VERSION, *OPTIONS = (FOLDER / "nvrtc.txt").read_text().split()
-# Drivers refuse PTX of a version above their own; 8.0 is that of CUDA 12.0, the oldest that is supported.
+# Drivers refuse PTX of a version above their own; 8.0 is that of CUDA 12.0, the oldest supported.
 PTX_VERSION = "8.0"
 LEVEL = 19
 MAX_PACK_BYTES = 300_000
@@ -58,8 +58,8 @@ def headers():
 
 
 def digest(unit, target):
-    """Over name, NUL, u64 length and bytes of the unit and of every header by name; then each option and the compiler,
-    each followed by NUL."""
+    """The SHA-256 of: name, NUL, u64 length and bytes of the unit and of every header by name; then each option and the
+    compiler, each followed by NUL."""
     sha = hashlib.sha256()
     for path in [unit, *headers()]:
         data = path.read_bytes()
@@ -78,7 +78,7 @@ class Nvrtc:
                 sys.exit(f"NVRTC {installed} is installed, but nvrtc.txt says {VERSION}")
             package = importlib.util.find_spec("nvidia.cuda_nvrtc")
             folder = pathlib.Path(package.submodule_search_locations[0]) / "lib"
-        # The library finds its second half only where that is loaded already.
+        # NVRTC finds its builtins library only if that is already loaded.
         ctypes.CDLL(os.path.join(folder, "libnvrtc-builtins.so.12.9"))
         self.library = ctypes.CDLL(os.path.join(folder, "libnvrtc.so.12"))
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -87,7 +87,7 @@ class Nvrtc:
             sys.exit(f"NVRTC {major.value}.{minor.value} in {folder}, but nvrtc.txt says {VERSION}")
 
     def compile(self, unit, target):
-        """Returns the image, or None, and the log."""
+        """Returns the image, or None after an error, and the log."""
         include = headers()
         texts = (ctypes.c_char_p * len(include))(*[path.read_bytes() for path in include])
         names = (ctypes.c_char_p * len(include))(*[path.name.encode() for path in include])
@@ -95,7 +95,7 @@ class Nvrtc:
         source, name = unit.read_bytes(), unit.name.encode()
         created = self.library.nvrtcCreateProgram(ctypes.byref(program), source, name, len(include), texts, names)
         assert created == 0, created
-        # The report changes nothing in the image.
+        # The report of ptxas (-v) does not change the image.
         options = [option.encode() for option in [*options_for(target), "--ptxas-options=-v"]]
         failed = self.library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         log = self.read(program, "ProgramLog").rstrip(b"\0").decode()
@@ -127,7 +127,7 @@ def resources(log):
 
 
 def relabel(ptx):
-    """Says that the PTX is of the oldest version, without the hints that it did not have."""
+    """Declares the PTX to be of PTX_VERSION, and removes hints that this version does not have."""
     ptx, relabelled = re.subn(rb"(?m)^\.version [0-9.]+$", f".version {PTX_VERSION}".encode(), ptx)
     assert relabelled == 1
     return re.sub(rb'(?m)^\s*\.pragma "used_bytes_mask [^\n]*\n', b"", ptx)
@@ -156,9 +156,9 @@ def compile_one(job):
     return unit, target, image, log
 
 
-def impatient(ptx):
-    """Kernels that do not wait for the launches before them, which would overlap with them, or that let the next one begin
-    before that."""
+def wait_failures(ptx):
+    """Errors for kernels that do not wait for earlier launches, which would overlap with them, or that let the next
+    launch begin before they have waited."""
     for entry in ptx.decode().rstrip("\0").split(".entry ")[1:]:
         wait, next_begins = (entry.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents"))
         if wait < 0 or 0 <= next_begins < wait:
@@ -166,14 +166,14 @@ def impatient(ptx):
 
 
 def budget_of(kernel, budgets):
-    """The first pattern that fits."""
-    return next((most for pattern, most in budgets.items() if fnmatch.fnmatchcase(kernel, pattern)), None)
+    """The budget of the first pattern that the kernel matches."""
+    return next((registers for pattern, registers in budgets.items() if fnmatch.fnmatchcase(kernel, pattern)), None)
 
 
-def complaints(target, log, budgets):
+def resource_failures(target, log, budgets):
     for kernel, used in resources(log).items():
         if None in used.values():
-            yield f"{kernel} on {target}: ptxas says nothing of {used}"
+            yield f"{kernel} on {target}: ptxas does not report all of {used}"
         elif used["local"] or used["spilled"]:
             yield f"{kernel} on {target}: {used['local']} bytes of local memory, {used['spilled']} bytes spilled"
         elif (budget := budget_of(kernel, budgets)) is None:
@@ -182,8 +182,8 @@ def complaints(target, log, budgets):
             yield f"{kernel} on {target}: {used['registers']} registers, the budget is {budget}"
 
 
-def described():
-    """Kernels, as patterns, and registers in the tables of README.md that have a column of those."""
+def documented_registers():
+    """Patterns of kernel names, and registers, from the tables of README.md that have a column of registers."""
     column, found = None, []
     for line in (FOLDER / "README.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -196,12 +196,12 @@ def described():
     return found
 
 
-def undescribed(kernels, budgets, rows):
+def documentation_failures(kernels, budgets, rows):
     for kernel in sorted(kernels):
         budget = budget_of(kernel, budgets)
         registers = {registers for pattern, registers in rows if fnmatch.fnmatchcase(kernel, pattern)}
         if registers != {budget}:
-            yield f"{kernel}: README.md has it with {registers or 'no'} registers, the budget is {budget}"
+            yield f"{kernel}: README.md lists {registers or 'no'} registers, the budget is {budget}"
 
 
 def is_packed(unit, target):
@@ -246,11 +246,11 @@ def main():
     budgets = tomllib.loads((FOLDER / "budget.toml").read_text())["registers"]
     failures = [f"{unit.name} for {target}:\n{log}" for unit, target, image, log in results if image is None]
     for _, target, image, log in results:
-        failures += complaints(target, log, budgets)
+        failures += resource_failures(target, log, budgets)
         if target == WAITING_PTX and image is not None:
-            failures += impatient(image)
+            failures += wait_failures(image)
     kernels = {kernel for _, _, _, log in results for kernel in resources(log)}
-    failures += undescribed(kernels, budgets, described())
+    failures += documentation_failures(kernels, budgets, documented_registers())
     if failures:
         sys.exit("\n".join(failures))
 
@@ -262,7 +262,7 @@ def main():
     if not arguments.check:
         PACK.write_bytes(pack)
     elif not PACK.exists() or PACK.read_bytes() != pack:
-        sys.exit("kernels.pack is not what the sources make: run kernels/pack.py and commit it")
+        sys.exit("kernels.pack differs from a pack of these sources: run kernels/pack.py and commit it")
 
 
 if __name__ == "__main__":

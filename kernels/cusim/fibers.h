@@ -66,10 +66,10 @@ struct Fiber {
   unsigned thread = 0, lane = 0;
   unsigned bit = 0;  // 1 << the lane's place in the schedule
   Warp* warp = nullptr;
-  const char* operation = "";
+  const char* operation = "";  // in which the fiber waits
   bool done = false;
   std::vector<CopyGroup> committed;
-  CopyGroup open;
+  CopyGroup open;  // the copies since the last cp.async.commit_group
 };
 
 constexpr unsigned kMaxThreads = 1024;

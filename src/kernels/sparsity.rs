@@ -4,8 +4,8 @@
 //!
 //! Source: Yang et al. 2024, "Post-Training Sparse Attention with Double Sparsity".
 //!
-//! Whether a query is sparse depends only on its position, and the selected keys only on the query and earlier keys.
-//! So cached K/V equals recomputed K/V.
+//! Whether a query attends sparsely depends only on its position, and the selected keys only on the query and earlier
+//! keys. So cached K/V equals recomputed K/V.
 
 /// The key channels that the labels of a layer copy.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,14 +3,14 @@
 use crate::program::{Build, compile, files, kernels, run, text_of};
 
 /// Compiles every test as `build`, and runs it under each of the given schedules of the emulator.
-fn check(build: Build, orders: &[&str]) {
+fn check(build: Build, schedules: &[&str]) {
     let sources = files(&kernels().join("cusim/tests"), "cpp");
     assert!(!sources.is_empty(), "there are no tests");
     for source in sources {
         let program = compile(&source, build);
-        for order in orders {
-            let output = run(&program, &[("CUSIM_ORDER", order)]);
-            let place = format!("{}, {build:?}, schedule {order}", source.display());
+        for schedule in schedules {
+            let output = run(&program, &[("CUSIM_ORDER", schedule)]);
+            let place = format!("{}, {build:?}, schedule {schedule}", source.display());
             assert!(
                 output.status.success(),
                 "{place}: {}\n{}",

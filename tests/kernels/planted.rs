@@ -10,24 +10,24 @@ const SCHEDULES: [&str; 3] = ["0", "1", "2"];
 /// Whether a test, restricted to some cases by variables, finds a fault under any schedule.
 fn is_found(test: &str, cases: &[(&str, &str)], fault: (&str, &str)) -> bool {
     let program = compile(&kernels().join("cusim/tests").join(test), Build::Plain);
-    SCHEDULES.iter().any(|order| {
-        let variables = [cases, &[fault, ("CUSIM_ORDER", order)]].concat();
+    SCHEDULES.iter().any(|schedule| {
+        let variables = [cases, &[fault, ("CUSIM_ORDER", schedule)]].concat();
         !run(&program, &variables).status.success()
     })
 }
 
-/// Skips each barrier of a unit in turn: the unit's test must fail, except for `n_unneeded` barriers.
+/// Skips each barrier of a kernel file in turn: the file's test must fail, except for `n_unneeded` barriers.
 #[track_caller]
-fn check_barriers(unit: &str, (test, cases): (&str, &[(&str, &str)]), n_unneeded: usize) {
-    let source = fs::read_to_string(kernels().join(unit)).unwrap();
+fn check_barriers(file: &str, (test, cases): (&str, &[(&str, &str)]), n_unneeded: usize) {
+    let source = fs::read_to_string(kernels().join(file)).unwrap();
     let lines = source
         .lines()
         .zip(1..)
         .filter(|(line, _)| line.contains("__syncthreads();"));
     let sites: Vec<_> = lines
-        .map(|(_, number)| format!("{unit}:{number}"))
+        .map(|(_, number)| format!("{file}:{number}"))
         .collect();
-    assert!(!sites.is_empty(), "{unit} has no barrier");
+    assert!(!sites.is_empty(), "{file} has no barrier");
     let missed: Vec<_> = sites
         .iter()
         .filter(|site| !is_found(test, cases, ("CUSIM_SKIP_BARRIER", site)))

@@ -12,7 +12,7 @@ const WIDTH: usize = 256;
 const ANY_KERNEL: &[u8] = b"cusim\0";
 
 #[derive(Clone, Copy, PartialEq)]
-enum Planted {
+enum PlantedBug {
     Nothing,
     /// The kernel's stream does not wait for the copy.
     MissingWait,
@@ -36,7 +36,7 @@ fn kernel(device: &Device, name: &str) -> Kernel {
 }
 
 /// The norm of a row of threes, copied in on one stream, computed on a second, and copied out.
-fn norm_of_threes(device: &Device, planted: Planted) -> Vec<f32> {
+fn norm_of_threes(device: &Device, planted: PlantedBug) -> Vec<f32> {
     let copies = device.stream(Priority::High).unwrap();
     let compute = device.stream(Priority::Low).unwrap();
     let norm = kernel(device, "rms_norm_f32");
@@ -52,10 +52,10 @@ fn norm_of_threes(device: &Device, planted: Planted) -> Vec<f32> {
     // SAFETY: `staged` lives to the end of this function; it is written too early on purpose, on an emulated device.
     unsafe { copies.upload(&row, 0, &staged, 0..WIDTH) }.unwrap();
     copies.record(&copied).unwrap();
-    if planted != Planted::MissingWait {
+    if planted != PlantedBug::MissingWait {
         compute.wait(&copied).unwrap();
     }
-    if planted == Planted::EarlyReuse {
+    if planted == PlantedBug::EarlyReuse {
         staged.fill(0.0);
     }
     let arguments = (
@@ -70,7 +70,7 @@ fn norm_of_threes(device: &Device, planted: Planted) -> Vec<f32> {
     unsafe { norm.launch(&compute, Grid::new([1, 1, 1], 32), &arguments) }.unwrap();
     // SAFETY: as for `staged`.
     unsafe { compute.read_back(&result, 0, &out, 0..WIDTH) }.unwrap();
-    if planted != Planted::EarlyRead {
+    if planted != PlantedBug::EarlyRead {
         compute.synchronize().unwrap();
     }
     let read = result.to_vec();
@@ -79,10 +79,10 @@ fn norm_of_threes(device: &Device, planted: Planted) -> Vec<f32> {
 }
 
 #[track_caller]
-fn check(ordinal: usize, planted: Planted) {
+fn check(ordinal: usize, planted: PlantedBug) {
     let is_right = |row: &[f32]| row.iter().all(|x| (x - 1.0).abs() < 1e-3);
     let (_, device) = open(ordinal);
-    let sound = norm_of_threes(&device, Planted::Nothing);
+    let sound = norm_of_threes(&device, PlantedBug::Nothing);
     assert!(is_right(&sound), "{sound:?}");
     let faulty = norm_of_threes(&device, planted);
     assert!(!is_right(&faulty), "the planted fault has no effect");
@@ -90,17 +90,17 @@ fn check(ordinal: usize, planted: Planted) {
 
 #[test]
 fn a_missing_wait_between_streams_is_found() {
-    check(1, Planted::MissingWait);
+    check(1, PlantedBug::MissingWait);
 }
 
 #[test]
 fn early_reuse_of_pinned_memory_is_found() {
-    check(2, Planted::EarlyReuse);
+    check(2, PlantedBug::EarlyReuse);
 }
 
 #[test]
 fn reading_pinned_memory_too_early_is_found() {
-    check(3, Planted::EarlyRead);
+    check(3, PlantedBug::EarlyRead);
 }
 
 #[test]

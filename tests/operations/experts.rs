@@ -5,7 +5,7 @@ use crate::matmul::{FORMATS, seeded_weight, seeded_weight_on, values};
 use souffleur_kernels::Gate;
 use souffleur_kernels::blocks::BlockType;
 use souffleur_kernels::cpu::experts::routes::Routes;
-use souffleur_kernels::cpu::experts::{Experts, Mixing};
+use souffleur_kernels::cpu::experts::{Experts, MoeContext};
 use souffleur_kernels::cpu::format::Format;
 use souffleur_kernels::cpu::panel::PANEL;
 use souffleur_kernels::cpu::rowwise;
@@ -102,12 +102,12 @@ fn routes(isa: Isa, pool: &mut ThreadPool, n_tokens: usize, seed: u32) -> Routes
     routes
 }
 
-fn mixed(isa: Isa, threads: usize, experts: &Experts, x: &[f32], seed: u32) -> (Vec<f32>, Routes) {
+fn moe(isa: Isa, threads: usize, experts: &Experts, x: &[f32], seed: u32) -> (Vec<f32>, Routes) {
     let mut pool = ThreadPool::new(threads).expect("threads start");
-    mixed_on((&mut pool, isa), experts, x, seed)
+    moe_on((&mut pool, isa), experts, x, seed)
 }
 
-fn mixed_on(
+fn moe_on(
     (pool, isa): (&mut ThreadPool, Isa),
     experts: &Experts,
     x: &[f32],
@@ -122,14 +122,14 @@ fn mixed_on(
     };
     let mut residual = tensor(&residual(n_tokens));
     let routes = routes(isa, pool, n_tokens, seed);
-    let mut mixing = Mixing {
+    let mut context = MoeContext {
         pool,
         isa,
         scratch: &scratch,
         routes: &routes,
         runs: &mut Vec::new(),
     };
-    mixing.add(experts, &tensor(x), &mut residual);
+    context.add(experts, &tensor(x), &mut residual);
     (residual.values().to_vec(), routes)
 }
 
@@ -216,8 +216,8 @@ fn experts_equal_dense_layers_in_every_format_and_for_any_number_of_tokens() {
             let x = values(3, 30 * HIDDEN);
             for n_tokens in [1, 5, 30] {
                 let x = &x[..n_tokens * HIDDEN];
-                let (got, routes) = mixed(isa, 3, &experts, x, 11);
-                let (alone, _) = mixed(isa, 1, &experts, x, 11);
+                let (got, routes) = moe(isa, 3, &experts, x, 11);
+                let (alone, _) = moe(isa, 1, &experts, x, 11);
                 assert_eq!(bits(&got), bits(&alone), "{isa:?} {kind:?}: threads");
                 let before = residual(n_tokens);
                 let (mut right, mut sums) = (before.clone(), vec![0f64; before.len()]);
@@ -270,7 +270,7 @@ fn experts_on_numa_nodes_give_the_bits_of_one_node_in_every_format() {
         let experts = Experts::new(experts.collect(), Gate::Silu);
         [1, 30].map(|n_tokens| {
             let x = values(3, n_tokens * HIDDEN);
-            bits(&mixed_on((&mut pool, isa), &experts, &x, 11).0)
+            bits(&moe_on((&mut pool, isa), &experts, &x, 11).0)
         })
     };
     for isa in Isa::available() {
@@ -288,7 +288,7 @@ fn experts_on_numa_nodes_give_the_bits_of_one_node_in_every_format() {
 fn routes_sort_tokens_by_expert_and_groups_cover_all_rows() {
     let isa = Isa::detect();
     let mut pool = ThreadPool::new(2).expect("threads start");
-    let most = souffleur_kernels::cpu::activations::most_group_rows(isa);
+    let max_rows = souffleur_kernels::cpu::activations::max_group_rows(isa);
     for n_tokens in [0, 1, 2, 33, 300] {
         let routes = routes(isa, &mut pool, n_tokens, 5);
         assert_eq!(routes.rows(), n_tokens * USED);
@@ -323,7 +323,7 @@ fn routes_sort_tokens_by_expert_and_groups_cover_all_rows() {
             while at < end {
                 let (start, end) = *groups.next().expect("groups cover all rows");
                 assert_eq!(start as usize, at);
-                assert!((1..=most).contains(&((end - start) as usize)));
+                assert!((1..=max_rows).contains(&((end - start) as usize)));
                 at = end as usize;
             }
             assert_eq!(at, end);
@@ -357,10 +357,10 @@ fn blocks_of_tokens_have_the_bits_of_all_tokens_together() {
             Expert { gate_up, down }
         });
         let experts = Experts::new(experts.collect(), Gate::Silu);
-        let (together, routes) = mixed(isa, 1, &experts, &x, 11);
+        let (together, routes) = moe(isa, 1, &experts, &x, 11);
         assert_eq!(routes.blocks.len(), 1);
         for threads in [2, 3] {
-            let (apart, routes) = mixed(isa, threads, &experts, &x, 11);
+            let (apart, routes) = moe(isa, threads, &experts, &x, 11);
             let blocks = if has_blocks(isa) { threads } else { 1 };
             assert_eq!(routes.blocks.len(), blocks, "{isa:?}");
             let case = format!("{isa:?}, {kind:?}, {threads} threads");
@@ -390,7 +390,7 @@ fn widths_that_fill_no_panel_are_padded() {
         let experts = Experts::new(experts.collect(), gate);
         let mut pool = ThreadPool::new(2).expect("threads start");
         let scratch = Scratch::default();
-        let mut seen: Vec<Vec<f32>> = Vec::new();
+        let mut rows: Vec<Vec<f32>> = Vec::new();
         for n_tokens in [1, 60] {
             let routes = routes(isa, &mut pool, n_tokens, 9);
             let tensor = |seed| {
@@ -401,16 +401,16 @@ fn widths_that_fill_no_panel_are_padded() {
                 tensor
             };
             let mut residual = tensor(1);
-            let mut mixing = Mixing {
+            let mut context = MoeContext {
                 pool: &mut pool,
                 isa,
                 scratch: &scratch,
                 routes: &routes,
                 runs: &mut Vec::new(),
             };
-            mixing.add(&experts, &tensor(2), &mut residual);
-            seen.push(residual.values()[..hidden].to_vec());
+            context.add(&experts, &tensor(2), &mut residual);
+            rows.push(residual.values()[..hidden].to_vec());
         }
-        assert_eq!(bits(&seen[0]), bits(&seen[1]), "{format:?}, {width} wide");
+        assert_eq!(bits(&rows[0]), bits(&rows[1]), "{format:?}, {width} wide");
     }
 }

@@ -34,7 +34,7 @@ pthread_key_t current_key() {
   return key;
 }
 
-// A100: CU_DEVICE_ATTRIBUTE_* to values.
+// The attributes of an A100: CU_DEVICE_ATTRIBUTE_*, without the prefix, and values.
 const std::map<int, int> kAttributes = {
     {1, 1024},       // MAX_THREADS_PER_BLOCK
     {2, 1024},       // MAX_BLOCK_DIM_X

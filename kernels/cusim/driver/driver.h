@@ -139,12 +139,12 @@ struct Device {
   bool hurries_copies = false;
   // 10 * major + minor. Kernels report it as their target. From 90 on, a kernel may wait for earlier launches.
   int capability = 80;
-  // Calls on the device wait until the kernel has ended.
+  // True while a kernel runs. Calls on the device wait until it has ended.
   bool runs_kernel = false;
   uint64_t n_allocations = 0, n_launches = 0, n_early_launches = 0, n_kernels_run = 0, n_graph_launches = 0, n_modules = 0;
 };
 
-// Held during each call, but not while a kernel runs.
+// The lock of the driver, held during each call, but not while a kernel runs.
 class Guard {
  public:
   // Waits for the kernel of the current device.
@@ -154,7 +154,7 @@ class Guard {
 };
 // Waits, under a guard, until no kernel runs on the device.
 void await_kernel(const Device& device);
-// Runs a kernel without the guards of this thread.
+// Runs a kernel. Meanwhile the guards of this thread are released.
 std::string run_unguarded(Device& device, const std::function<std::string()>& kernel);
 
 std::vector<std::unique_ptr<Device>>& devices();
@@ -189,6 +189,7 @@ bool is_inside_allocation(const Device& device, Pointer start, size_t bytes);
 // Describes an out-of-bounds write next to an allocation; an empty string if there is none.
 std::string damaged_guard(const Device& device);
 
+// Whether all work runs as soon as it is queued (CUSIM_EAGER).
 bool is_eager();
 
 // The bytes of static shared memory of each kernel, from NVIDIA's compiler.

@@ -8,7 +8,7 @@ namespace fake {
 
 namespace {
 
-// Counts nested guards, so that a thread can release all of them at once.
+// A recursive lock. It counts nested guards, so that a thread can release all of them at once.
 struct Lock {
   std::mutex mutex;
   std::condition_variable kernel_ended;

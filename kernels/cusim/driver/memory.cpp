@@ -105,7 +105,7 @@ Result release(Device& device, Pointer pointer) {
   return kSuccess;
 }
 
-// Compares all bytes at once, because every guard is checked after every kernel.
+// With one memcmp, for speed: every guard is checked after every kernel.
 [[maybe_unused]] bool is_guard_whole(const unsigned char* start, size_t bytes) {
   static const std::vector<unsigned char> whole(kAlignment + kGuardBytes, kGuard);
   return memcmp(start, whole.data(), bytes) == 0;
@@ -275,8 +275,8 @@ CUSIM_API Result cuMemFreeAsync(Pointer pointer, void* handle) {
 CUSIM_API Result cuMemHostAlloc(void** pointer, size_t bytes, unsigned) { return pin(pointer, bytes); }
 CUSIM_API Result cuMemAllocHost_v2(void** pointer, size_t bytes) { return pin(pointer, bytes); }
 
-// Before pinned memory is freed, all work of the current device runs to its end, since a caller that frees memory has
-// made its own device current. The work of other devices stays lazy.
+// Before pinned memory is freed, all work of the current device runs to its end: a caller that frees memory has made
+// its own device current. The work of other devices stays lazy, unless no device is current.
 static void run_own_device() {
   if (Device* device = current_device()) return void(run_all(*device));
   // By index: a device may be added while a kernel runs.

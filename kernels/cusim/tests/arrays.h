@@ -82,7 +82,7 @@ template <class E> void expect_close(const std::string& what, const E* got, cons
 
 template <class E> const char* type_name() { return std::is_same_v<E, float> ? "f32" : "bf16"; }
 
-// Rounding to E of a result that is otherwise right to f32.
+// The relative error of a result that is computed in f32 and rounded to E.
 template <class E> constexpr double rounding() { return std::is_same_v<E, float> ? 4e-6 : 0.00392; }
 
 inline int report(const char* name) {

@@ -22,7 +22,7 @@ double get(bf16 x) { return f32(x); }
 
 struct Shape {
   uint32_t head_dim, n_heads, n_kv_heads, page_size, window, n_splits;
-  float query_scale;  // large: the softmax is sharp
+  float query_scale;  // a large scale makes the softmax sharp
 };
 
 // The tokens of one sequence in a step: the first position, and the number of tokens.
@@ -148,7 +148,7 @@ template <class E> void check(const char* kernel, const Case<E>& c, bool decode)
   const double tolerance = sizeof(E) == 4 ? 1e-5 : 6e-3;
   std::vector<bool> written(c.n_tokens);
   double worst = 0;
-  bool off = false;
+  bool is_wrong = false;
   for (const Segment& segment : c.segments) {
     if (decode && segment.n_tokens != 1) continue;
     for (uint32_t query = 0; query < segment.n_tokens; ++query) {
@@ -159,18 +159,18 @@ template <class E> void check(const char* kernel, const Case<E>& c, bool decode)
         double error = 0;
         for (uint32_t d = 0; d < s.head_dim; ++d) error += pow(get(got[d]) - want.out[d], 2);
         const double relative = sqrt(error) / want.norm;
-        off |= !(relative <= tolerance);  // NaN is off
+        is_wrong |= !(relative <= tolerance);  // also NaN
         worst = fmax(worst, relative);
       }
     }
   }
-  bool strays = false;
+  bool has_strays = false;
   const size_t row = (size_t)s.n_heads * s.head_dim;
-  for (size_t i = 0; i < c.out.size(); ++i) strays |= !written[i / row] && get(c.out[i]) == get(c.out[i]);
-  if (!off && !strays) return;
+  for (size_t i = 0; i < c.out.size(); ++i) has_strays |= !written[i / row] && get(c.out[i]) == get(c.out[i]);
+  if (!is_wrong && !has_strays) return;
   ++failures;
   printf("FAILED %s: relative error %.2e, limit %.1e%s", kernel, worst, tolerance,
-         strays ? ", rows written that no segment has" : "");
+         has_strays ? ", rows written that no segment has" : "");
   printf(" (d %u, %u/%u heads, page %u, window %u, splits %u, segments", s.head_dim, s.n_heads, s.n_kv_heads,
          s.page_size, s.window, s.n_splits);
   for (const Segment& segment : c.segments) printf(" %u+%u", segment.first_position, segment.n_tokens);
@@ -190,6 +190,7 @@ bool launch(const std::string& kernel, Case<E>& c, dim3 grid, uint32_t block, ui
 
 template <class E> const char* name_of() { return sizeof(E) == 4 ? "f32" : "bf16"; }
 
+// Whether a tensor-core kernel supports the shape. The plain kernels, named "generic", support every shape.
 bool has_tensor_kernel(const Shape& s, const float*) { return false; }
 bool has_tensor_kernel(const Shape& s, const bf16*) { return s.head_dim % 8 == 0; }
 
@@ -220,10 +221,10 @@ template <class E> bool launch_decode(Case<E>& c, bool plain) {
 template <class E> bool launch_prefill(Case<E>& c, bool plain) {
   const Shape& s = c.shape;
   const uint32_t group = s.n_heads / s.n_kv_heads;
-  const uint32_t d = padded(s.head_dim), height = plain ? kPlainTileQueries : prefill_rows(d) / group;
+  const uint32_t d = padded(s.head_dim), tile_queries = plain ? kPlainTileQueries : prefill_rows(d) / group;
   c.tiles.clear();
   for (uint32_t i = 0; i < c.segments.size(); ++i)
-    for (uint32_t first = 0; first < c.segments[i].n_tokens; first += height) c.tiles.push_back({i, first});
+    for (uint32_t first = 0; first < c.segments[i].n_tokens; first += tile_queries) c.tiles.push_back({i, first});
   c.tiles.push_back({0, c.segments[0].n_tokens});  // padding
   const uint32_t n_tiles = c.tiles.size();
   const std::string plain_kernel = std::string("attend_prefill_generic_") + name_of<E>();
@@ -235,9 +236,9 @@ template <class E> bool launch_prefill(Case<E>& c, bool plain) {
 template <class E> void run(Case<E> c, bool decode) {
   for (const bool plain : {false, true}) {
     if (!plain && !has_tensor_kernel(c.shape, (E*)nullptr)) continue;
-    static const unsigned own_order = cusim::opts().order;
+    static const unsigned set_order = cusim::opts().order;
     std::vector<E> first;
-    for (unsigned order = 0;; order = own_order) {
+    for (unsigned order = 0;; order = set_order) {
       cusim::opts().order = order;
       for (auto& x : c.out) set(x, kNan);
       if (!(decode ? launch_decode(c, plain) : launch_prefill(c, plain))) return;
@@ -249,7 +250,7 @@ template <class E> void run(Case<E> c, bool decode) {
         ++failures;
         printf("FAILED %s: schedule %u gives other bits than schedule 0\n", kernel, order);
       }
-      if (order == own_order) break;
+      if (order == set_order) break;
     }
   }
 }
@@ -278,51 +279,51 @@ Shape random_shape(uint32_t head_dim) {
   return {head_dim, n_kv_heads * group, n_kv_heads, page_size, window, n_splits, pick({0.5f, 1.f, 6.f})};
 }
 
-template <class E> void decode_rows(const Shape& shape, std::initializer_list<uint32_t> positions) {
+template <class E> void check_decode(const Shape& shape, std::initializer_list<uint32_t> positions) {
   std::vector<Row> rows;
   for (const uint32_t position : positions) rows.push_back({position, 1});
   rows.push_back({below(50), 0});  // padding
-  rows.push_back({below(50), 3});  // left to prefill
+  rows.push_back({below(50), 3});  // a segment of the prefill kernels, which decode kernels skip
   run(make_case<E>(shape, rows), true);
 }
 
-template <class E> void prefill_rows_of(const Shape& shape, const std::vector<Row>& rows) {
+template <class E> void check_prefill(const Shape& shape, const std::vector<Row>& rows) {
   run(make_case<E>(shape, rows), false);
 }
 
 void decode_cases() {
   for (const uint32_t head_dim : {64u, 96u, 128u, 256u}) {
-    decode_rows<bf16>({head_dim, 8, 2, 16, 0, 1, 1.f}, {0, 1, 14, 15, 16, 62, 63, 64, 129});
-    decode_rows<bf16>({head_dim, 2, 2, 1, 0, 4, 1.f}, {0, 126, 127, 128, 255, 256, 700});
-    decode_rows<bf16>({head_dim, 20, 1, 16, 100, 2, 6.f}, {0, 98, 99, 100, 101, 500});
-    decode_rows<bf16>({head_dim, 16, 2, 64, 300, 8, 1.f}, {70, 900});
+    check_decode<bf16>({head_dim, 8, 2, 16, 0, 1, 1.f}, {0, 1, 14, 15, 16, 62, 63, 64, 129});
+    check_decode<bf16>({head_dim, 2, 2, 1, 0, 4, 1.f}, {0, 126, 127, 128, 255, 256, 700});
+    check_decode<bf16>({head_dim, 20, 1, 16, 100, 2, 6.f}, {0, 98, 99, 100, 101, 500});
+    check_decode<bf16>({head_dim, 16, 2, 64, 300, 8, 1.f}, {70, 900});
     for (int i = 0; i < 3; ++i)
-      decode_rows<bf16>(random_shape(head_dim), {below(20), below(200), below(600)});
+      check_decode<bf16>(random_shape(head_dim), {below(20), below(200), below(600)});
   }
   for (const uint32_t head_dim : {1u, 8u, 12u, 20u, 72u, 80u, 160u, 255u, 256u}) {
-    decode_rows<float>(random_shape(head_dim), {0, 31, 32, below(200), 128 + below(300)});
-    decode_rows<bf16>(random_shape(head_dim), {0, 31, 32, below(200), 128 + below(300)});
+    check_decode<float>(random_shape(head_dim), {0, 31, 32, below(200), 128 + below(300)});
+    check_decode<bf16>(random_shape(head_dim), {0, 31, 32, below(200), 128 + below(300)});
   }
 }
 
 void prefill_cases() {
   for (const uint32_t head_dim : {64u, 96u, 128u, 256u}) {
-    prefill_rows_of<bf16>({head_dim, 4, 1, 16, 0, 1, 1.f}, {{0, 1}, {0, 33}, {90, 40}, {7, 0}, {63, 1}});
-    prefill_rows_of<bf16>({head_dim, 1, 1, 1, 0, 1, 1.f}, {{0, 150}, {64, 64}});
-    prefill_rows_of<bf16>({head_dim, 7, 1, 32, 50, 1, 6.f}, {{100, 37}, {0, 70}});
-    prefill_rows_of<bf16>({head_dim, 2, 2, 64, 1, 1, 1.f}, {{10, 70}});
+    check_prefill<bf16>({head_dim, 4, 1, 16, 0, 1, 1.f}, {{0, 1}, {0, 33}, {90, 40}, {7, 0}, {63, 1}});
+    check_prefill<bf16>({head_dim, 1, 1, 1, 0, 1, 1.f}, {{0, 150}, {64, 64}});
+    check_prefill<bf16>({head_dim, 7, 1, 32, 50, 1, 6.f}, {{100, 37}, {0, 70}});
+    check_prefill<bf16>({head_dim, 2, 2, 64, 1, 1, 1.f}, {{10, 70}});
     // Blocks in which one query must not attend to one key, the last or the first.
-    prefill_rows_of<bf16>({head_dim, 2, 1, 16, 0, 1, 1.f}, {{62, 2}});
-    prefill_rows_of<bf16>({head_dim, 2, 1, 16, 100, 1, 1.f}, {{200, 2}});
+    check_prefill<bf16>({head_dim, 2, 1, 16, 0, 1, 1.f}, {{62, 2}});
+    check_prefill<bf16>({head_dim, 2, 1, 16, 100, 1, 1.f}, {{200, 2}});
     for (const uint32_t window : {0u, 70u}) chunks_agree<bf16>({head_dim, 3, 1, 16, window, 1, 1.f});
     for (int i = 0; i < 3; ++i)
-      prefill_rows_of<bf16>(random_shape(head_dim),
+      check_prefill<bf16>(random_shape(head_dim),
                             {{below(150), 1 + below(40)}, {below(2) * 16, 1 + below(80)}});
   }
   for (const uint32_t head_dim : {1u, 8u, 12u, 20u, 72u, 80u, 160u, 255u, 256u}) {
-    prefill_rows_of<float>(random_shape(head_dim), {{0, 1 + below(35)}, {below(100), 17}, {3, 0}});
+    check_prefill<float>(random_shape(head_dim), {{0, 1 + below(35)}, {below(100), 17}, {3, 0}});
     chunks_agree<float>({head_dim, 2, 1, 16, 70, 1, 1.f});
-    prefill_rows_of<bf16>(random_shape(head_dim), {{0, 1 + below(35)}, {below(100), 17}, {3, 0}});
+    check_prefill<bf16>(random_shape(head_dim), {{0, 1 + below(35)}, {below(100), 17}, {3, 0}});
   }
 }
 

@@ -17,7 +17,7 @@ struct Shape {
 // A kernel and how it is launched for a shape: the table in kernels/README.md.
 struct Config {
   std::string kernel;
-  uint32_t rows, columns;  // of a block; 0 rows: all
+  uint32_t rows, columns;  // outputs of a block; rows is 0 if a block computes all rows
   uint32_t threads, shared_bytes, n_splits;
 };
 
@@ -37,6 +37,7 @@ static Config tile(uint32_t rows, uint32_t columns, uint32_t n_splits) {
 static const Config kSimtF32 = {"gemm_simt_f32", 64, 64, 256, 0, 1};
 static const Config kSimtBf16 = {"gemm_simt_bf16", 64, 64, 256, 0, 1};
 
+// The kernel of the table for a product in bf16.
 static Config chosen(Shape s, uint32_t n_multiprocessors) {
   if (s.k % 8 != 0) return kSimtBf16;
   if (s.m <= 8) return skinny(8, s.n < 4096 ? 16 : 32);
@@ -84,13 +85,13 @@ template <class E> static void run(const Config& config, GemmParams<E> params) {
 template <class E>
 static void check(const Config& config, const Operands<E>& o, GemmWrite write, bool biased, bool aligned = true) {
   const Shape s = o.shape;
-  Unaligned<E> moved_x(o.x), moved_w(o.w);
+  Unaligned<E> unaligned_x(o.x), unaligned_w(o.w);
   std::vector<float> out_f32 = write == kAddF32 ? o.residual : poisoned<float>(o.products.size());
   std::vector<E> out = poisoned<E>(o.products.size());
   GemmParams<E> params = {};
   params.out = write == kStore ? (void*)out.data() : out_f32.data();
-  params.x = aligned ? o.x.data() : moved_x.data();
-  params.w = aligned ? o.w.data() : moved_w.data();
+  params.x = aligned ? o.x.data() : unaligned_x.data();
+  params.w = aligned ? o.w.data() : unaligned_w.data();
   params.bias = biased ? o.bias.data() : nullptr;
   params.m = s.m, params.n = s.n, params.k = s.k, params.write = write;
   run(config, params);
@@ -101,9 +102,9 @@ static void check(const Config& config, const Operands<E>& o, GemmWrite write, b
                            std::to_string(s.k) + ", write " + std::to_string(write) + ", splits " +
                            std::to_string(config.n_splits);
   // The rounding error of a sum of k products with standard deviation 1 in f32, in any order.
-  const double summed = 1e-6 * std::sqrt((double)s.k) + 1e-6;
-  if (write == kStore) expect_close(what, out.data(), want, summed, rounding<E>());
-  else expect_close(what, out_f32.data(), want, summed, 1e-6);
+  const double sum_error = 1e-6 * std::sqrt((double)s.k) + 1e-6;
+  if (write == kStore) expect_close(what, out.data(), want, sum_error, rounding<E>());
+  else expect_close(what, out_f32.data(), want, sum_error, 1e-6);
 }
 
 template <class E> static void check_writes(const Config& config, Shape shape) {
@@ -161,7 +162,7 @@ static void check_choice() {
       fail("choice", std::to_string(m) + " rows: not " + kernel);
 }
 
-// Shared memory serves eight lanes of 16 bytes at once if their addresses differ modulo 128.
+// Whether eight lanes, each with a piece of 16 bytes, have a bank conflict: their addresses do not differ modulo 128.
 template <class S> static bool collide(uint32_t first_row, uint32_t first_piece, uint32_t n_rows) {
   bool taken[8] = {};
   for (uint32_t i = 0; i < 8; ++i) {

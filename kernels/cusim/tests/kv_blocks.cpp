@@ -34,6 +34,7 @@ static std::vector<uint32_t> pages_of(const Shape& s) {
   return ids;
 }
 
+// The kernel reads the page ids from the page table if `by_table`, else from its parameters.
 static void check(const Shape& s, BlockCopy direction, bool by_table, uint32_t blocks) {
   const std::vector<uint32_t> pages = pages_of(s);
   std::vector<unsigned char> pool = random_bytes(kPlanes * s.plane_stride);

@@ -110,7 +110,7 @@ static Row random_row(uint32_t vocab) {
 
 struct Batch {
   uint32_t vocab, stride, chunk, first_logit;
-  double tie_margin;
+  double tie_margin;  // draws this close to a boundary between tokens are searched again in the CPU's order
 };
 
 static std::vector<Sampled> sample(const std::vector<Row>& rows, const Batch& batch,

@@ -43,11 +43,12 @@ struct Row {
 
 struct Choice {
   uint32_t token;
-  bool nan;
+  bool nan;  // the row has a NaN, or no token is possible
 };
 
 namespace reference {
 
+// The logits after penalties, mask, bans and biases.
 inline std::vector<float> edit(const Row& row) {
   std::vector<float> logits = row.logits;
   for (uint32_t token = 0; token < row.counts.size(); ++token) {

@@ -33,7 +33,7 @@ impl PackedRows {
             words: uninit_words(scratch, encoding, rows, inputs),
             inputs,
             encoding,
-            n_groups: n_groups(rows, most_group_rows(isa)),
+            n_groups: n_groups(rows, max_group_rows(isa)),
         }
     }
 
@@ -152,7 +152,7 @@ pub fn uninit_words(scratch: &Scratch, encoding: Encoding, rows: usize, inputs: 
     words
 }
 
-pub fn most_group_rows(isa: Isa) -> usize {
+pub fn max_group_rows(isa: Isa) -> usize {
     dispatch(isa, GroupRows)
 }
 

@@ -179,18 +179,18 @@ impl CpuBatch {
             while segment.is_some_and(|segment| segment.end_token() <= index) {
                 segment = segments.next();
             }
-            let whole = segment.expect("a picked index must be below the step's token count");
+            let full = segment.expect("a picked index must be below the step's token count");
             let position = step.positions[index];
             match self.segments.last_mut() {
-                Some(last) if last.row == whole.row && last.end_position() == position as usize => {
+                Some(last) if last.row == full.row && last.end_position() == position as usize => {
                     last.n_tokens += 1;
                 }
                 _ => self.segments.push(Segment {
-                    row: whole.row,
+                    row: full.row,
                     first_token: self.tokens.len(),
                     n_tokens: 1,
                     first_position: position as usize,
-                    is_long: whole.is_long,
+                    is_long: full.is_long,
                 }),
             }
             self.tokens.push(step.tokens[index]);

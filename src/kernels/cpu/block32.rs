@@ -20,26 +20,26 @@ pub const LINES: usize = 1 + 2 * BLOCK_STEPS;
 /// Words of a row of activations for a block: scale, correction, bytes.
 pub const ROW_WORDS: usize = 2 + BLOCK_STEPS;
 
-/// Multiplies `M` rows with `N` panels of `2 * twos` blocks, into the first `N * PANEL` values of `M` rows of `sums`.
+/// Multiplies `M` rows with `N` panels of `pairs` pairs of blocks, into `N * PANEL` values of `M` rows of `sums`.
 ///
 /// # Safety
-/// `rows` is valid for `2 * twos * ROW_WORDS * M` words, each panel for `twos * LINES` lines; the instruction set of
-/// `S` was detected.
+/// `rows` is valid for `2 * pairs * ROW_WORDS * M` words, each panel for `pairs * LINES` lines; the
+/// instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn tile<S: Lanes, const M: usize, const N: usize>(
     rows: *const u32,
     panels: [*const u32; N],
-    twos: usize,
+    pairs: usize,
     ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let mut ahead = ahead.over(2 * twos).shorten(is_int8_prefetched::<S>(M));
+    let mut ahead = ahead.over(2 * pairs).shorten(is_int8_prefetched::<S>(M));
     let mut until_fetch = 0;
     let sums = sums.as_mut_ptr().cast::<f32>();
     // SAFETY: all offsets stay within the ranges that the caller guaranteed.
     unsafe {
         let mut acc = [[S::splat(0.0); N]; M];
-        for block in 0..2 * twos {
+        for block in 0..2 * pairs {
             if until_fetch == 0 {
                 ahead.fetch::<S>();
                 until_fetch = ahead.every;

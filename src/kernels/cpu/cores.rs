@@ -55,8 +55,8 @@ pub(super) fn bind_this_thread(_: &[usize]) {}
 /// Runs a closure on some CPUs, or anywhere if there are none, then restores the calling thread's affinity.
 pub(super) fn run_on<R>(cpus: &[usize], run: impl FnOnce() -> R) -> R {
     /// The affinity to restore, even after a panic.
-    struct Before(Vec<usize>);
-    impl Drop for Before {
+    struct SavedAffinity(Vec<usize>);
+    impl Drop for SavedAffinity {
         fn drop(&mut self) {
             bind_this_thread(&self.0);
         }
@@ -64,7 +64,7 @@ pub(super) fn run_on<R>(cpus: &[usize], run: impl FnOnce() -> R) -> R {
     if cpus.is_empty() {
         return run();
     }
-    let _before = Before(allowed_cpus());
+    let _saved = SavedAffinity(allowed_cpus());
     bind_this_thread(cpus);
     run()
 }

@@ -85,6 +85,7 @@ enum BlockRule {
     KeptOr(Format),
     /// A format that represents all values of the blocks, for products with unrounded activations.
     Exact,
+    /// This format for all blocks, whose weights are converted.
     All(Format),
 }
 

@@ -46,8 +46,8 @@ impl Kernel for Multiply<'_> {
                     each => load_up_to::<S>(&each[at * LANES..][..out.len()]),
                 };
                 let e = S::exp(S::sub(S::splat(0.0), gate));
-                let open = S::div(S::splat(1.0), S::add(S::splat(1.0), e));
-                store_up_to::<S>(S::mul(load_up_to::<S>(out), open), out);
+                let sigmoid = S::div(S::splat(1.0), S::add(S::splat(1.0), e));
+                store_up_to::<S>(S::mul(load_up_to::<S>(out), sigmoid), out);
             }
         }
     }
@@ -121,7 +121,7 @@ mod tests {
             both.row_mut(0)[i] = gate(i);
             both.row_mut(0)[WIDTH + i] = 1.0 + i as f32 / 250.0;
         }
-        let mut seen: Vec<(Isa, Vec<u32>)> = Vec::new();
+        let mut outputs: Vec<(Isa, Vec<u32>)> = Vec::new();
         for isa in Isa::available() {
             let mut pool = ThreadPool::new(1).expect("threads start");
             let out = scratch.tensor(1, WIDTH);
@@ -136,10 +136,10 @@ mod tests {
                     "{isa:?}: gelu({x}): {error}"
                 );
             }
-            seen.push((isa, out.row(0).iter().map(|x| x.to_bits()).collect()));
+            outputs.push((isa, out.row(0).iter().map(|x| x.to_bits()).collect()));
         }
         // Instruction sets with fused multiply-add agree in all bits.
-        let fused: Vec<_> = seen
+        let fused: Vec<_> = outputs
             .iter()
             .filter(|(isa, _)| *isa != Isa::Portable)
             .collect();

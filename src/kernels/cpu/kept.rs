@@ -12,6 +12,7 @@ const MAX_CODE: f32 = 127.0;
 /// The bits of infinity; the magnitude bits of NaNs are greater.
 const INFINITY_BITS: u32 = 0x7f80_0000;
 
+/// An element type of the KV pool.
 pub trait Kept: bytemuck::Pod + Send + Sync {
     /// Whether each [`SCALE_GROUP`] elements of a key or value share a scale.
     const SCALED: bool;

@@ -17,8 +17,7 @@ use crate::sparsity::DoubleSparsity;
 use souffleur_base::ids::{PageId, RowId};
 use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
-/// Keys and values of all layers, laid out as in [`Planes`](super::planes::Planes). Slot 0, of the dummy page, stays
-/// zero.
+/// Keys and values of all layers, laid out as in [`Planes`](super::planes::Planes). Slot 0 (dummy page) stays zero.
 pub struct KvPool {
     layers: Vec<Storage>,
     /// Layouts of the layers that have paged buffers.
@@ -30,8 +29,7 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    /// Allocates memory for `n_slots` tokens, `n_window_slots` in layers with window pages; the system commits it on
-    /// first use.
+    /// Allocates memory for `n_slots` tokens, `n_window_slots` in layers with window pages; it is committed on use.
     ///
     /// # Panics
     /// If the labels of `sparsity` do not match the layout.

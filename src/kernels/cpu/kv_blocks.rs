@@ -27,15 +27,15 @@ struct LayerMap {
     planes: SmallVec<[PlaneMap; 4]>,
 }
 
-/// A contiguous range per head, from `at` in the block and from `start` in memory; all lengths are in bytes.
+/// One contiguous range per head, at `block_offset` in the block and at `memory_offset` in memory; all in bytes.
 #[derive(Clone, Copy)]
 struct PlaneMap {
     memory: Memory,
-    at: usize,
-    start: usize,
+    block_offset: usize,
+    memory_offset: usize,
     /// Distance from a head's first slot to the next head's.
-    head: usize,
-    slot: usize,
+    head_stride: usize,
+    slot_bytes: usize,
     n_heads: usize,
 }
 
@@ -84,8 +84,8 @@ impl BlockMap {
         let layers = paged.map(|(layer, pages)| {
             let planes = planes_of(pages, n_slots);
             let planes = planes.into_iter().map(|mut plane| {
-                plane.at = at;
-                at += plane.n_heads * plane.slot * block_tokens;
+                plane.block_offset = at;
+                at += plane.n_heads * plane.slot_bytes * block_tokens;
                 plane
             });
             LayerMap {
@@ -205,14 +205,14 @@ fn for_pieces(
 ) {
     for plane in &map.planes {
         for head in 0..plane.n_heads {
-            let in_block = plane.at + head * block_tokens * plane.slot;
-            let in_memory = plane.start + head * plane.head;
+            let in_block = plane.block_offset + head * block_tokens * plane.slot_bytes;
+            let in_memory = plane.memory_offset + head * plane.head_stride;
             for run in runs {
                 copy(
                     plane,
-                    in_block + run.token * plane.slot,
-                    in_memory + run.slot * plane.slot,
-                    run.len * plane.slot,
+                    in_block + run.token * plane.slot_bytes,
+                    in_memory + run.slot * plane.slot_bytes,
+                    run.len * plane.slot_bytes,
                 );
             }
         }
@@ -239,15 +239,15 @@ fn memories<'a>(
     memories.collect()
 }
 
-/// The planes of a layer as [`Planes`](super::planes::Planes) and [`Labels`] place them; `at` is still unset.
+/// The planes of a layer as [`Planes`](super::planes::Planes) and [`Labels`] place them; `block_offset` is not set yet.
 fn planes_of(pages: &PagedKv, n_slots: usize) -> SmallVec<[PlaneMap; 4]> {
     let element = pages.dtype.bytes();
-    let plane = |memory, start: usize, slot: usize| PlaneMap {
+    let plane = |memory, memory_offset: usize, slot_bytes: usize| PlaneMap {
         memory,
-        at: 0,
-        start,
-        head: n_slots * slot,
-        slot,
+        block_offset: 0,
+        memory_offset,
+        head_stride: n_slots * slot_bytes,
+        slot_bytes,
         n_heads: pages.heads,
     };
     let key = pages.key_dim * element;
@@ -347,8 +347,8 @@ mod tests {
         for layer in &map.layers {
             for plane in &layer.planes {
                 for head in 0..plane.n_heads {
-                    let first = plane.at + head * 8 * plane.slot;
-                    let part = first + 2 * plane.slot..first + 6 * plane.slot;
+                    let first = plane.block_offset + head * 8 * plane.slot_bytes;
+                    let part = first + 2 * plane.slot_bytes..first + 6 * plane.slot_bytes;
                     expected[part.clone()].copy_from_slice(&block[part]);
                 }
             }
@@ -375,7 +375,7 @@ mod tests {
         };
         let [elements, _] = kv.layer_mut(1).bytes_mut();
         let planes = Planes::of(&heads, elements.len() / 2);
-        let at = map.layers[1].planes[0].at;
+        let at = map.layers[1].planes[0].block_offset;
         for (token, slot) in ids.iter().enumerate() {
             let value = 2 * (planes.values(2) + planes.slot(*slot as usize));
             let in_block = at + ((2 * 8 + token) * 12 + 8) * 2;

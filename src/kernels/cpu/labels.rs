@@ -66,7 +66,7 @@ impl Labels {
     }
 
     /// Elements from a head's labels to the next head's.
-    pub fn plane(&self) -> usize {
+    pub fn head_stride(&self) -> usize {
         self.n_slots * self.channels().per_head()
     }
 

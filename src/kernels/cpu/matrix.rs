@@ -261,10 +261,10 @@ impl Kernel for PackPanel<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        let even = self.source.inputs().is_multiple_of(2);
+        let is_even = self.source.inputs().is_multiple_of(2);
         match (self.format, self.source.tensor.stored) {
             (Format::F32, Stored::Plain(Dtype::F32)) => self.transpose_words(),
-            (Format::Bf16, Stored::Plain(Dtype::BF16)) if even => self.transpose_words(),
+            (Format::Bf16, Stored::Plain(Dtype::BF16)) if is_even => self.transpose_words(),
             (Format::Block32(_), Stored::Blocks(block)) => {
                 let rows: SmallVec<[&[u8]; PANEL]> = self.source.rows().collect();
                 block32::pack(block, &rows, self.out);

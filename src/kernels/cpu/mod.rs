@@ -1,7 +1,7 @@
 //! The CPU backend: multithreaded SIMD kernels for float and quantised weights and KV.
 //!
 //! Kernels are written with portable SIMD lanes (`simd`), compiled for each instruction set and dispatched at run time.
-//! They run on a thread pool (`threads`). The order of every reduction follows from positions alone.
+//! They run on a thread pool (`threads`). The order of every sum depends only on positions, not on threads or batches.
 
 // Kernels hand out disjoint parts of one buffer to threads and call vector intrinsics.
 #![allow(unsafe_code)]
@@ -100,7 +100,7 @@ pub struct CpuSizes {
     pub quantization: Option<Quantization>,
     /// Compute threads, including the caller's.
     pub threads: usize,
-    /// Binds threads to cores if there are as many threads as usable cores; the system places fewer threads better.
+    /// Binds threads to cores if there are as many threads as usable cores; the OS places fewer threads better.
     pub pin_threads: bool,
     /// Whether threads, weights and KV pool are divided among NUMA nodes, which does not change results.
     pub numa: Numa,
@@ -173,7 +173,7 @@ impl CpuBackend {
                 "NUMA partitioning enabled: threads, weights and KV memory are divided among nodes"
             );
         }
-        let mut pool = ThreadPool::seated(seats)?;
+        let mut pool = ThreadPool::with_seats(seats)?;
         let mut kv = KvPool::new(
             &sizes.kv,
             (n_slots, n_window_slots),
@@ -258,7 +258,7 @@ impl CpuBackend {
     /// pages. Returns the bytes of a block.
     ///
     /// # Errors
-    /// Names a layer with memory that blocks cannot hold.
+    /// If a layer has memory that blocks cannot hold.
     pub fn prepare_blocks(
         &mut self,
         layout: &KvLayout,

@@ -99,6 +99,7 @@ unsafe fn fetch_ahead<S: Lanes>(
     }
 }
 
+/// An encoding of values as 32-bit words.
 pub trait Words {
     const VALUES: usize;
 
@@ -179,9 +180,9 @@ unsafe fn pack_words<S: Lanes, W: Words>(rows: &[RowSource<'_>], inputs: usize, 
     // SAFETY: guaranteed by the caller.
     unsafe {
         let done = match rows.len() {
-            1 => pack_inside::<S, W, 1>(rows, inputs, out),
-            3..=FOUR => pack_inside::<S, W, FOUR>(rows, inputs, out),
-            5..=EIGHT => pack_inside::<S, W, EIGHT>(rows, inputs, out),
+            1 => pack_whole_steps::<S, W, 1>(rows, inputs, out),
+            3..=FOUR => pack_whole_steps::<S, W, FOUR>(rows, inputs, out),
+            5..=EIGHT => pack_whole_steps::<S, W, EIGHT>(rows, inputs, out),
             _ => 0,
         };
         for first in (done..inputs).step_by(W::VALUES) {
@@ -201,7 +202,7 @@ unsafe fn pack_words<S: Lanes, W: Words>(rows: &[RowSource<'_>], inputs: usize, 
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn pack_inside<S: Lanes, W: Words, const M: usize>(
+unsafe fn pack_whole_steps<S: Lanes, W: Words, const M: usize>(
     rows: &[RowSource<'_>],
     inputs: usize,
     out: &mut [u32],

@@ -10,20 +10,20 @@ use souffleur_base::kv_layout::{KvDtype, Values};
 ///
 /// The keys of a head are contiguous, so that reading a sequence is one stream for each head: `[n_kv_heads, n_slots,
 /// key_dim]`, followed by values in the same layout if they are as wide as keys. Values of another width follow each
-/// key, `[n_kv_heads, n_slots, key_dim + value_dim]`. The values of MLA are part of the key
-/// and take no space.
+/// key, `[n_kv_heads, n_slots, key_dim + value_dim]`. The values of MLA are the first elements of the key and
+/// take no space.
 ///
 /// The scales of quantised elements are separate, so that keys and values stay on whole cache lines:
 /// `[n_kv_heads, n_slots, key scales + value scales]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Planes {
     n_slots: usize,
-    slot: usize,
-    head: usize,
-    to_values: usize,
+    slot_stride: usize,
+    head_stride: usize,
+    value_offset: usize,
     head_elements: usize,
-    /// Scales of a head's key.
     key_scales: usize,
+    /// Scales of a value; 0 if it is part of the key.
     value_scales: usize,
 }
 
@@ -60,7 +60,7 @@ impl Planes {
         } = *heads;
         let head_elements = key_dim + values.stored_dim();
         let n_slots = len / (n_kv_heads * head_elements);
-        let (slot, to_values) = match values {
+        let (slot_stride, value_offset) = match values {
             Values::InKeys { dim } => {
                 assert!(
                     dim <= key_dim,
@@ -73,9 +73,9 @@ impl Planes {
         };
         Self {
             n_slots,
-            slot,
-            head: n_slots * slot,
-            to_values,
+            slot_stride,
+            head_stride: n_slots * slot_stride,
+            value_offset,
             head_elements,
             key_scales: 0,
             value_scales: 0,
@@ -92,17 +92,17 @@ impl Planes {
 
     #[inline(always)]
     pub fn slot(&self, slot: usize) -> usize {
-        slot * self.slot
+        slot * self.slot_stride
     }
 
     #[inline(always)]
     pub fn keys(&self, head: usize) -> usize {
-        head * self.head
+        head * self.head_stride
     }
 
     #[inline(always)]
     pub fn values(&self, head: usize) -> usize {
-        head * self.head + self.to_values
+        head * self.head_stride + self.value_offset
     }
 
     #[inline(always)]

@@ -416,7 +416,7 @@ mod tests {
                 (0..rounds).fold(1u32, |sum, _| sum.wrapping_add(parts(sum) as u32))
             };
             let expected =
-                |parts| [1, 2, 4].map(|of| after(6 * of, parts).wrapping_mul((CHAINS / of) as u32));
+                |parts| [1, 2, 4].map(|n| after(6 * n, parts).wrapping_mul((CHAINS / n) as u32));
             let bytes = |sum: u32| -> i32 {
                 let bytes = sum.to_le_bytes();
                 bytes.into_iter().map(|byte| i32::from(byte as i8)).sum()

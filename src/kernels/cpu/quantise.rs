@@ -94,7 +94,7 @@ unsafe fn quantise_group<S: Lanes>(
 /// The instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn pack_blocks<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &mut [u32]) {
-    const ZEROS: usize = 4;
+    const VECTORS: usize = 4;
     let n = rows.len();
     for block in 0..2 * inputs.div_ceil(TWO_BLOCKS) {
         let out = &mut out[block * block32::ROW_WORDS * n..][..block32::ROW_WORDS * n];
@@ -102,11 +102,11 @@ pub unsafe fn pack_blocks<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: 
             let mut words = [0u32; LANES];
             // SAFETY: guaranteed by the caller; `words` covers the writes.
             let scale = unsafe {
-                let mut x = [S::splat(0.0); ZEROS];
+                let mut x = [S::splat(0.0); VECTORS];
                 for (i, x) in x[..2].iter_mut().enumerate() {
                     *x = row.load::<S>(block * BLOCK + i * LANES);
                 }
-                let (scale, [quads]) = quantise::<S, ZEROS, 1>(x);
+                let (scale, [quads]) = quantise::<S, VECTORS, 1>(x);
                 S::store_words(words.as_mut_ptr(), quads);
                 scale
             };

@@ -1,4 +1,4 @@
-//! Recall of double sparsity: the share of a query's best keys that labels find, to evaluate channel files.
+//! Recall of double sparsity: the share of a query's highest-scoring keys that labels find, to evaluate channel files.
 
 use std::sync::Arc;
 

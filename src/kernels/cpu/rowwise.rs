@@ -86,13 +86,13 @@ fn gate_row(isa: Isa, gate: Gate, (gates, ups): (&[f32], &[f32]), out: &mut [f32
         Gate::Silu => dispatch(isa, GatedSilu { gates, ups, out }),
         Gate::GeluTanh => dispatch(isa, GatedGelu { gates, ups, out }),
         Gate::Clamped { limit, slope } => {
-            let bounds = (limit, slope);
+            let limit_and_slope = (limit, slope);
             dispatch(
                 isa,
                 GatedClamped {
                     gates,
                     ups,
-                    bounds,
+                    limit_and_slope,
                     out,
                 },
             );
@@ -128,7 +128,7 @@ impl Kernel for GatedSilu<'_> {
 struct GatedClamped<'a> {
     gates: &'a [f32],
     ups: &'a [f32],
-    bounds: (f32, f32),
+    limit_and_slope: (f32, f32),
     out: &'a mut [f32],
 }
 
@@ -137,19 +137,19 @@ impl Kernel for GatedClamped<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        let (limit, slope) = self.bounds;
+        let (limit, slope) = self.limit_and_slope;
         let vectors = self.gates.chunks(LANES).zip(self.ups.chunks(LANES));
         for ((gate, up), out) in vectors.zip(self.out.chunks_mut(LANES)) {
             // SAFETY: `load_up_to` stays within its slice, `padded` holds sixteen values; `dispatch` detected the
             // instruction set.
             unsafe {
                 // With the bound as the first operand, NaN stays NaN.
-                let (least, most) = (S::splat(-limit), S::splat(limit));
-                let gate = S::min(most, load_up_to::<S>(gate));
-                let up = S::max(least, S::min(most, load_up_to::<S>(up)));
+                let (min, max) = (S::splat(-limit), S::splat(limit));
+                let gate = S::min(max, load_up_to::<S>(gate));
+                let up = S::max(min, S::min(max, load_up_to::<S>(up)));
                 let e = S::exp(S::mul(gate, S::splat(-slope)));
-                let open = S::div(gate, S::add(S::splat(1.0), e));
-                let gated = S::mul(open, S::add(up, S::splat(1.0)));
+                let swish = S::div(gate, S::add(S::splat(1.0), e));
+                let gated = S::mul(swish, S::add(up, S::splat(1.0)));
                 let mut padded = [0f32; LANES];
                 S::store(padded.as_mut_ptr(), gated);
                 out.copy_from_slice(&padded[..out.len()]);

@@ -25,8 +25,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Packs tensors of equal width, stacked in order, on all threads, into `arena`. `roles` gives the use of each
-    /// tensor.
+    /// Packs tensors of equal width, stacked in order, on all threads, into `arena`. `roles` gives each tensor's use.
     ///
     /// # Panics
     /// If the widths differ.

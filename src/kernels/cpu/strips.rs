@@ -23,9 +23,9 @@ pub const PART: usize = 96;
 
 /// Weights of up to [`MAX_PANELS`] panels in f32, contiguous for each input, with a stride of [`SUMS`].
 #[repr(align(64))]
-pub struct Widened(MaybeUninit<[f32; SUMS * PART]>);
+pub struct WidenedWeights(MaybeUninit<[f32; SUMS * PART]>);
 
-impl Widened {
+impl WidenedWeights {
     pub fn uninit() -> Self {
         Self(MaybeUninit::uninit())
     }
@@ -156,7 +156,7 @@ impl StripProduct {
     }
 
     /// # Safety
-    /// As [`Widened::multiply`].
+    /// As [`WidenedWeights::multiply`].
     #[inline(always)]
     unsafe fn run<S: Lanes, const STRIP: usize>(self, rows: usize) {
         // SAFETY: guaranteed by the caller.

@@ -238,8 +238,8 @@ pub unsafe fn plain<S: Lanes, F: Plain, R: RowWords<M>, const M: usize, const N:
     ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let is_product_a_line = M * F::ROW_WORDS * S::REGISTERS * PANEL == F::STEP_WORDS;
-    let mut ahead = ahead.over(steps).shorten(is_product_a_line);
+    let is_one_product_per_line = M * F::ROW_WORDS * S::REGISTERS * PANEL == F::STEP_WORDS;
+    let mut ahead = ahead.over(steps).shorten(is_one_product_per_line);
     let every = ahead.every;
     let sums = sums.as_mut_ptr().cast::<f32>();
     // SAFETY: all offsets stay within the ranges that the caller guaranteed.

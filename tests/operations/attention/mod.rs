@@ -48,11 +48,11 @@ fn attention_is_right_on_every_instruction_set() {
         },
     ];
     for heads in shapes {
-        check_right(heads, &[0, 1, 15, 16, 63, 64, 100, 255, 256, 400, 529]);
+        check_reference(heads, &[0, 1, 15, 16, 63, 64, 100, 255, 256, 400, 529]);
     }
 }
 
-fn check_right(heads: HeadShape, positions: &[usize]) {
+fn check_reference(heads: HeadShape, positions: &[usize]) {
     let len = positions.iter().max().map_or(0, |last| last + 1);
     for isa in Isa::available() {
         for dtype in DTYPES {
@@ -97,7 +97,7 @@ fn capped_scores_are_right_and_no_bit_depends_on_the_chunks() {
             window: Some(90),
             ..HEADS
         };
-        check_right(heads, &[0, 31, 130, 300]);
+        check_reference(heads, &[0, 31, 130, 300]);
         for dtype in [KvDtype::BF16, KvDtype::F32] {
             check_chunks(dtype, heads);
             check_outside_context(dtype, heads);

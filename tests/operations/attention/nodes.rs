@@ -98,7 +98,7 @@ fn work_items_belong_to_the_node_of_their_heads() {
             let segments = batch.segments();
             plan.make(segments, &world.table, &heads, &nodes, Some(&mut prefixes));
             for (round, items) in plan.rounds() {
-                assert!(items.is_sorted_by_key(|item| item.node), "node by node");
+                assert!(items.is_sorted_by_key(|item| item.node), "sorted by node");
                 let of_node = |node| items.iter().filter(move |item| item.node as usize == node);
                 if heads.n_kv_heads < n_nodes {
                     assert_eq!(plan.items_per_node(round), [items.len()], "not partitioned");

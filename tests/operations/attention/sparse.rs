@@ -148,8 +148,8 @@ fn a_needle_is_found() {
             ..setup()
         });
         world.grow(1, (1, 0), LONG);
-        let ask = [part(1, LONG - 1, 1)];
-        let before = world.attend(&ask);
+        let query = [part(1, LONG - 1, 1)];
+        let before = world.attend(&query);
         for head in 0..2 {
             // A key near the queries of both heads of the group.
             let queries = [2 * head, 2 * head + 1].map(|head| world.query(1, LONG - 1, head));
@@ -157,7 +157,7 @@ fn a_needle_is_found() {
             let key: Vec<f32> = both.map(|(a, b)| 2.0 * (a + b)).collect();
             world.set_key(1, needle, head, &key);
         }
-        assert!(world.attend(&ask) != before, "{needle} is ignored");
+        assert!(world.attend(&query) != before, "{needle} is ignored");
         for chosen in world.attention.sparse.chosen(2) {
             assert!(chosen.contains(&(needle as u32)), "{needle}: {chosen:?}");
             assert_eq!(chosen.len(), 8);

@@ -29,13 +29,13 @@ const fn shape((n_heads, n_kv_heads): (usize, usize), key_dim: usize, values: Va
 #[test]
 fn values_of_other_widths_are_right_on_every_instruction_set() {
     for heads in SHAPES {
-        check_right(heads, &[0, 1, 31, 64, 255, 256, 300]);
+        check_reference(heads, &[0, 1, 31, 64, 255, 256, 300]);
     }
     let windowed = HeadShape {
         window: Some(100),
         ..SHAPES[1]
     };
-    check_right(windowed, &[0, 99, 100, 270]);
+    check_reference(windowed, &[0, 99, 100, 270]);
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn a_latent_vector_serves_as_key_and_value() {
     // DeepSeek's widths, with group sizes for both kernels.
     for n_heads in [1, 5] {
         let heads = shape((n_heads, 1), 576, Values::InKeys { dim: 512 });
-        check_right(
+        check_reference(
             HeadShape {
                 scale: 0.07,
                 ..heads

@@ -117,7 +117,7 @@ impl World {
         };
         let sparsity = setup.sparse.map(|sparse| sparsity(&setup.heads, sparse));
         let seats = Seats::choose(setup.threads, false, Numa::Pretended(setup.nodes));
-        let mut pool = ThreadPool::seated(seats).expect("threads start");
+        let mut pool = ThreadPool::with_seats(seats).expect("threads start");
         let mut kv = KvPool::new(&KvLayout::uniform(1, pages), (SLOTS, 0), sparsity.as_ref());
         kv.place_on_nodes(&mut pool);
         Self {

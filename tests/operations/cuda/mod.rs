@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use self::model::{Model, Seen, model, run};
+use self::model::{Model, OpResult, model, run};
 use souffleur_base::ids::{PageId, RowId};
 use souffleur_base::kv_layout::{KvLayout, PagedKv, Values};
 use souffleur_kernels::HeadShape;
@@ -232,7 +232,7 @@ impl Gpu {
             .stream
             .fill(activations, whole, NAN_BYTE)
             .unwrap();
-        let mut seen = Vec::new();
+        let mut results = Vec::new();
         run(
             &mut self.backend,
             model,
@@ -240,12 +240,12 @@ impl Gpu {
             &batch,
             &list,
             &mut |backend, _, result, is_f32| {
-                let (Seen::Tensor(tensor) | Seen::Operand(tensor)) = result;
-                seen.push(read(backend, tensor, is_f32));
+                let (OpResult::Tensor(tensor) | OpResult::Operand(tensor)) = result;
+                results.push(read(backend, tensor, is_f32));
             },
         );
         self.backend.take_failure().unwrap();
-        seen
+        results
     }
 }
 
@@ -358,8 +358,8 @@ fn check(case: Case) {
             &list,
             &mut |_, name, result, _| {
                 let values = match result {
-                    Seen::Tensor(tensor) => tensor.values().to_vec(),
-                    Seen::Operand(rows) => rows.values(),
+                    OpResult::Tensor(tensor) => tensor.values().to_vec(),
+                    OpResult::Operand(rows) => rows.values(),
                 };
                 expected.push((name, values));
             },
@@ -376,7 +376,7 @@ fn compare(case: &Case, step: usize, name: &str, got: &[f32], expected: &[f32]) 
     assert_eq!(got.len(), expected.len(), "{case:?}, step {step}, {name}");
     let largest = expected
         .iter()
-        .fold(0.0f32, |most, value| most.max(value.abs()));
+        .fold(0.0f32, |max, value| max.max(value.abs()));
     let limit = case.tolerance() * largest;
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
         // The comparison is false for NaN, so NaN fails.

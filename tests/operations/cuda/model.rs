@@ -96,13 +96,13 @@ fn rope(head_dim: usize) -> Rope {
     }
 }
 
-pub(super) enum Seen<'a, B: Backend> {
+pub(super) enum OpResult<'a, B: Backend> {
     Tensor(&'a B::Tensor),
     Operand(&'a B::Operand),
 }
 
 /// Receives an operation's name and result, and whether the result is f32.
-pub(super) type Observer<'a, B> = &'a mut dyn FnMut(&mut B, &'static str, Seen<'_, B>, bool);
+pub(super) type Observer<'a, B> = &'a mut dyn FnMut(&mut B, &'static str, OpResult<'_, B>, bool);
 
 pub(super) fn run<B: Backend>(
     backend: &mut B,
@@ -114,25 +114,25 @@ pub(super) fn run<B: Backend>(
 ) {
     let heads = case.layer_heads();
     let mut x = backend.embed(&model.embedding, None, batch);
-    observe(backend, "embed", Seen::Tensor(&x), true);
+    observe(backend, "embed", OpResult::Tensor(&x), true);
     let rotations = backend.rotations(&model.rope, batch);
-    observe(backend, "rotations", Seen::Tensor(&rotations), true);
+    observe(backend, "rotations", OpResult::Tensor(&rotations), true);
     let normed = backend.rms_norm(&x, &model.norm, 1e-5, &model.qkv.projection.weight);
-    observe(backend, "rms_norm", Seen::Operand(&normed), false);
+    observe(backend, "rms_norm", OpResult::Operand(&normed), false);
     let q = backend.project_qkv(&normed, &model.qkv, &heads, &rotations, 0, batch);
-    observe(backend, "project_qkv", Seen::Tensor(&q), false);
+    observe(backend, "project_qkv", OpResult::Tensor(&q), false);
     let picked = backend.pick(&q, tokens);
-    observe(backend, "pick of queries", Seen::Tensor(&picked), false);
+    observe(backend, "pick of queries", OpResult::Tensor(&picked), false);
     let attended = backend.attend(&q, (&heads, None), 0, batch, &model.o.weight);
-    observe(backend, "attend", Seen::Operand(&attended), false);
+    observe(backend, "attend", OpResult::Operand(&attended), false);
     backend.project_add(&mut x, &attended, &model.o);
-    observe(backend, "project_add", Seen::Tensor(&x), true);
+    observe(backend, "project_add", OpResult::Tensor(&x), true);
     let gated = backend.gated(&normed, &model.gate_up, Gate::Silu, &model.down.weight);
-    observe(backend, "gated", Seen::Operand(&gated), false);
+    observe(backend, "gated", OpResult::Operand(&gated), false);
     backend.project_add(&mut x, &gated, &model.down);
-    observe(backend, "second project_add", Seen::Tensor(&x), true);
+    observe(backend, "second project_add", OpResult::Tensor(&x), true);
     let picked = backend.pick(&x, tokens);
-    observe(backend, "pick", Seen::Tensor(&picked), true);
+    observe(backend, "pick", OpResult::Tensor(&picked), true);
     let logits = backend.logits(&x, tokens, &model.norm, 1e-5, &model.embedding);
-    observe(backend, "logits", Seen::Tensor(&logits), true);
+    observe(backend, "logits", OpResult::Tensor(&logits), true);
 }

@@ -261,7 +261,7 @@ fn instruction_sets_that_round_alike_agree_bit_for_bit() {
     for (rows, outputs, inputs) in [(1, 40, 300), (6, 33, 129), (29, 50, 700)] {
         for format in FORMATS {
             let x = values(3, rows * inputs);
-            let mut seen: Vec<(Isa, Vec<f32>)> = Vec::new();
+            let mut results: Vec<(Isa, Vec<f32>)> = Vec::new();
             for isa in Isa::available() {
                 // The portable path may round twice, and products of bf16 pairs do.
                 let has_pairs = matches!(isa, Isa::Avx512Bf16 | Isa::Amx);
@@ -269,9 +269,9 @@ fn instruction_sets_that_round_alike_agree_bit_for_bit() {
                     continue;
                 }
                 let weight = weight(isa, format, &[outputs], inputs);
-                seen.push((isa, product(isa, 2, &x, &weight, Write::Add)));
+                results.push((isa, product(isa, 2, &x, &weight, Write::Add)));
             }
-            for pair in seen.windows(2) {
+            for pair in results.windows(2) {
                 let (a, b) = (&pair[0], &pair[1]);
                 assert!(a.1 == b.1, "{format:?}: {:?} and {:?}", a.0, b.0);
             }

@@ -6,13 +6,13 @@ use super::super::caps::soft_cap;
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
 use super::product::Product;
-use super::seen::{BLOCK, Seen};
+use super::seen::{BLOCK, KeyRange};
 use super::sizes::Sizes;
 use super::space::CHUNK_ROWS;
 use super::state::Fold;
 use super::tile::Work;
 
-/// Queries in a run: a multiple of a product tile's rows, but few, so that keys that no query of it sees are skipped.
+/// Queries per run, a multiple of a product tile's rows. Keys that none of a run's queries see are skipped.
 const RUN_ROWS: usize = 12;
 
 fn runs(n_rows: usize) -> impl Iterator<Item = Range<usize>> {
@@ -23,7 +23,7 @@ fn runs(n_rows: usize) -> impl Iterator<Item = Range<usize>> {
 
 /// End of the keys in a block that at least one of the rows sees.
 #[inline(always)]
-fn seen_end(seen: &[Seen]) -> usize {
+fn seen_end(seen: &[KeyRange]) -> usize {
     let ends = seen
         .iter()
         .map(|seen| if seen.is_empty() { 0 } else { seen.end });
@@ -51,7 +51,7 @@ impl<F: KvElement> Work<'_, F> {
             .tokens_of(&step.plan.tiles[self.item.tile as usize]);
         let rows = self.space.seen.chunks_exact_mut(sizes.group);
         for (rows, token) in rows.zip(tokens) {
-            rows.fill(Seen::new(token.sees(step.plan.window), start));
+            rows.fill(KeyRange::new(token.sees(step.plan.window), start));
         }
     }
 
@@ -61,7 +61,7 @@ impl<F: KvElement> Work<'_, F> {
         sizes: Sizes,
         head: usize,
         entry: usize,
-        loaded: Seen,
+        loaded: KeyRange,
     ) {
         let words = sizes.query_words;
         let masks_values = !F::SCALED && !self.unseen_values_are_finite(sizes, entry, loaded);
@@ -85,7 +85,7 @@ impl<F: KvElement> Work<'_, F> {
             let seen = &space.seen[first..first + n_rows];
             for rows in runs(n_rows) {
                 let vectors = seen_end(&seen[rows.clone()]).div_ceil(LANES);
-                // SAFETY: `fit` sized the buffers, `packed` filled the vectors; `dispatch` detected the instructions.
+                // SAFETY: `fit` sized the buffers, `pack_block` filled them; `dispatch` detected the instructions.
                 unsafe {
                     F::score::<S>(&scores.starting_at(rows.start), rows.len(), vectors);
                 };
@@ -121,8 +121,8 @@ impl<F: KvElement> Work<'_, F> {
 
     /// Whether all values that some query does not see are finite, so that a weight of zero cancels them.
     #[inline(always)]
-    fn unseen_values_are_finite(&mut self, sizes: Sizes, entry: usize, loaded: Seen) -> bool {
-        let covered = |seen: &Seen| {
+    fn unseen_values_are_finite(&mut self, sizes: Sizes, entry: usize, loaded: KeyRange) -> bool {
+        let covered = |seen: &KeyRange| {
             if seen.start <= loaded.start {
                 seen.end as usize
             } else {
@@ -156,7 +156,7 @@ impl<F: KvElement> Work<'_, F> {
             weights: space.weights.as_mut_ptr(),
             rescale: space.rescale.as_mut_ptr(),
             records: space.span.as_mut_ptr().wrapping_add(first),
-            record: sizes.record,
+            record_len: sizes.record,
             scale: scale * std::f32::consts::LOG2_E,
             scales: space.scales(sizes, head * sizes.rows + rows.start),
         };

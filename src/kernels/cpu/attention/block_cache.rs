@@ -2,10 +2,10 @@
 
 use super::super::memory::Lines;
 use super::kv_element::KvElement;
-use super::seen::{BLOCK, Seen};
+use super::seen::{BLOCK, KeyRange};
 use super::sizes::Sizes;
 
-/// The number of a sequence's first blocks that are cached: with bf16 heads of 128 they take half of an L2 of 1 MiB.
+/// Blocks at the start of a sequence that are cached: with bf16 heads of 128 they take half of an L2 of 1 MiB.
 const CACHED_BLOCKS: usize = 8;
 
 /// Packed blocks: a scratch block, overwritten repeatedly, followed by the cached blocks.
@@ -19,7 +19,7 @@ pub struct BlockCache {
 #[derive(Clone)]
 struct Entry {
     head: usize,
-    loaded: Seen,
+    loaded: KeyRange,
     slots: [usize; BLOCK],
 }
 
@@ -28,18 +28,18 @@ impl BlockCache {
         self.keys.grow_to((1 + CACHED_BLOCKS) * keys_len(sizes));
         self.values
             .grow_to((1 + CACHED_BLOCKS) * values_len::<F>(sizes));
-        let nothing = Entry {
+        let empty = Entry {
             head: 0,
-            loaded: Seen::default(),
+            loaded: KeyRange::default(),
             slots: [0; BLOCK],
         };
-        self.entries.resize(CACHED_BLOCKS, nothing);
+        self.entries.resize(CACHED_BLOCKS, empty);
     }
 
     /// Drops the cached blocks. Must be called before keys and values of another layer or step are read.
     pub fn clear(&mut self) {
         for entry in &mut self.entries {
-            entry.loaded = Seen::default();
+            entry.loaded = KeyRange::default();
         }
     }
 
@@ -49,7 +49,7 @@ impl BlockCache {
         &mut self,
         (block, head): (usize, usize),
         slots: &[*const F; BLOCK],
-        loaded: Seen,
+        loaded: KeyRange,
     ) -> (usize, bool) {
         let Some(entry) = self.entries.get_mut(block) else {
             return (0, false);
@@ -117,7 +117,7 @@ mod tests {
         let slots: [*const bf16; BLOCK] = std::array::from_fn(|i| pool[i..].as_ptr());
         let mut others = slots;
         others[40] = pool[BLOCK..].as_ptr();
-        let seen = |start, end| Seen { start, end };
+        let seen = |start, end| KeyRange { start, end };
         // `others` differs from `slots` in slot 40 only. Block 3 has entry 4, as entry 0 is scratch.
         assert_eq!(blocks.claim((3, 0), &slots, seen(0, 100)), (4, false));
         assert_eq!(blocks.claim((3, 0), &slots, seen(0, 100)), (4, true));

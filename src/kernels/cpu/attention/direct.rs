@@ -1,6 +1,7 @@
 //! Attention for few queries: keys and values go from the KV pool to registers without being packed.
 //!
-//! Terms are added in the order of [`super::product`], so the results are bit-identical to those of packed blocks.
+//! A plane is one head's keys (or values) in all slots. Terms are added in the order of [`super::product`], so the
+//! results are bit-identical to those of packed blocks.
 
 use super::super::simd::{LANES, Lanes};
 use super::float_kv::FloatKv;
@@ -20,7 +21,7 @@ pub struct Direct<'a, F> {
     pub value_dim: usize,
     pub rows: usize,
     /// Elements from the first head's plane to the plane that is read.
-    pub plane: usize,
+    pub offset: usize,
     /// `[rows, key_dim / PER_WORD]` words.
     pub queries: *const u32,
     /// `[rows, BLOCK]`.
@@ -29,10 +30,9 @@ pub struct Direct<'a, F> {
     pub weights: *const u32,
     /// `[rows]`.
     pub rescale: *const f32,
-    /// Weighted sums, `[rows, record]`.
+    /// Weighted sums, `[rows, record_len]`.
     pub sums: *mut f32,
-    /// Distance between rows of sums, in values.
-    pub record: usize,
+    pub record_len: usize,
     pub scales: Scales,
 }
 
@@ -40,18 +40,18 @@ pub struct Direct<'a, F> {
 pub struct Fetch<'a, F> {
     pub slots: &'a [*const F],
     /// Elements from the first head's plane to the slots' plane.
-    pub plane: usize,
+    pub offset: usize,
     /// Elements of a slot in the plane that are read.
     pub dim: usize,
 }
 
 impl<F> Fetch<'_, F> {
     #[inline(always)]
-    pub fn some<S: Lanes>(&mut self, n_slots: usize) {
+    pub fn prefetch<S: Lanes>(&mut self, n_slots: usize) {
         const LINE_BYTES: usize = 64;
         let (now, later) = self.slots.split_at(n_slots.min(self.slots.len()));
         for slot in now {
-            let start = slot.wrapping_add(self.plane).cast::<u8>();
+            let start = slot.wrapping_add(self.offset).cast::<u8>();
             for at in (0..self.dim * size_of::<F>()).step_by(LINE_BYTES) {
                 // SAFETY: only a hint; the tile's caller detected the instruction set.
                 unsafe { S::prefetch(start.wrapping_add(at)) };
@@ -89,10 +89,10 @@ impl<F: FloatKv> Direct<'_, F> {
                 for first in (0..words).step_by(LANES) {
                     let mut keys = [S::splat_word(0); LANES];
                     for i in 0..LANES {
-                        let key = self.slots[group + i].wrapping_add(self.plane);
+                        let key = self.slots[group + i].wrapping_add(self.offset);
                         keys[i] = F::words::<S>(key.wrapping_add(first * F::PER_WORD));
                     }
-                    fetch.some::<S>(share);
+                    fetch.prefetch::<S>(share);
                     let columns = S::transpose(keys);
                     for i in 0..LANES {
                         let column = F::from_words::<S>(columns[i]);
@@ -157,12 +157,12 @@ impl<F: FloatKv> Direct<'_, F> {
     ) -> usize {
         let n_words = self.n_keys.div_ceil(F::PER_WORD);
         let share = fetch.slots.len().div_ceil(n_words.max(1));
-        let at = self.plane + vector * LANES;
-        // SAFETY: the slots hold `value_dim` elements in the plane, the sums `record` values a row.
+        let at = self.offset + vector * LANES;
+        // SAFETY: the slots hold `value_dim` elements in the plane, the sums `record_len` values a row.
         unsafe {
             let mut sums = [[S::splat(0.0); N]; M];
             for i in 0..n_words {
-                fetch.some::<S>(share);
+                fetch.prefetch::<S>(share);
                 let first = self.slots[i * F::PER_WORD].wrapping_add(at);
                 let second = self.slots[i * F::PER_WORD + F::PER_WORD - 1].wrapping_add(at);
                 let mut weights = [F::from_words::<S>(S::splat_word(0)); M];
@@ -191,7 +191,7 @@ impl<F: FloatKv> Direct<'_, F> {
                 for n in 0..N {
                     let c = self
                         .sums
-                        .wrapping_add((row + m) * self.record + (vector + n) * LANES);
+                        .wrapping_add((row + m) * self.record_len + (vector + n) * LANES);
                     S::store(c, S::mul_add(S::load(c), rescale, sums[m][n]));
                 }
             }

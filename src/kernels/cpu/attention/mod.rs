@@ -50,12 +50,12 @@ use crate::HeadShape;
 
 pub struct Attention {
     shares_prefixes: bool,
-    /// Plans of step `serial`, by head shape and the position from which queries are sparse.
+    /// Plans of step `serial`, by head shape and the position from which queries attend sparsely.
     pub plans: Vec<((HeadShape, usize), AttentionPlan)>,
     n_plans: usize,
     serial: u64,
     prefixes: Prefixes,
-    /// The dense parts of the step's segments, if some queries are sparse.
+    /// The parts of the step's segments below that position, if some queries attend sparsely.
     dense: Vec<Segment>,
     pub sparse: SparseAttention,
     pub states: Lines<f32>,
@@ -112,8 +112,8 @@ impl Attention {
         let plan = &self.plans[plan].1;
         let shared = Shared::new(out.values_mut());
         with_elements!(kv.layer(layer), kv, scales => {
-            let record = record_len_of(kv, heads);
-            self.states.grow_to(plan.n_records * record);
+            let record_len = record_len_of(kv, heads);
+            self.states.grow_to(plan.n_records * record_len);
             let states = Shared::new(&mut self.states);
             let planes = Planes::over(heads, kv);
             let step = Step { heads, sinks, planes, q, kv, scales, table, plan, states, out: shared };
@@ -126,19 +126,19 @@ impl Attention {
                     let bytes = run(isa, step, Work { step, item, space });
                     self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
                 };
-                let lanes = (self.spaces.as_mut_slice(), round.taking);
-                pool.for_each_by_node_with(lanes, plan.items_per_node(round), round.cost, &work);
+                let spaces = (self.spaces.as_mut_slice(), round.order);
+                pool.for_each_by_node_with(spaces, plan.items_per_node(round), round.cost, &work);
             }
             let (merges, cost) = plan.merges();
             pool.for_each(merges.len() * heads.n_kv_heads, cost, &|index| {
                 let tile = &plan.tiles[merges[index / heads.n_kv_heads] as usize];
-                run(isa, step, Merge { step, tile, kv_head: index % heads.n_kv_heads, record });
+                run(isa, step, Merge { step, tile, kv_head: index % heads.n_kv_heads, record_len });
             });
         });
         out
     }
 
-    /// Index of the plan for a head shape and the position below which queries are dense; made on first use in a step.
+    /// Index of the plan for a head shape and the position from which queries attend sparsely; made on first use.
     fn plan(
         &mut self,
         kind: (HeadShape, usize),
@@ -151,8 +151,8 @@ impl Attention {
             self.n_plans = 0;
         }
         let plans = &self.plans[..self.n_plans];
-        if let Some(known) = plans.iter().position(|(planned, _)| *planned == kind) {
-            return known;
+        if let Some(index) = plans.iter().position(|(planned, _)| *planned == kind) {
+            return index;
         }
         if self.n_plans == self.plans.len() {
             self.plans.push((kind, AttentionPlan::default()));
@@ -208,7 +208,7 @@ struct Merge<'a, F> {
     step: Step<'a, F>,
     tile: &'a Tile,
     kv_head: usize,
-    record: usize,
+    record_len: usize,
 }
 
 impl<F: KvElement> Kernel for Merge<'_, F> {
@@ -226,7 +226,7 @@ impl<F: KvElement> Kernel for Merge<'_, F> {
             out,
             ..
         } = self.step;
-        let len = self.record;
+        let len = self.record_len;
         let tokens = plan.tokens_of(self.tile);
         let per_span = tokens.len() * heads.n_heads;
         let (group, dim) = (heads.group(), heads.values.dim());

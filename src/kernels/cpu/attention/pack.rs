@@ -43,8 +43,8 @@ impl<F> Ahead<'_, F> {
 pub struct Packing<'s, F> {
     pub slots: &'s [*const F; BLOCK],
     /// Offsets of the head's key and value from a slot's start, in elements.
-    pub key: usize,
-    pub value: usize,
+    pub key_offset: usize,
+    pub value_offset: usize,
     pub key_dim: usize,
     pub value_dim: usize,
     /// `[depth, BLOCK]` words: each lane is a key.
@@ -68,8 +68,8 @@ pub unsafe fn pack_floats<F: FloatKv, S: Lanes>(packing: &mut Packing<'_, F>, n_
         let keys = packing.keys.wrapping_add(group);
         let row = group / F::PER_WORD;
         let values = packing.values.wrapping_add(row * width);
-        let (key, key_dim) = (packing.key, packing.key_dim);
-        let (value, value_dim) = (packing.value, packing.value_dim);
+        let (key, key_dim) = (packing.key_offset, packing.key_dim);
+        let (value, value_dim) = (packing.value_offset, packing.value_dim);
         // SAFETY: guaranteed by the caller.
         unsafe {
             pack_keys::<F, S>(sixteen, key, key_dim, keys, &mut packing.ahead);

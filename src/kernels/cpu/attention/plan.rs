@@ -12,7 +12,7 @@ use crate::HeadShape;
 use crate::cpu::batch::Segment;
 use crate::cpu::kv::PageTable;
 use crate::cpu::nodes::Nodes;
-use crate::cpu::threads::Taking;
+use crate::cpu::threads::Order;
 use souffleur_base::ids::RowId;
 
 /// Queries of a key head (tokens times heads of its group) in a tile, which share packed blocks. Up to half more or
@@ -96,7 +96,7 @@ pub struct Round {
     node_items: Range<usize>,
     pub cost: usize,
     /// `Runs` if neighbouring items share a head: a thread that takes both finds the keys in its cache.
-    pub taking: Taking,
+    pub order: Order,
 }
 
 /// The tiles and items of a step, for layers with one head shape and window.
@@ -324,10 +324,10 @@ impl AttentionPlan {
                 items: first..first + items.len(),
                 node_items: first_count..self.node_items.len(),
                 cost: items.iter().map(|item| item.cost).sum(),
-                taking: if items.iter().all(is_many) {
-                    Taking::Runs
+                order: if items.iter().all(is_many) {
+                    Order::Runs
                 } else {
-                    Taking::First
+                    Order::First
                 },
             });
             first += items.len();

@@ -55,7 +55,7 @@ impl<F: KvElement> Work<'_, F> {
         self.tile().resumes && self.item.spans.start == self.tile().spans.start
     }
 
-    pub fn open_totals(&mut self, sizes: Sizes) {
+    pub fn load_totals(&mut self, sizes: Sizes) {
         if !self.resumes() {
             return;
         }
@@ -100,7 +100,7 @@ impl<F: KvElement> Work<'_, F> {
     }
 
     #[inline(always)]
-    pub fn close_totals<S: Lanes>(&mut self, sizes: Sizes) {
+    pub fn store_results<S: Lanes>(&mut self, sizes: Sizes) {
         const RESULTS_AHEAD: usize = 12;
         let (n_heads, dim) = (self.step.heads.n_heads, self.step.heads.values.dim());
         let len = self.n_records(sizes) * sizes.record;

@@ -38,13 +38,13 @@ impl<F: KvElement> Work<'_, F> {
         let from = &self.step.scales[first.start..][..planes.n_slots() * sizes.n_scales];
         let to = &mut self.space.kv_scales[..sizes.n_scales * BLOCK];
         // Most models have heads of 64, 128 or 256.
-        let most = match sizes.n_scales {
-            4 => spread::<4>(from, slots, to),
-            8 => spread::<8>(from, slots, to),
-            16 => spread::<16>(from, slots, to),
-            n => spread_any(n, from, slots, to),
+        let max_bits = match sizes.n_scales {
+            4 => transpose::<4>(from, slots, to),
+            8 => transpose::<8>(from, slots, to),
+            16 => transpose::<16>(from, slots, to),
+            n => transpose_any(n, from, slots, to),
         };
-        self.space.are_scales_finite = most < bf16::INFINITY.to_bits();
+        self.space.are_scales_finite = max_bits < bf16::INFINITY.to_bits();
     }
 
     #[inline(always)]
@@ -63,30 +63,30 @@ impl<F: KvElement> Work<'_, F> {
 
 /// Transposes the scales of the slots, a row for each group; returns the bits of the greatest.
 #[inline(always)]
-fn spread<const N: usize>(from: &[bf16], slots: &[u32; BLOCK], to: &mut [f32]) -> u16 {
+fn transpose<const N: usize>(from: &[bf16], slots: &[u32; BLOCK], to: &mut [f32]) -> u16 {
     let from = from.as_chunks::<N>().0;
     let to = to.as_chunks_mut::<BLOCK>().0;
-    let mut most = 0;
+    let mut max_bits = 0;
     for (i, slot) in slots.iter().enumerate() {
         let scales = from[*slot as usize];
         for group in 0..N {
-            most = most.max(scales[group].to_bits());
+            max_bits = max_bits.max(scales[group].to_bits());
             to[group][i] = widen(scales[group]);
         }
     }
-    most
+    max_bits
 }
 
-fn spread_any(n: usize, from: &[bf16], slots: &[u32; BLOCK], to: &mut [f32]) -> u16 {
-    let mut most = 0;
+fn transpose_any(n: usize, from: &[bf16], slots: &[u32; BLOCK], to: &mut [f32]) -> u16 {
+    let mut max_bits = 0;
     for (i, slot) in slots.iter().enumerate() {
         let scales = &from[*slot as usize * n..][..n];
         for (group, scale) in scales.iter().enumerate() {
-            most = most.max(scale.to_bits());
+            max_bits = max_bits.max(scale.to_bits());
             to[group * BLOCK + i] = widen(*scale);
         }
     }
-    most
+    max_bits
 }
 
 /// `bf16::to_f32` without its branch for NaN.

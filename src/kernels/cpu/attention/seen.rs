@@ -6,12 +6,12 @@ pub(super) const BLOCK: usize = 128;
 pub(super) const SPAN: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct KeyRange {
     pub(super) start: u32,
     pub(super) end: u32,
 }
 
-impl Seen {
+impl KeyRange {
     /// The part of the block at `start` that `positions` cover.
     #[inline(always)]
     pub(super) fn new(positions: Range<usize>, start: usize) -> Self {

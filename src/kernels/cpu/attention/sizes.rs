@@ -11,11 +11,11 @@ pub struct Sizes {
     /// Queries of a key head: tokens times heads of a group.
     pub rows: usize,
     pub group: usize,
-    /// Words of a query, padded to whole chunks.
+    /// Words of a query, padded to a multiple of [`KvElement::CHUNK`] elements.
     pub query_words: usize,
     /// Words of a query or key without padding.
     pub depth: usize,
-    /// Elements of a value, padded to whole chunks.
+    /// Elements of a value, padded to a multiple of [`KvElement::CHUNK`].
     pub width: usize,
     /// Values of a softmax record.
     pub record: usize,

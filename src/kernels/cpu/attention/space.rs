@@ -3,7 +3,7 @@
 use super::super::memory::Lines;
 use super::block_cache::BlockCache;
 use super::kv_element::KvElement;
-use super::seen::{BLOCK, Seen};
+use super::seen::{BLOCK, KeyRange};
 use super::sizes::Sizes;
 use crate::HeadShape;
 
@@ -23,7 +23,7 @@ pub struct Workspace {
     /// A block's values, zero where a query does not see them.
     pub masked: Lines<u32>,
     /// The part of the block that each query sees, `[rows]`.
-    pub seen: Vec<Seen>,
+    pub seen: Vec<KeyRange>,
     /// `[CHUNK_ROWS, BLOCK]`.
     pub scores: Lines<f32>,
     /// `[CHUNK_ROWS, weight_words]`.
@@ -45,7 +45,7 @@ impl Workspace {
         self.kv_scales.grow_to(sizes.n_scales * BLOCK);
         self.blocks.fit::<F>(sizes);
         if self.seen.len() < sizes.rows {
-            self.seen.resize(sizes.rows, Seen::default());
+            self.seen.resize(sizes.rows, KeyRange::default());
         }
         self.scores.grow_to(CHUNK_ROWS * BLOCK);
         self.weights.grow_to(CHUNK_ROWS * sizes.weight_words);

@@ -6,7 +6,7 @@
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
 use super::scales::Scales;
-use super::seen::{BLOCK, Seen};
+use super::seen::{BLOCK, KeyRange};
 
 /// Number of f32 in a record whose values are padded to `width`.
 pub const fn record_len(width: usize) -> usize {
@@ -40,14 +40,14 @@ const MANY_ROWS: usize = 8;
 /// Scores of a block to turn into weights, and the records that receive their sums and maxima.
 ///
 /// # Shapes
-/// `scores: [rows, BLOCK]`, `weights: [rows, weight_words]`, `rescale: [rows]`, `records: [rows, record]`. All
+/// `scores: [rows, BLOCK]`, `weights: [rows, weight_words]`, `rescale: [rows]`, `records: [rows, record_len]`. All
 /// are padded to multiples of sixteen rows, except the records.
 pub struct Fold {
     pub scores: *const f32,
     pub weights: *mut u32,
     pub rescale: *mut f32,
     pub records: *mut f32,
-    pub record: usize,
+    pub record_len: usize,
     /// Positive factor of the scores.
     pub scale: f32,
     pub scales: Scales,
@@ -57,20 +57,20 @@ impl Fold {
     /// # Safety
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
     #[inline(always)]
-    pub unsafe fn run<F: KvElement, S: Lanes>(&self, seen: &[Seen]) {
+    pub unsafe fn run<F: KvElement, S: Lanes>(&self, seen: &[KeyRange]) {
         for (i, seen) in seen.chunks(LANES).enumerate() {
             // SAFETY: guaranteed by the caller.
-            unsafe { self.sixteen::<F, S>(i * LANES, seen) };
+            unsafe { self.run_rows::<F, S>(i * LANES, seen) };
         }
     }
 
     /// Processes up to sixteen rows together, which hides the latency of a row's maximum and rescaling.
     #[inline(always)]
-    unsafe fn sixteen<F: KvElement, S: Lanes>(&self, first: usize, seen: &[Seen]) {
-        let max_at = self.record - LANES;
-        let record = |row: usize| self.records.wrapping_add((first + row) * self.record);
+    unsafe fn run_rows<F: KvElement, S: Lanes>(&self, first: usize, seen: &[KeyRange]) {
+        let max_at = self.record_len - LANES;
+        let record = |row: usize| self.records.wrapping_add((first + row) * self.record_len);
         let (mut old, mut new) = ([f32::MIN; LANES], [0f32; LANES]);
-        let mut below = [0f32; LANES];
+        let mut minus_max = [0f32; LANES];
         // SAFETY: whole vectors of the caller's operands and of sixteen values.
         unsafe {
             let max = self.maxima::<S>(first, seen);
@@ -80,14 +80,14 @@ impl Fold {
             let old = S::load(old.as_ptr());
             let max = S::max(S::mul(max, S::splat(self.scale)), old);
             S::store(new.as_mut_ptr(), max);
-            S::store(below.as_mut_ptr(), S::sub(S::splat(0.0), max));
+            S::store(minus_max.as_mut_ptr(), S::sub(S::splat(0.0), max));
             let rescale = S::exp2_at_most_126(S::sub(old, max));
             S::store(self.rescale.wrapping_add(first), rescale);
             for (row, seen) in seen.iter().enumerate() {
-                let below = S::splat_at(below.as_ptr().wrapping_add(row));
+                let minus_max = S::splat_at(minus_max.as_ptr().wrapping_add(row));
                 let mut v = self.load::<S>(first + row, *seen);
                 for i in 0..VECTORS {
-                    v[i] = S::exp2_at_most_126(S::mul_add(v[i], S::splat(self.scale), below));
+                    v[i] = S::exp2_at_most_126(S::mul_add(v[i], S::splat(self.scale), minus_max));
                 }
                 if !seen.is_all() {
                     // `exp2` clamps its result above zero, but unseen keys must weigh exactly zero.
@@ -114,7 +114,7 @@ impl Fold {
     }
 
     #[inline(always)]
-    unsafe fn maxima<S: Lanes>(&self, first: usize, seen: &[Seen]) -> S::V {
+    unsafe fn maxima<S: Lanes>(&self, first: usize, seen: &[KeyRange]) -> S::V {
         // SAFETY: whole vectors of the caller's operands and of sixteen values.
         unsafe {
             let mut rows = [S::to_words(S::splat(f32::NEG_INFINITY)); LANES];
@@ -145,7 +145,7 @@ impl Fold {
 
     /// Loads a row's scores; those of unseen keys, which are arbitrary, become negative infinity.
     #[inline(always)]
-    unsafe fn load<S: Lanes>(&self, row: usize, seen: Seen) -> [S::V; VECTORS] {
+    unsafe fn load<S: Lanes>(&self, row: usize, seen: KeyRange) -> [S::V; VECTORS] {
         let scores = self.scores.wrapping_add(row * BLOCK);
         // SAFETY: whole vectors of the caller's operands and of the bounds.
         unsafe {
@@ -168,7 +168,7 @@ impl Fold {
     }
 }
 
-impl Seen {
+impl KeyRange {
     /// Starts of two block-sized windows of `bounds`: to mask the keys before the seen keys, and the keys after.
     #[inline(always)]
     fn bounds_in(self, bounds: &'static [f32; 3 * BLOCK]) -> [*const f32; 2] {

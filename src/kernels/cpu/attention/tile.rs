@@ -13,12 +13,13 @@ use super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
 use super::kv_element::KvElement;
 use super::pack::{Ahead, Packing};
 use super::plan::{AttentionPlan, Item, QueryToken, Tile};
-use super::seen::{BLOCK, SPAN, Seen};
+use super::seen::{BLOCK, KeyRange, SPAN};
 use super::sizes::Sizes;
 use super::space::Workspace;
 use super::state::clear;
 use crate::HeadShape;
 
+/// Operands of a step's attention in one layer.
 #[derive(Clone, Copy)]
 pub struct Step<'a, F> {
     pub heads: &'a HeadShape,
@@ -72,7 +73,7 @@ impl<F: KvElement> Kernel for Work<'_, F> {
     fn run<S: Lanes>(mut self) -> usize {
         let sizes = Sizes::of::<F>(self.step.heads, self.tokens().len());
         self.load_queries::<S>(sizes);
-        self.open_totals(sizes);
+        self.load_totals(sizes);
         let keys = self.keys();
         let blocks = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
         let mut slots = self.slots(blocks.start);
@@ -90,7 +91,7 @@ impl<F: KvElement> Kernel for Work<'_, F> {
             } else {
                 self.slots(block + 1)
             };
-            let loaded = Seen::new(keys.clone(), start);
+            let loaded = KeyRange::new(keys.clone(), start);
             self.mark_seen(sizes, start);
             // The hardware prefetches contiguous slots.
             let scattered = if is_last || is_contiguous(&next, self.step.planes) {
@@ -110,7 +111,7 @@ impl<F: KvElement> Kernel for Work<'_, F> {
                     continue;
                 }
                 let slots = (&slots.starts, scattered);
-                let entry = self.packed::<S>(sizes, (block, head), slots, loaded);
+                let entry = self.pack_block::<S>(sizes, (block, head), slots, loaded);
                 self.attend_block::<S>(sizes, head, entry, loaded);
             }
             if is_last || end.is_multiple_of(SPAN) {
@@ -118,7 +119,7 @@ impl<F: KvElement> Kernel for Work<'_, F> {
             }
             slots = next;
         }
-        self.close_totals::<S>(sizes);
+        self.store_results::<S>(sizes);
         let planes = self.step.planes;
         let head_bytes =
             planes.head_elements() * size_of::<F>() + planes.n_scales() * size_of::<bf16>();
@@ -185,12 +186,12 @@ impl<F: KvElement> Work<'_, F> {
 
     /// Packs the keys and values of a head, unless an earlier tile did; returns the index of their cache entry.
     #[inline(always)]
-    fn packed<S: Lanes>(
+    fn pack_block<S: Lanes>(
         &mut self,
         sizes: Sizes,
         (block, head): (usize, usize),
         (slots, next): (&[*const F; BLOCK], &[*const F]),
-        loaded: Seen,
+        loaded: KeyRange,
     ) -> usize {
         let mut entry = 0;
         if sizes.rows >= MIN_CACHING_ROWS {
@@ -204,8 +205,8 @@ impl<F: KvElement> Work<'_, F> {
         let (key, value) = self.planes(head);
         let mut packing = Packing {
             slots,
-            key,
-            value,
+            key_offset: key,
+            value_offset: value,
             key_dim: self.step.heads.key_dim,
             value_dim: self.step.heads.values.dim(),
             keys: self.space.blocks.keys(sizes, entry).as_mut_ptr(),
@@ -233,19 +234,19 @@ impl<F: KvElement> Work<'_, F> {
         &mut self,
         sizes: Sizes,
         (slots, head): (&[*const F; BLOCK], usize),
-        loaded: Seen,
+        loaded: KeyRange,
         next: Option<(&Slots<F>, usize)>,
     ) {
         let (key_dim, value_dim) = (self.step.heads.key_dim, self.step.heads.values.dim());
         let (key, value) = self.planes(head);
         let mut values = Fetch {
             slots: &slots[..loaded.end as usize],
-            plane: value,
+            offset: value,
             dim: self.step.heads.values.stored_dim(),
         };
         let mut keys = Fetch {
             slots: next.map_or(&[], |(slots, _)| &slots.starts),
-            plane: self.planes(next.map_or(0, |(_, head)| head)).0,
+            offset: self.planes(next.map_or(0, |(_, head)| head)).0,
             dim: key_dim,
         };
         if let Some((slots, head)) = next {
@@ -261,20 +262,20 @@ impl<F: KvElement> Work<'_, F> {
             key_dim,
             value_dim,
             rows: sizes.rows,
-            plane: key,
+            offset: key,
             queries: queries.wrapping_add(head * sizes.rows * words),
             scores: space.scores.as_mut_ptr(),
             weights: space.weights.as_ptr(),
             rescale: space.rescale.as_ptr(),
             sums: space.span.as_mut_ptr().wrapping_add(first),
-            record: sizes.record,
+            record_len: sizes.record,
             scales: space.scales(sizes, head * sizes.rows),
         };
         // SAFETY: `fit` sized the buffers; every slot, including the dummy, holds keys and values of all heads;
         // `dispatch` detected the instruction set.
         unsafe { F::score_direct::<S>(&direct, &mut values) };
         self.fold::<S>(sizes, head, 0..sizes.rows);
-        direct.plane = value;
+        direct.offset = value;
         // SAFETY: as above.
         unsafe { F::weigh_direct::<S>(&direct, &mut keys) };
     }

@@ -14,7 +14,7 @@ use self::rows::{ExpertRows, PICKED};
 use super::CpuBackend;
 use super::format::Encoding;
 use super::matmul::experts::{ExpertProduct, add_experts, multiply_experts};
-use super::matmul::{ItemRun, Weighted, Write};
+use super::matmul::{ItemRun, WeightedRows, Write};
 use super::row_source::Activations;
 use super::rowwise;
 use super::simd::Isa;
@@ -23,7 +23,7 @@ use super::tensor::{Scratch, Tensor};
 use super::threads::ThreadPool;
 use crate::{Expert, Gate, Linear, Router};
 
-type Packed<'a> = SmallVec<[ExpertRows<'a>; 2]>;
+type PackedInputs<'a> = SmallVec<[ExpertRows<'a>; 2]>;
 
 pub struct Experts {
     gate_up: Vec<Linear<CpuBackend>>,
@@ -102,17 +102,17 @@ pub fn add(
     routes: &Routes,
     experts: &Experts,
 ) {
-    let mut mixing = Mixing {
+    let mut context = MoeContext {
         pool: &mut backend.pool,
         isa: backend.isa,
         scratch: &backend.scratch,
         routes,
         runs: &mut backend.expert_items,
     };
-    mixing.add(experts, x, residual);
+    context.add(experts, x, residual);
 }
 
-pub struct Mixing<'a> {
+pub struct MoeContext<'a> {
     pub pool: &'a mut ThreadPool,
     pub isa: Isa,
     pub scratch: &'a Scratch,
@@ -121,7 +121,7 @@ pub struct Mixing<'a> {
     pub runs: &'a mut Vec<ItemRun>,
 }
 
-impl<'a> Mixing<'a> {
+impl<'a> MoeContext<'a> {
     pub fn add(&mut self, experts: &Experts, x: &Tensor, residual: &mut Tensor) {
         if self.routes.rows() == 0 {
             return;
@@ -136,14 +136,14 @@ impl<'a> Mixing<'a> {
             out: residual.values_mut(),
             write: Write::AddWeighted,
         };
-        let weighted = Weighted {
+        let weighted = WeightedRows {
             rows: &self.routes.tokens,
             weights: &self.routes.weights,
         };
         add_experts(self.pool, self.isa, product, weighted);
     }
 
-    fn pack_inputs(&mut self, experts: &Experts, x: &Tensor) -> Packed<'a> {
+    fn pack_inputs(&mut self, experts: &Experts, x: &Tensor) -> PackedInputs<'a> {
         let picked = &self.routes.tokens;
         if experts.gate_up_encodings.as_slice() == [PICKED] {
             let threads = (&mut *self.pool, self.isa);
@@ -157,7 +157,7 @@ impl<'a> Mixing<'a> {
         self.pack(source, &experts.gate_up_encodings)
     }
 
-    fn gated(&mut self, experts: &Experts, packed: &[ExpertRows<'_>]) -> Packed<'a> {
+    fn gated(&mut self, experts: &Experts, packed: &[ExpertRows<'_>]) -> PackedInputs<'a> {
         let (rows, width) = (self.routes.rows(), experts.width);
         if !experts.alternates || experts.gate != Gate::Silu {
             let mut both = self.scratch.tensor(rows, 2 * width);
@@ -200,12 +200,12 @@ impl<'a> Mixing<'a> {
         multiply_experts(self.pool, self.isa, product, self.runs);
     }
 
-    fn pack_gated(&mut self, experts: &Experts, gated: &Tensor) -> Packed<'a> {
+    fn pack_gated(&mut self, experts: &Experts, gated: &Tensor) -> PackedInputs<'a> {
         let source = Activations::plain(gated.values(), gated.width());
         self.pack(source, &experts.down_encodings)
     }
 
-    fn pack(&mut self, source: Activations<'_>, encodings: &[Encoding]) -> Packed<'a> {
+    fn pack(&mut self, source: Activations<'_>, encodings: &[Encoding]) -> PackedInputs<'a> {
         let packed = encodings.iter().map(|encoding| {
             let threads = (&mut *self.pool, self.isa);
             ExpertRows::pack(

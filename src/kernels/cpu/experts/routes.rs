@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::activations::most_group_rows;
+use super::super::activations::max_group_rows;
 use super::super::format::{group_rows, n_groups};
 use super::super::simd::Isa;
 use super::super::tensor::{Shared, Tensor};
@@ -62,16 +62,16 @@ impl Routes {
         let formula = (routing, per_expert);
         choose_all(pool, formula, logits, &mut self.experts, &mut self.scores);
         let n_blocks = n_blocks((pool, isa), n_rows, routing);
-        self.group(routing, n_blocks, most_group_rows(isa));
+        self.group(routing, n_blocks, max_group_rows(isa));
     }
 
-    fn group(&mut self, routing: &Routing, n_blocks: usize, most_group_rows: usize) {
+    fn group(&mut self, routing: &Routing, n_blocks: usize, max_group_rows: usize) {
         let (n_rows, n_experts) = (self.experts.len(), routing.n_experts);
         self.count(routing, n_blocks);
         // Reserves for the worst case, so that later steps of the same size don't allocate.
-        let most_active = n_rows.min(n_blocks * n_experts);
+        let max_active = n_rows.min(n_blocks * n_experts);
         self.active.clear();
-        self.active.reserve(most_active);
+        self.active.reserve(max_active);
         self.groups.clear();
         self.groups.reserve(n_rows);
         self.blocks.clear();
@@ -87,7 +87,7 @@ impl Routes {
                         first,
                         rows,
                     };
-                    self.groups.extend(groups_of(active, most_group_rows));
+                    self.groups.extend(groups_of(active, max_group_rows));
                     self.active.push(active);
                 }
                 first += rows;
@@ -141,9 +141,9 @@ fn n_blocks((pool, isa): (&ThreadPool, Isa), n_rows: usize, routing: &Routing) -
     }
 }
 
-fn groups_of(active: ActiveExpert, most: usize) -> impl Iterator<Item = (u32, u32)> {
+fn groups_of(active: ActiveExpert, max_rows: usize) -> impl Iterator<Item = (u32, u32)> {
     let ActiveExpert { first, rows, .. } = active;
-    let n = n_groups(rows, most);
+    let n = n_groups(rows, max_rows);
     (0..n).map(move |group| {
         let rows = group_rows(group, n, rows);
         ((first + rows.start) as u32, (first + rows.end) as u32)

@@ -1,6 +1,6 @@
 //! Packed activations for MoE: the rows of an expert in a block of tokens are contiguous, or picked by index.
 
-use super::super::activations::{RowGroups, most_group_rows, uninit_words};
+use super::super::activations::{RowGroups, max_group_rows, uninit_words};
 use super::super::format::{Encoding, n_groups};
 use super::super::packing::pack_group;
 use super::super::row_source::Activations;
@@ -21,7 +21,7 @@ pub struct ExpertRows<'a> {
     picked: Option<&'a [u32]>,
     inputs: usize,
     encoding: Encoding,
-    most_group_rows: usize,
+    max_group_rows: usize,
 }
 
 impl<'a> ExpertRows<'a> {
@@ -37,7 +37,7 @@ impl<'a> ExpertRows<'a> {
             picked: None,
             inputs,
             encoding,
-            most_group_rows: most_group_rows(isa),
+            max_group_rows: max_group_rows(isa),
         }
     }
 
@@ -111,7 +111,7 @@ impl<'a> ExpertRows<'a> {
             rows,
             row_words,
             encoding: self.encoding,
-            n_groups: n_groups(rows, self.most_group_rows),
+            n_groups: n_groups(rows, self.max_group_rows),
         }
     }
 

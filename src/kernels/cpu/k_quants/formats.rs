@@ -94,7 +94,7 @@ unsafe fn shifted<S: Lanes>(bits: S::W, from: u32, to: u32) -> S::W {
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn both<S: Lanes>(low: [S::W; SUB_STEPS], high: [S::W; SUB_STEPS]) -> [S::W; SUB_STEPS] {
+unsafe fn combine<S: Lanes>(low: [S::W; SUB_STEPS], high: [S::W; SUB_STEPS]) -> [S::W; SUB_STEPS] {
     let mut codes = low;
     for step in 0..SUB_STEPS {
         // SAFETY: only registers; the caller detected the instruction set.
@@ -130,7 +130,7 @@ impl KQuant for Q3K {
         unsafe {
             let lines = block.wrapping_add((5 + 3 * sub_block) * PANEL);
             let third = one_bit::<S>(lines.wrapping_add(2 * PANEL), 2);
-            both::<S>(two_bits::<S>(lines, 0), third)
+            combine::<S>(two_bits::<S>(lines, 0), third)
         }
     }
 }
@@ -162,7 +162,7 @@ impl KQuant for Q5K {
         unsafe {
             let lines = block.wrapping_add((4 + 5 * sub_block) * PANEL);
             let fifth = one_bit::<S>(lines.wrapping_add(4 * PANEL), 4);
-            both::<S>(halves::<S>(lines), fifth)
+            combine::<S>(halves::<S>(lines), fifth)
         }
     }
 }
@@ -180,7 +180,7 @@ impl KQuant for Q6K {
         unsafe {
             let lines = block.wrapping_add((5 + 6 * sub_block) * PANEL);
             let upper = two_bits::<S>(lines.wrapping_add(4 * PANEL), 4);
-            both::<S>(halves::<S>(lines), upper)
+            combine::<S>(halves::<S>(lines), upper)
         }
     }
 }

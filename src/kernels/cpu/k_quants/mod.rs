@@ -109,7 +109,7 @@ pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
 ) {
     let mut ahead = ahead.over(blocks * SUB_BLOCKS);
     let mut until_fetch = 0;
-    let narrow = if S::NARROW_SUMS {
+    let narrow_steps = if S::NARROW_SUMS {
         F::NARROW_STEPS
     } else {
         F::SCALED_STEPS
@@ -140,10 +140,10 @@ pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
                     minima[m] = S::dot_shorts(minima[m], S::splat_word(pair), factors);
                 }
                 let words = words.wrapping_add(sub_block * SUB_STEPS * M);
-                for first in (0..SUB_STEPS).step_by(narrow) {
+                for first in (0..SUB_STEPS).step_by(narrow_steps) {
                     let mut sums = [zero; M];
-                    for i in 0..narrow {
-                        let step = match narrow {
+                    for i in 0..narrow_steps {
+                        let step = match narrow_steps {
                             SUB_STEPS => by_lines(i),
                             _ => first + i,
                         };

@@ -1,7 +1,6 @@
 //! Packs K-quant superblocks from GGUF into the lines of a panel.
 //!
-//! A line has one word for each of sixteen outputs. Packing rearranges words of four codes and never unpacks a single
-//! code.
+//! A line has one word for each of sixteen outputs. Packing rearranges words of four codes, never single codes.
 
 use super::super::panel::PANEL;
 use super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};

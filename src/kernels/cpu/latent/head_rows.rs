@@ -1,6 +1,6 @@
 //! Packed per-head parts of rows, operands of the per-head matrices in latent attention (MLA).
 
-use super::super::activations::{RowGroups, most_group_rows};
+use super::super::activations::{RowGroups, max_group_rows};
 use super::super::format::{Encoding, group_rows, n_groups};
 use super::super::packing::pack_group;
 use super::super::row_source::Activations;
@@ -15,7 +15,7 @@ const VALUE_COST: usize = 64;
 pub struct HeadColumns<'a> {
     pub x: &'a Tensor,
     pub first: usize,
-    pub step: usize,
+    pub stride: usize,
 }
 
 /// Packed parts of rows, contiguous for each head.
@@ -36,7 +36,7 @@ impl HeadRows {
         [heads, inputs]: [usize; 2],
     ) -> Self {
         let rows = from.x.rows();
-        let n_groups = n_groups(rows, most_group_rows(isa));
+        let n_groups = n_groups(rows, max_group_rows(isa));
         let mut words = scratch.tensor(heads * rows, encoding.row_words(inputs));
         let row_words = words.width();
         let out: &mut [u32] = bytemuck::cast_slice_mut(words.values_mut());
@@ -44,7 +44,7 @@ impl HeadRows {
         let cost = heads * rows * inputs * VALUE_COST;
         pool.for_each_in_runs(heads * n_groups, cost, &|item| {
             let (head, group) = (item / n_groups, item % n_groups);
-            let first = from.first + head * from.step;
+            let first = from.first + head * from.stride;
             let source = Activations::columns(from.x.values(), from.x.width(), first, inputs);
             let rows_of_group = group_rows(group, n_groups, rows);
             let start = (head * rows + rows_of_group.start) * row_words;

@@ -68,7 +68,7 @@ pub fn values(
     let from = HeadColumns {
         x: latents,
         first: 0,
-        step: shape.rank,
+        stride: shape.rank,
     };
     let threads = (&mut backend.pool, backend.isa);
     matrices.multiply(threads, &backend.scratch, from, &mut out);
@@ -88,7 +88,7 @@ fn absorb(
     let from = HeadColumns {
         x: projected,
         first: 0,
-        step: shape.query_dim(),
+        stride: shape.query_dim(),
     };
     let threads = (&mut backend.pool, backend.isa);
     weights
@@ -126,8 +126,7 @@ impl Kernel for RotateHead<'_> {
     }
 }
 
-/// Normalises the latents and rotates the shared part of the keys, in place, and stores both in the slots of their
-/// tokens.
+/// Normalises the latents and rotates the shared part of the keys, in place, and stores both in their tokens' slots.
 ///
 /// # Shapes
 /// `down`: rows that end with a latent and a rotated part; no two tokens have the same slot.

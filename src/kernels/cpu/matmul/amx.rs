@@ -17,9 +17,9 @@ const BLOCK_ROWS: usize = 2 * TILE_ROWS;
 const BLOCK_PANELS: usize = 2;
 const BLOCK_GROUPS: usize = BLOCK_ROWS / MAX_ROWS;
 const TILE_WORDS: usize = TILE_ROWS * LINE_WORDS;
-/// Words of a row for a group, including the header.
+/// Words of a row for [`INT8_GROUP`] inputs, including the header.
 const INT8_ROW: usize = INT8_STEPS + 2;
-/// Words of a panel for a group, including the header.
+/// Words of a panel for [`INT8_GROUP`] inputs, including the header.
 const INT8_PANEL: usize = (INT8_STEPS + 1) * PANEL;
 /// Prefetch distance of a single stream of weights: 2 KiB. 8 and 32 KiB were a fifth slower with one row.
 const STREAM_WORDS: usize = 512;
@@ -52,7 +52,7 @@ impl Kernel for FromTiles<'_> {
         let item = self.0;
         let rows = item.rows();
         let is_single = rows.len() <= MAX_ROWS;
-        let most = if is_single { 1 } else { BLOCK_PANELS };
+        let max_panels = if is_single { 1 } else { BLOCK_PANELS };
         let is_gated = item.output.write.is_gated();
         let mut counts = [0; 2];
         let mut tiles = None;
@@ -61,7 +61,7 @@ impl Kernel for FromTiles<'_> {
             let n = if is_gated {
                 1
             } else {
-                most.min(item.panels.end - panel)
+                max_panels.min(item.panels.end - panel)
             };
             for start in rows.clone().step_by(BLOCK_ROWS) {
                 let block = start..rows.end.min(start + BLOCK_ROWS);
@@ -128,8 +128,7 @@ impl Item<'_> {
                 sums: [to[done], to[(done + 1).min(1)]],
                 tiles,
             };
-            // SAFETY: the slices hold the rows and the panels; the sums are of whole blocks; `dispatch` detected the
-            // instruction set.
+            // SAFETY: the slices hold the rows and panels, the sums whole blocks; `dispatch` detected the instructions.
             unsafe {
                 match self.weight.format {
                     Format::Bf16 => block.by_shape::<S, Bf16Product>(),
@@ -149,16 +148,16 @@ impl Item<'_> {
     fn words_ahead(
         &self,
         first: usize,
-        (start, len, of): (usize, usize, usize),
+        (start, len, total): (usize, usize, usize),
     ) -> (*const u32, usize) {
         let words = BLOCK_PANELS * self.weight.panel_words;
-        if of <= MAX_ROWS || first + words > self.weight.words().len() {
+        if total <= MAX_ROWS || first + words > self.weight.words().len() {
             return (std::ptr::null(), 0);
         }
-        let part = words * start / of;
+        let part = words * start / total;
         (
             self.weight.words()[first + part..].as_ptr(),
-            words * len / of,
+            words * len / total,
         )
     }
 }

@@ -15,7 +15,7 @@ use super::super::stack::Stack;
 use super::super::tensor::Shared;
 use super::super::threads::ThreadPool;
 use super::item_run::ItemRun;
-use super::output::{Output, Weighted, Write};
+use super::output::{Output, WeightedRows, Write};
 use super::section::{STREAM_BYTES, Section};
 use super::threads_of;
 use crate::Linear;
@@ -23,7 +23,7 @@ use crate::Linear;
 /// Panels of an item with several groups of rows; the rows stay in cache while the weights stream.
 const ITEM_PANELS: usize = 2 * MAX_PANELS;
 
-/// Maximum spans per thread of a matrix. An item multiplies the same span of each expert of a block in turn.
+/// Maximum spans (ranges of panels) of a matrix per thread. An item multiplies one span of each expert of a block.
 const SPANS: usize = 5;
 /// Maximum spans per thread if weights are multiplied from strips: smaller steps rebalance a preempted thread's work.
 const STRIP_SPANS: usize = 8;
@@ -52,7 +52,7 @@ pub fn multiply_experts(
 ) {
     let sections = ExpertSections::new(product, isa, None);
     runs.clear();
-    runs.reserve(sections.most_sections());
+    runs.reserve(sections.max_sections());
     let (mut n_items, mut node_items) = (0, PerNode::new());
     for node in 0..sections.n_nodes() {
         let first_of_node = n_items;
@@ -90,15 +90,15 @@ pub fn add_experts(
     pool: &mut ThreadPool,
     isa: Isa,
     product: ExpertProduct<'_>,
-    weighted: Weighted<'_>,
+    weighted: WeightedRows<'_>,
 ) {
     let sections = ExpertSections::new(product, isa, Some(weighted));
     let parts: PerNode<NodePanels> = (0..sections.n_nodes())
         .map(|node| {
             let threads = threads_of(pool, &sections.experts[0].weight, node);
             let threads = threads.div_ceil(sections.blocks.len());
-            let longest = sections.longest(node);
-            NodePanels::new(longest.panels, longest.uses_strips(), threads)
+            let largest = sections.largest(node);
+            NodePanels::new(largest.panels, largest.uses_strips(), threads)
         })
         .collect();
     let items = |part: &NodePanels| sections.blocks.len() * part.n_spans;
@@ -123,12 +123,12 @@ fn weight_of(linear: &Linear<CpuBackend>) -> (&Stack, Option<&[f32]>) {
     (&linear.weight, linear.bias.as_deref())
 }
 
-/// Divides a node's panels of each expert evenly among threads, and each thread's panels into spans of whole tiles,
-/// except for the last span; some may be empty. Without strips, later spans of a thread are smaller if it has more
-/// tiles than spans, so that stealing the last spans balances finely.
+/// Divides a node's panels of each expert evenly among threads, and each thread's panels into spans of whole tiles
+/// (`tile_panels` panels), except for the last span; some may be empty. Without strips, later spans of a thread are
+/// smaller if it has more tiles than spans, so that stealing the last spans balances finely.
 struct NodePanels {
     n_panels: usize,
-    tile: usize,
+    tile_panels: usize,
     threads: usize,
     thread_spans: usize,
     n_spans: usize,
@@ -138,16 +138,16 @@ struct NodePanels {
 impl NodePanels {
     fn new(n_panels: usize, uses_strips: bool, threads: usize) -> Self {
         // Strips of fewer panels leave registers idle, and a single panel takes as long as two.
-        let (tile, spans, shrinks) = if uses_strips {
+        let (tile_panels, spans, shrinks) = if uses_strips {
             (MAX_PANELS, STRIP_SPANS, false)
         } else {
             (2, SPANS, true)
         };
-        let threads = threads.min(n_panels.div_ceil(tile)).max(1);
-        let thread_spans = n_panels.div_ceil(threads).div_ceil(tile).min(spans);
+        let threads = threads.min(n_panels.div_ceil(tile_panels)).max(1);
+        let thread_spans = n_panels.div_ceil(threads).div_ceil(tile_panels).min(spans);
         Self {
             n_panels,
-            tile,
+            tile_panels,
             threads,
             thread_spans,
             n_spans: threads * thread_spans,
@@ -157,7 +157,7 @@ impl NodePanels {
 
     fn span(&self, span: usize) -> Range<usize> {
         let panels = group_rows(span / self.thread_spans, self.threads, self.n_panels);
-        let n_tiles = panels.len().div_ceil(self.tile);
+        let n_tiles = panels.len().div_ceil(self.tile_panels);
         let (span, spans) = (span % self.thread_spans, self.thread_spans);
         // Shrinking spans: the last has one part, the one before it two.
         let parts = |spans: usize| spans * (spans + 1) / 2;
@@ -167,7 +167,7 @@ impl NodePanels {
         } else {
             group_rows(span, spans, n_tiles)
         };
-        let panel = |tile: usize| panels.end.min(panels.start + tile * self.tile);
+        let panel = |tile: usize| panels.end.min(panels.start + tile * self.tile_panels);
         panel(tiles.start)..panel(tiles.end)
     }
 }
@@ -179,13 +179,13 @@ struct ExpertSections<'a> {
     blocks: &'a [Range<usize>],
     out: Shared<'a, f32>,
     write: Write,
-    weighted: Option<Weighted<'a>>,
+    weighted: Option<WeightedRows<'a>>,
     columns: usize,
     isa: Isa,
 }
 
 impl<'a> ExpertSections<'a> {
-    fn new(product: ExpertProduct<'a>, isa: Isa, weighted: Option<Weighted<'a>>) -> Self {
+    fn new(product: ExpertProduct<'a>, isa: Isa, weighted: Option<WeightedRows<'a>>) -> Self {
         let ExpertProduct {
             x,
             experts,
@@ -231,7 +231,7 @@ impl<'a> ExpertSections<'a> {
         weight_of(&self.experts[active.expert]).0
     }
 
-    fn most_sections(&self) -> usize {
+    fn max_sections(&self) -> usize {
         let rows = self.active.last().map_or(0, |last| last.first + last.rows);
         let sections = |linear: &Linear<CpuBackend>| linear.weight.sections().len();
         rows.min(self.blocks.len() * self.experts.len())
@@ -244,10 +244,10 @@ impl<'a> ExpertSections<'a> {
         rows * weight.inputs * weight.outputs
     }
 
-    fn longest(&self, node: usize) -> Section<'a> {
+    fn largest(&self, node: usize) -> Section<'a> {
         let active = self.active.iter().enumerate();
-        let longest = active.max_by_key(|(_, active)| active.rows);
-        self.section(longest.map_or(0, |(index, _)| index), node)
+        let largest = active.max_by_key(|(_, active)| active.rows);
+        self.section(largest.map_or(0, |(index, _)| index), node)
     }
 
     fn section(&self, active: usize, section: usize) -> Section<'a> {
@@ -306,7 +306,7 @@ mod tests {
                     .map(|share| share.iter().map(Range::len).sum())
                     .collect();
                 if !uses_strips {
-                    let tiles = |span: &Range<usize>| span.len().div_ceil(split.tile);
+                    let tiles = |span: &Range<usize>| span.len().div_ceil(split.tile_panels);
                     let shrinks = |share: &[Range<usize>]| {
                         share.iter().all(|span| tiles(span) <= 1)
                             || share.is_sorted_by(|a, b| tiles(a) >= tiles(b))

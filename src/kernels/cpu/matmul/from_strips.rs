@@ -7,7 +7,7 @@ use super::super::ahead::{Ahead, LINE_WORDS};
 use super::super::matrix::Matrix;
 use super::super::panel::{MAX_PANELS, Sums};
 use super::super::simd::Lanes;
-use super::super::strips::{GroupPart, MOST_GROUPS, PART, Widened};
+use super::super::strips::{GroupPart, MOST_GROUPS, PART, WidenedWeights};
 use super::item::{Item, Start};
 use super::output::Panels;
 use super::tiles::{Rows, Tile};
@@ -15,9 +15,9 @@ use super::tiles::{Rows, Tile};
 impl Item<'_> {
     /// Multiplies all groups with `n` panels, or as many pairs of them, from strips.
     #[inline(always)]
-    pub fn in_strips<S: Lanes, T: Tile>(&self, panel: usize, n: usize) {
+    pub fn multiply_in_strips<S: Lanes, T: Tile>(&self, panel: usize, n: usize) {
         let (panels, n_panels) = self.panels_from(panel, n);
-        let mut widened = Widened::uninit();
+        let mut widened = WidenedWeights::uninit();
         let mut sums = [[const { Sums::uninit() }; MOST_GROUPS]; 2];
         for first_group in self.groups.clone().step_by(MOST_GROUPS) {
             let n_groups = MOST_GROUPS.min(self.groups.end - first_group);
@@ -28,7 +28,7 @@ impl Item<'_> {
                     false if first_group + n_groups < self.groups.end => (self.weight, panels[0]),
                     false => self.panels_after(panel + n),
                 };
-                self.all_inputs::<S, T>(groups, (panels[i], then), &mut widened, sums);
+                self.multiply_inputs::<S, T>(groups, (panels[i], then), &mut widened, sums);
             }
             for (i, (rows, _)) in groups.iter().enumerate() {
                 self.put::<S>(rows.clone(), panels, [&sums[0][i], &sums[1][i]]);
@@ -38,11 +38,11 @@ impl Item<'_> {
 
     /// Multiplies groups with all inputs of some panels; `then` are the panels to prefetch.
     #[inline(always)]
-    fn all_inputs<S: Lanes, T: Tile>(
+    fn multiply_inputs<S: Lanes, T: Tile>(
         &self,
         groups: &[Group<'_>],
         (panels, then): (Panels, (&Matrix, Panels)),
-        widened: &mut Widened,
+        widened: &mut WidenedWeights,
         sums: &mut [Sums],
     ) {
         let inputs = self.packed.row_words;
@@ -99,7 +99,7 @@ impl Item<'_> {
         &self,
         panels: Panels,
         part: Range<usize>,
-        widened: &mut Widened,
+        widened: &mut WidenedWeights,
         first: GroupPart<'_>,
     ) {
         let operands = self.operands(Rows::Group(std::ptr::null()), panels, Ahead::Nothing);

@@ -17,7 +17,7 @@ const ITEM_PANELS: usize = 4 * MAX_PANELS;
 /// `out: [rows, heads * width]`, of which a head writes the first `outputs` of its `width` values.
 pub struct HeadsProduct<'a> {
     pub x: &'a [HeadRows],
-    /// `[outputs, inputs]`, each one matrix.
+    /// One matrix `[outputs, inputs]` per head.
     pub heads: &'a [Stack],
     pub out: &'a mut Tensor,
 }
@@ -57,18 +57,18 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
         Section::with_spans(rows, weight, output, span_panels)
     };
     // Every head gets as many items as the node's largest head: formats, and so panel sizes, may differ.
-    let most = (0..heads[0].n_nodes()).map(|node| {
+    let max_items = (0..heads[0].n_nodes()).map(|node| {
         let items = (0..heads.len()).map(|head| section(head, node).n_items());
         items.max().unwrap_or(0)
     });
-    let most: PerNode<usize> = most.collect();
-    let node_items: PerNode<usize> = most.iter().map(|most| heads.len() * most).collect();
+    let max_items: PerNode<usize> = max_items.collect();
+    let node_items: PerNode<usize> = max_items.iter().map(|items| heads.len() * items).collect();
     let cost = rows * inputs * outputs * heads.len();
     pool.for_each_by_node(&node_items, cost, &|item| {
         let (node, index) = locate(&node_items, item);
-        let section = section(index / most[node], node);
-        if index % most[node] < section.n_items() {
-            section.item(index % most[node]).run(isa);
+        let section = section(index / max_items[node], node);
+        if index % max_items[node] < section.n_items() {
+            section.item(index % max_items[node]).run(isa);
         }
     });
 }

@@ -99,7 +99,7 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
         if T::has_strips::<S>() && item.groups.len() >= strips::LEAST_GROUPS {
             while panel < item.panels.end {
                 let n = MAX_PANELS.min(item.panels.end - panel);
-                item.in_strips::<S, T>(panel, n);
+                item.multiply_in_strips::<S, T>(panel, n);
                 panel += n;
             }
         }
@@ -215,10 +215,10 @@ impl<'a> Item<'a> {
             n_panels,
         } = self.after(panel);
         let n = self.tile_panels::<S, T>(n_panels);
-        let halves = self.panels_from(panel, n).1;
-        let size = halves * weight.panel_words;
+        let n_sets = self.panels_from(panel, n).1;
+        let size = n_sets * weight.panel_words;
         let words = &weight.words()[panel * size..(panel + n) * size];
-        let n_shares = halves * self.groups.len();
+        let n_shares = n_sets * self.groups.len();
         NextTile::Words {
             words,
             share: words.len().div_ceil(n_shares).max(1),

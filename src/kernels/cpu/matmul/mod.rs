@@ -5,8 +5,7 @@
 //! the order of the sums.
 //!
 //! A thread has the same share in every kernel: with few rows, a contiguous part of the outputs, whose weights are one
-//! stream; with many, the same rows, as reading from another core's cache is slow. Idle threads take over other
-//! threads' work.
+//! stream; with many, the same rows, as reading from another core's cache is slow. Idle threads help the others.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -24,7 +23,7 @@ use smallvec::{SmallVec, smallvec};
 pub use self::heads::{HeadsProduct, multiply_heads};
 pub use self::item_run::ItemRun;
 use self::output::Output;
-pub use self::output::{Weighted, Write};
+pub use self::output::{WeightedRows, Write};
 use self::section::Section;
 use super::activations::PackedRows;
 use super::matrix::Matrix;

@@ -102,11 +102,12 @@ pub struct Output<'a> {
     pub out: Shared<'a, f32>,
     pub columns: usize,
     pub write: Write,
-    pub weighted: Option<Weighted<'a>>,
+    pub weighted: Option<WeightedRows<'a>>,
 }
 
+/// The output row and the weight of each row of a product, for [`Write::AddWeighted`].
 #[derive(Clone, Copy)]
-pub struct Weighted<'a> {
+pub struct WeightedRows<'a> {
     pub rows: &'a [u32],
     pub weights: &'a [f32],
 }
@@ -121,7 +122,7 @@ impl Output<'_> {
     }
 
     #[inline(always)]
-    fn is_by_rows(&self) -> bool {
+    fn is_row_major(&self) -> bool {
         self.write == Write::GatedRows
     }
 
@@ -160,7 +161,7 @@ impl Output<'_> {
     #[inline(always)]
     pub fn fetch<S: Lanes>(&self, rows: Range<usize>, panels: Panels) {
         let firsts = (0..panels.n).map(|n| self.panels[panels.index(n)].first as usize);
-        if let (Some(words), false) = (self.write.packed_words(PANEL), self.is_by_rows()) {
+        if let (Some(words), false) = (self.write.packed_words(PANEL), self.is_row_major()) {
             for first in firsts {
                 let start = rows.start * self.columns + first / PANEL * words * rows.len();
                 for word in (0..words * rows.len()).step_by(LANES) {
@@ -248,7 +249,7 @@ impl Output<'_> {
         let n_rows = rows.len();
         // SAFETY: no other item writes these columns of these rows; `dispatch` detected the instruction set.
         unsafe {
-            if self.is_by_rows() {
+            if self.is_row_major() {
                 for (values, row) in values.chunks_exact(LANES).zip(rows) {
                     let out = self.out.part(row * self.columns + before, len);
                     pack_panel::<S, Pairs>(values, 1, bytemuck::cast_slice_mut(out));

@@ -89,7 +89,7 @@ impl<'a> Section<'a> {
     }
 
     /// First panel of a span. A last span with a single panel would be slow, so it takes a panel of the previous span.
-    fn cut(&self, span: usize) -> usize {
+    fn first_panel(&self, span: usize) -> usize {
         let at = span * self.span_panels;
         let leaves_one = span > 0 && at + 1 == self.panels && self.span_panels == MAX_PANELS;
         if leaves_one && !self.packed.may_use_strips() {
@@ -105,7 +105,7 @@ impl<'a> Section<'a> {
         let panels = match n_groups {
             1 => group_rows(span, self.n_spans, self.panels),
             // Whole tiles, except the last.
-            _ => self.cut(span)..self.cut(span + 1),
+            _ => self.first_panel(span)..self.first_panel(span + 1),
         };
         Item {
             packed: self.packed,
@@ -130,14 +130,14 @@ fn block_groups(packed: RowGroups<'_>) -> usize {
 }
 
 fn item_panels(weight: &Matrix, panels: usize, packed: RowGroups<'_>, threads: usize) -> usize {
-    let even = panels.div_ceil(4 * threads).max(1);
+    let even_share = panels.div_ceil(4 * threads).max(1);
     match packed.n_groups {
         _ if packed.n_groups > 1 && packed.is_row_major() => {
-            even.next_multiple_of(2).min(TILES_PANELS)
+            even_share.next_multiple_of(2).min(TILES_PANELS)
         }
-        1 => even.min((STREAM_BYTES / (4 * weight.panel_words)).max(1)),
-        _ if packed.may_use_strips() => even.min(MAX_PANELS),
+        1 => even_share.min((STREAM_BYTES / (4 * weight.panel_words)).max(1)),
+        _ if packed.may_use_strips() => even_share.min(MAX_PANELS),
         // Two panels take hardly longer than one.
-        _ => even.clamp(2, MAX_PANELS),
+        _ => even_share.clamp(2, MAX_PANELS),
     }
 }

@@ -10,7 +10,7 @@ use super::super::k_quants::{self, KQuant};
 use super::super::nibbles::{self, Codes};
 use super::super::panel::{INT8_GROUP, MAX_PANELS, Sums};
 use super::super::simd::{Isa, Lanes, dispatch, dispatch_integers};
-use super::super::strips::{GroupPart, Widened};
+use super::super::strips::{GroupPart, WidenedWeights};
 use super::super::tile::{self, Plain};
 use super::item::TileItem;
 
@@ -102,7 +102,7 @@ pub(super) trait Tile: Sized + 'static {
     unsafe fn widen<S: Lanes, const N: usize>(
         _operands: &Operands,
         _inputs: Range<usize>,
-        _strips: &mut Widened,
+        _strips: &mut WidenedWeights,
         _first: GroupPart<'_>,
     ) {
         unreachable!("this format has no strips");
@@ -128,7 +128,7 @@ impl<F: FormatOf> Tile for PlainTile<F> {
     unsafe fn widen<S: Lanes, const N: usize>(
         operands: &Operands,
         inputs: Range<usize>,
-        strips: &mut Widened,
+        strips: &mut WidenedWeights,
         first: GroupPart<'_>,
     ) {
         let panels = operands.panels::<N>();
@@ -200,9 +200,9 @@ impl Tile for Block32Tile {
             ahead,
             ..
         } = *operands;
-        let twos = inputs.div_ceil(block32::TWO_BLOCKS);
+        let pairs = inputs.div_ceil(block32::TWO_BLOCKS);
         // SAFETY: guaranteed by the caller.
-        unsafe { block32::tile::<S, M, N>(rows.group(), operands.panels(), twos, ahead, sums) };
+        unsafe { block32::tile::<S, M, N>(rows.group(), operands.panels(), pairs, ahead, sums) };
     }
 }
 
@@ -224,9 +224,9 @@ impl<C: Codes> Tile for NibbleTile<C> {
         let Format::Nibbles(header) = format else {
             unreachable!("{format:?} is not a nibble format");
         };
-        let twos = inputs.div_ceil(block32::TWO_BLOCKS);
+        let pairs = inputs.div_ceil(block32::TWO_BLOCKS);
         // SAFETY: guaranteed by the caller.
-        unsafe { nibbles::tile::<S, C, M>(rows.group(), panels, (twos, header), ahead, sums) };
+        unsafe { nibbles::tile::<S, C, M>(rows.group(), panels, (pairs, header), ahead, sums) };
     }
 }
 

@@ -101,15 +101,15 @@ impl Header {
     /// The offset of the values of the first block (`half` 0) or the second (1), in the low half of each word.
     ///
     /// # Safety
-    /// `two` is valid for two blocks; the instruction set of `S` was detected.
+    /// `pair` is valid for two blocks; the instruction set of `S` was detected.
     #[inline(always)]
-    pub unsafe fn offset<S: Lanes>(self, two: *const u32, half: usize) -> S::W {
+    pub unsafe fn offset<S: Lanes>(self, pair: *const u32, half: usize) -> S::W {
         // SAFETY: guaranteed by the caller.
         unsafe {
             if self != Self::Zeros {
                 return S::splat_word(u32::from(self.value_offset()));
             }
-            let zeros = S::load_words(two.wrapping_add(PANEL));
+            let zeros = S::load_words(pair.wrapping_add(PANEL));
             S::and(
                 S::shift_right(zeros, 16 * half as u32),
                 S::splat_word(0xffff),
@@ -120,12 +120,12 @@ impl Header {
     /// The scales of the first block (`half` 0) or the second (1).
     ///
     /// # Safety
-    /// `two` is valid for two blocks; the instruction set of `S` was detected.
+    /// `pair` is valid for two blocks; the instruction set of `S` was detected.
     #[inline(always)]
-    pub unsafe fn scale<S: Lanes>(self, two: *const u32, half: usize) -> S::V {
+    pub unsafe fn scale<S: Lanes>(self, pair: *const u32, half: usize) -> S::V {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            let halves = two.cast::<f16>();
+            let halves = pair.cast::<f16>();
             match self {
                 Self::Around8 | Self::Minima | Self::Zeros | Self::Table => {
                     S::load_f16(halves.wrapping_add(half * PANEL))
@@ -138,7 +138,7 @@ impl Header {
                     S::mul(S::load_f16(halves), S::sub(s, S::splat(32.0)))
                 }
                 Self::Powers => {
-                    let exponents = S::shift_right(S::load_words(two), 8 * half as u32);
+                    let exponents = S::shift_right(S::load_words(pair), 8 * half as u32);
                     let exponents = S::and(exponents, S::splat_word(0xff));
                     S::from_words(S::shift_left(exponents, 23))
                 }
@@ -147,10 +147,10 @@ impl Header {
     }
 
     /// # Safety
-    /// `two` is valid for two blocks; the instruction set of `S` was detected.
+    /// `pair` is valid for two blocks; the instruction set of `S` was detected.
     #[inline(always)]
-    pub unsafe fn min<S: Lanes>(self, two: *const u32, half: usize) -> Option<S::V> {
-        let minima = two.wrapping_add(PANEL).cast::<f16>();
+    pub unsafe fn min<S: Lanes>(self, pair: *const u32, half: usize) -> Option<S::V> {
+        let minima = pair.wrapping_add(PANEL).cast::<f16>();
         // SAFETY: guaranteed by the caller.
         (self == Self::Minima).then(|| unsafe { S::load_f16(minima.wrapping_add(half * PANEL)) })
     }

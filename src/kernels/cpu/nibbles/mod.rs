@@ -104,20 +104,20 @@ impl Codes for TableCodes {
     }
 }
 
-/// Multiplies `M` rows with a panel of `2 * twos` blocks, into the first sixteen values of `M` rows of `sums`.
+/// Multiplies `M` rows with a panel of `2 * block_pairs` blocks, into the first sixteen values of `M` rows of `sums`.
 ///
 /// # Safety
-/// `rows` is valid for `2 * twos * ROW_WORDS * M` words, `panel` for `twos * header.lines()` lines; the instruction set
-/// of `S` was detected.
+/// `rows` is valid for `2 * block_pairs * ROW_WORDS * M` words, `panel` for `block_pairs * header.lines()` lines; the
+/// instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
     rows: *const u32,
     panel: *const u32,
-    (twos, header): (usize, Header),
+    (block_pairs, header): (usize, Header),
     ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let mut ahead = ahead.over(2 * twos);
+    let mut ahead = ahead.over(2 * block_pairs);
     let mut until_fetch = 0;
     let sums = sums.as_mut_ptr().cast::<f32>();
     let lines = header.lines();
@@ -125,7 +125,7 @@ pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
     unsafe {
         let zero = S::splat_word(0);
         let mut acc = [S::splat(0.0); M];
-        for block in 0..2 * twos {
+        for block in 0..2 * block_pairs {
             if until_fetch == 0 {
                 ahead.fetch::<S>();
                 until_fetch = ahead.every;
@@ -133,24 +133,24 @@ pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
             until_fetch -= 1;
             let scales = rows.wrapping_add(block * ROW_WORDS * M);
             let (corrections, words) = (scales.wrapping_add(M), scales.wrapping_add(2 * M));
-            let two = panel.wrapping_add(block / 2 * lines * PANEL);
+            let pair = panel.wrapping_add(block / 2 * lines * PANEL);
             let half = block % 2;
-            ahead.follow_lines::<S>(two, half, lines);
-            let codes = codes::<S, C>(header, two, half);
-            let scale = header.scale::<S>(two, half);
-            let offset = header.offset::<S>(two, half);
+            ahead.follow_lines::<S>(pair, half, lines);
+            let codes = codes::<S, C>(header, pair, half);
+            let scale = header.scale::<S>(pair, half);
+            let offset = header.offset::<S>(pair, half);
             let mut dots = [zero; M];
             for m in 0..M {
                 // A correction is -128 times the sum of activations: shifted by 7 bits, it is the negated sum.
-                let less = read::<u32, u32>(corrections.wrapping_add(m)) as i32 >> 7;
-                let less = S::splat_word(u32::from(less as u16));
-                dots[m] = S::dot_shorts(zero, less, offset);
+                let minus_sum = read::<u32, u32>(corrections.wrapping_add(m)) as i32 >> 7;
+                let minus_sum = S::splat_word(u32::from(minus_sum as u16));
+                dots[m] = S::dot_shorts(zero, minus_sum, offset);
             }
             C::dot::<S, M>(&mut dots, words, &codes);
             for m in 0..M {
                 let dx = S::splat(f32::from_bits(read(scales.wrapping_add(m))));
                 acc[m] = S::mul_add(S::words_to_f32(dots[m]), S::mul(scale, dx), acc[m]);
-                if let Some(min) = header.min::<S>(two, half) {
+                if let Some(min) = header.min::<S>(pair, half) {
                     let total = -(read::<u32, u32>(corrections.wrapping_add(m)) as i32 >> 7);
                     let total = S::splat(total as f32);
                     acc[m] = S::mul_add(total, S::mul(min, dx), acc[m]);
@@ -164,11 +164,11 @@ pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
 }
 
 /// # Safety
-/// `two` is valid for two blocks; the instruction set of `S` was detected.
+/// `pair` is valid for two blocks; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn codes<S: Lanes, C: Codes>(
     header: Header,
-    two: *const u32,
+    pair: *const u32,
     half: usize,
 ) -> [S::W; BLOCK_STEPS] {
     // SAFETY: guaranteed by the caller.
@@ -177,7 +177,7 @@ unsafe fn codes<S: Lanes, C: Codes>(
         let mut codes = [S::splat_word(0); BLOCK_STEPS];
         for u in 0..CODE_LINES {
             let line = header.header_lines() + half * CODE_LINES + u;
-            let line = S::load_words(two.wrapping_add(line * PANEL));
+            let line = S::load_words(pair.wrapping_add(line * PANEL));
             codes[u] = C::values::<S>(header, S::and(line, low));
             codes[u + CODE_LINES] = C::values::<S>(header, S::and(S::shift_right(line, 4), low));
         }

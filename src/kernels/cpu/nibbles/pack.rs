@@ -19,33 +19,33 @@ pub fn pack(header: Header, row: &[u8], lane: usize, panel: &mut [u32]) {
             let bytes = XS_HEADER + XS_BLOCKS * CODE_BYTES;
             for (index, block) in row.chunks_exact(bytes).enumerate() {
                 for j in 0..XS_BLOCKS {
-                    let two = two_mut(header, panel, index * XS_BLOCKS + j);
-                    put_half(two, lane, [block[0], block[1]]);
-                    two[PANEL / 2 + lane / 2] |=
+                    let out = pair_mut(header, panel, index * XS_BLOCKS + j);
+                    put_half(out, lane, [block[0], block[1]]);
+                    out[PANEL / 2 + lane / 2] |=
                         u32::from(iq4_xs_scale(block, j)) << (16 * (lane % 2) + 8 * (j % 2));
                     let codes = &block[XS_HEADER + j * CODE_BYTES..][..CODE_BYTES];
-                    put_codes(header, codes, (lane, j % 2), two);
+                    put_codes(header, codes, (lane, j % 2), out);
                 }
             }
         }
-        Header::Around8 | Header::Table => each(header, 2, row, panel, |block, half, two| {
-            put_half(two, half * PANEL + lane, [block[0], block[1]]);
-            put_codes(header, &block[2..], (lane, half), two);
+        Header::Around8 | Header::Table => each(header, 2, row, panel, |block, half, out| {
+            put_half(out, half * PANEL + lane, [block[0], block[1]]);
+            put_codes(header, &block[2..], (lane, half), out);
         }),
-        Header::Minima => each(header, 4, row, panel, |block, half, two| {
-            put_half(two, half * PANEL + lane, [block[0], block[1]]);
-            put_half(&mut two[PANEL..], half * PANEL + lane, [block[2], block[3]]);
-            put_codes(header, &block[4..], (lane, half), two);
+        Header::Minima => each(header, 4, row, panel, |block, half, out| {
+            put_half(out, half * PANEL + lane, [block[0], block[1]]);
+            put_half(&mut out[PANEL..], half * PANEL + lane, [block[2], block[3]]);
+            put_codes(header, &block[4..], (lane, half), out);
         }),
-        Header::Zeros => each(header, 3, row, panel, |block, half, two| {
-            put_half(two, half * PANEL + lane, [block[0], block[1]]);
-            two[PANEL + lane] |= u32::from(block[2]) << (16 * half);
-            put_codes(header, &block[3..], (lane, half), two);
+        Header::Zeros => each(header, 3, row, panel, |block, half, out| {
+            put_half(out, half * PANEL + lane, [block[0], block[1]]);
+            out[PANEL + lane] |= u32::from(block[2]) << (16 * half);
+            put_codes(header, &block[3..], (lane, half), out);
         }),
-        Header::Powers => each(header, 1, row, panel, |block, half, two| {
+        Header::Powers => each(header, 1, row, panel, |block, half, out| {
             let exponent = u32::from(block[0].saturating_sub(1));
-            two[lane] |= (exponent | u32::from(block[0]) << 16) << (8 * half);
-            put_codes(header, &block[1..], (lane, half), two);
+            out[lane] |= (exponent | u32::from(block[0]) << 16) << (8 * half);
+            put_codes(header, &block[1..], (lane, half), out);
         }),
     }
 }
@@ -59,12 +59,12 @@ fn each(
     mut put: impl FnMut(&[u8], usize, &mut [u32]),
 ) {
     for (index, block) in row.chunks_exact(scale_bytes + CODE_BYTES).enumerate() {
-        put(block, index % 2, two_mut(header, panel, index));
+        put(block, index % 2, pair_mut(header, panel, index));
     }
 }
 
 /// The lines of two blocks, one of which is `block`.
-fn two_mut(header: Header, panel: &mut [u32], block: usize) -> &mut [u32] {
+fn pair_mut(header: Header, panel: &mut [u32], block: usize) -> &mut [u32] {
     let words = header.lines() * PANEL;
     &mut panel[block / 2 * words..][..words]
 }
@@ -77,8 +77,8 @@ fn half_at(line: &[u32], index: usize) -> f32 {
     f16::from_bits((line[index / 2] >> (16 * (index % 2))) as u16).to_f32()
 }
 
-fn put_codes(header: Header, codes: &[u8], (lane, half): (usize, usize), two: &mut [u32]) {
-    let lines = &mut two[(header.header_lines() + half * CODE_LINES) * PANEL..];
+fn put_codes(header: Header, codes: &[u8], (lane, half): (usize, usize), out: &mut [u32]) {
+    let lines = &mut out[(header.header_lines() + half * CODE_LINES) * PANEL..];
     for (line, codes) in lines.chunks_exact_mut(PANEL).zip(codes.as_chunks().0) {
         line[lane] = u32::from_le_bytes(*codes);
     }
@@ -86,37 +86,37 @@ fn put_codes(header: Header, codes: &[u8], (lane, half): (usize, usize), two: &m
 
 /// Decodes a lane of a panel, to the values of [`BlockType::decode`](crate::blocks::BlockType::decode).
 pub fn unpack(header: Header, panel: &[u32], lane: usize, out: &mut [f32]) {
-    let twos = panel.chunks_exact(header.lines() * PANEL);
-    for (two, out) in twos.zip(out.chunks_mut(2 * BLOCK)) {
+    let pairs = panel.chunks_exact(header.lines() * PANEL);
+    for (pair, out) in pairs.zip(out.chunks_mut(2 * BLOCK)) {
         for (half, out) in out.chunks_mut(BLOCK).enumerate() {
-            let scale = scale(header, two, (lane, half));
+            let scale = scale(header, pair, (lane, half));
             let offset = match header {
-                Header::Zeros => (two[PANEL + lane] >> (16 * half)) as i16,
+                Header::Zeros => (pair[PANEL + lane] >> (16 * half)) as i16,
                 _ => i16::from(header.value_offset()),
             };
-            let lines = &two[(header.header_lines() + half * CODE_LINES) * PANEL..];
+            let lines = &pair[(header.header_lines() + half * CODE_LINES) * PANEL..];
             for (i, out) in out.iter_mut().enumerate() {
                 let byte = lines[i % CODE_BYTES / 4 * PANEL + lane].to_le_bytes()[i % 4];
                 let code = byte >> (4 * (i / CODE_BYTES)) & 15;
                 let value = i16::from(header.values()[usize::from(code)]);
                 *out = scale * f32::from(value - offset);
                 if header == Header::Minima {
-                    *out += half_at(&two[PANEL..], half * PANEL + lane);
+                    *out += half_at(&pair[PANEL..], half * PANEL + lane);
                 }
             }
         }
     }
 }
 
-fn scale(header: Header, two: &[u32], (lane, half): (usize, usize)) -> f32 {
+fn scale(header: Header, pair: &[u32], (lane, half): (usize, usize)) -> f32 {
     match header {
         Header::Around8 | Header::Minima | Header::Zeros | Header::Table => {
-            half_at(two, half * PANEL + lane)
+            half_at(pair, half * PANEL + lane)
         }
         Header::ScaledTable => {
-            let s = two[PANEL / 2 + lane / 2] >> (16 * (lane % 2) + 8 * half) & 0xff;
-            half_at(two, lane) * (s as f32 - 32.0)
+            let s = pair[PANEL / 2 + lane / 2] >> (16 * (lane % 2) + 8 * half) & 0xff;
+            half_at(pair, lane) * (s as f32 - 32.0)
         }
-        Header::Powers => half_power(two[lane].to_le_bytes()[2 + half]),
+        Header::Powers => half_power(pair[lane].to_le_bytes()[2 + half]),
     }
 }

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::*;
-use crate::cpu::activations::most_group_rows;
+use crate::cpu::activations::max_group_rows;
 
 const GUARD: u32 = 0xdead_beef;
 
@@ -11,7 +11,7 @@ const GUARD: u32 = 0xdead_beef;
 fn groups_of_every_size_are_encoded_without_writing_past_the_end() {
     for isa in Isa::available() {
         for encoding in [Encoding::F32, Encoding::WideBf16, Encoding::Bf16] {
-            for n in 1..=most_group_rows(isa) {
+            for n in 1..=max_group_rows(isa) {
                 for inputs in [2, 16, 30, 32, 34, 64, 100] {
                     check_encoding(isa, encoding, n, inputs);
                 }
@@ -23,7 +23,7 @@ fn groups_of_every_size_are_encoded_without_writing_past_the_end() {
 #[test]
 fn panels_are_encoded_like_rows_of_sixteen_values() {
     for isa in Isa::available() {
-        for n in 1..=most_group_rows(isa) {
+        for n in 1..=max_group_rows(isa) {
             let values: Vec<f32> = (0..n * LANES).map(|i| (i as f32 * 0.73).cos()).collect();
             let source = Activations::plain(&values, LANES);
             for encoding in [Encoding::Bf16, Encoding::WideBf16] {

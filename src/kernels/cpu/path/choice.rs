@@ -6,13 +6,13 @@ use super::super::simd::Isa;
 /// A simpler path wins if its instruction is this many times as fast: a smaller gain is noise, or is lost in widening.
 const MARGIN: f64 = 1.15;
 
-/// A comparison of a path's own instruction with an alternative path.
+/// A comparison of a path's own instruction (`with`) with an alternative path.
 pub struct Comparison {
     path: Isa,
     pub with: Arithmetic,
     /// The instructions that do the same work on the alternative path; the fastest counts.
     pub without: &'static [Arithmetic],
-    instead: Isa,
+    alternative: Isa,
 }
 
 /// Measures operations per second, or values proportional to them.
@@ -27,33 +27,33 @@ pub fn comparisons(available: &[Isa]) -> Vec<Comparison> {
             path: Isa::Amx,
             with: Arithmetic::Bf16Tiles,
             without: &[Arithmetic::Bf16Dot, Arithmetic::F32],
-            instead: Isa::Avx512Bf16,
+            alternative: Isa::Avx512Bf16,
         },
         Comparison {
             path: Isa::Avx512Bf16,
             with: Arithmetic::Bf16Dot,
             without: &[Arithmetic::F32],
-            instead: Isa::Avx512Vnni,
+            alternative: Isa::Avx512Vnni,
         },
         Comparison {
             path: Isa::Avx512Vnni,
             with: Arithmetic::Int8Dot,
             without: &[Arithmetic::Int8Shorts],
-            instead: Isa::Avx512,
+            alternative: Isa::Avx512,
         },
         Comparison {
             path: Isa::Avx2Vnni,
             with: Arithmetic::Int8Dot,
             without: &[Arithmetic::Int8Shorts],
-            instead: Isa::Avx2,
+            alternative: Isa::Avx2,
         },
     ];
     let best = available.last().copied();
     let mut path = best;
     let mut selected = Vec::new();
     for comparison in all {
-        if path == Some(comparison.path) && available.contains(&comparison.instead) {
-            path = Some(comparison.instead);
+        if path == Some(comparison.path) && available.contains(&comparison.alternative) {
+            path = Some(comparison.alternative);
             selected.push(comparison);
         }
     }
@@ -77,7 +77,7 @@ pub fn decide(available: &[Isa], rates: &mut dyn Rates) -> Isa {
         if without < MARGIN * rate(&comparison.with) {
             break;
         }
-        path = comparison.instead;
+        path = comparison.alternative;
     }
     path
 }

@@ -7,13 +7,13 @@ use super::choice::Rates;
 
 /// Timed passes of each instruction, of which the best counts. An untimed pass before them warms up the core.
 const PASSES: usize = 9;
-/// About a millisecond.
+/// Takes about a millisecond.
 const F32_OPS_PER_PASS: usize = 1 << 27;
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Interleaved;
+pub struct InterleavedMeasurement;
 
-impl Rates for Interleaved {
+impl Rates for InterleavedMeasurement {
     fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)> {
         let present = instructions.iter().filter(|of| of.is_present());
         let mut rates: Vec<_> = present.map(|of| (*of, 0.0)).collect();

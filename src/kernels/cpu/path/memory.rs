@@ -151,19 +151,19 @@ impl RatesFile {
         }
         static WRITTEN: AtomicU32 = AtomicU32::new(0);
         let n = WRITTEN.fetch_add(1, Ordering::Relaxed);
-        let own = format!("{}-{n}.partial", std::process::id());
-        let own = self.file.with_extension(own);
+        let partial = format!("{}-{n}.partial", std::process::id());
+        let partial = self.file.with_extension(partial);
         let put = || {
-            fs::write(&own, text)?;
-            match fs::hard_link(&own, &self.file) {
+            fs::write(&partial, text)?;
+            match fs::hard_link(&partial, &self.file) {
                 Err(_) if self.read()?.is_some() => Ok(()),
                 // The existing file is damaged, or the file system has no hard links.
-                Err(_) => fs::rename(&own, &self.file),
+                Err(_) => fs::rename(&partial, &self.file),
                 Ok(()) => Ok(()),
             }
         };
         let put = put();
-        let _ = fs::remove_file(&own);
+        let _ = fs::remove_file(&partial);
         put
     }
 }

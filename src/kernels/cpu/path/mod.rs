@@ -15,9 +15,9 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use self::choice::{Comparison, Rates, comparisons, decide};
-use self::measure::Interleaved;
+use self::measure::InterleavedMeasurement;
 use self::memory::RatesFile;
-use self::processor::{Known, Processor};
+use self::processor::{KnownCore, Processor};
 use super::probe::Arithmetic;
 use super::simd::{ISA_VARIABLE, Isa};
 
@@ -58,7 +58,7 @@ impl KernelPath {
                 reason: Reason::Forced,
             }),
             None => {
-                let choose = || Self::choose(&Machine::this(), &mut Interleaved);
+                let choose = || Self::choose(&Machine::this(), &mut InterleavedMeasurement);
                 Ok(CHOSEN.get_or_init(choose).clone())
             }
         }
@@ -72,12 +72,12 @@ impl KernelPath {
         if comparisons(available).is_empty() {
             return of(by_flags, Reason::Only);
         }
-        if let Some(mut known) = Known::of(&machine.processor) {
+        if let Some(mut known) = KnownCore::of(&machine.processor) {
             return of(decide(available, &mut known), Reason::Known(known.name()));
         }
         let rates_file = RatesFile::new(machine.cache.as_deref(), &machine.processor, available);
         let saved = rates_file.and_then(|rates_file| {
-            let saved = rates_file.read_or_measure(|| measured(available, rates))?;
+            let saved = rates_file.read_or_measure(|| measure_rates(available, rates))?;
             Ok((saved, rates_file))
         });
         match saved {
@@ -111,7 +111,7 @@ impl Isa {
     }
 }
 
-fn measured(available: &[Isa], rates: &mut dyn Rates) -> Vec<(Arithmetic, f64)> {
+fn measure_rates(available: &[Isa], rates: &mut dyn Rates) -> Vec<(Arithmetic, f64)> {
     let mut instructions: Vec<Arithmetic> = Vec::new();
     for Comparison { with, without, .. } in comparisons(available) {
         for instruction in std::iter::once(with).chain(without.iter().copied()) {

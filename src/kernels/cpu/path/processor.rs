@@ -57,7 +57,7 @@ impl Processor {
 
 /// Multiply-adds per cycle, by instruction.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Known {
+pub struct KnownCore {
     name: &'static str,
     f32_fma: f64,
     bf16_dot: f64,
@@ -66,7 +66,7 @@ pub struct Known {
     bf16_tiles: f64,
 }
 
-const ZEN_4: Known = Known {
+const ZEN_4: KnownCore = KnownCore {
     name: "AMD Zen 4",
     f32_fma: 16.0,
     bf16_dot: 32.0,
@@ -75,7 +75,7 @@ const ZEN_4: Known = Known {
     bf16_tiles: 0.0,
 };
 
-const ZEN_5: Known = Known {
+const ZEN_5: KnownCore = KnownCore {
     name: "AMD Zen 5",
     f32_fma: 32.0,
     bf16_dot: 64.0,
@@ -84,7 +84,7 @@ const ZEN_5: Known = Known {
     bf16_tiles: 0.0,
 };
 
-const GOLDEN_COVE: Known = Known {
+const GOLDEN_COVE: KnownCore = KnownCore {
     name: "Intel Golden Cove (Xeon)",
     f32_fma: 32.0,
     bf16_dot: 16.0,
@@ -93,7 +93,7 @@ const GOLDEN_COVE: Known = Known {
     bf16_tiles: 512.0,
 };
 
-impl Known {
+impl KnownCore {
     pub fn of(processor: &Processor) -> Option<Self> {
         match (processor.vendor.as_str(), processor.family) {
             ("AuthenticAMD", 0x19) => match processor.model {
@@ -118,7 +118,7 @@ impl Known {
     }
 }
 
-impl Rates for Known {
+impl Rates for KnownCore {
     fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)> {
         let rate = |instruction: &Arithmetic| match instruction {
             Arithmetic::F32 => self.f32_fma,

@@ -5,7 +5,7 @@ use std::fs;
 
 use super::choice::{Rates, comparisons, decide};
 use super::memory::cache_folder;
-use super::processor::{Known, Processor};
+use super::processor::{KnownCore, Processor};
 use super::*;
 
 const WITH_BF16: [Isa; 5] = [
@@ -146,7 +146,7 @@ fn known_processors_are_not_measured() {
     // No rates are published for Cooper Lake and for later processors.
     for signature in [0x0005_065b, 0x000a_06d1] {
         let processor = Processor::from_signature(b"GenuineIntel", signature);
-        assert_eq!(Known::of(&processor), None, "{signature:x}");
+        assert_eq!(KnownCore::of(&processor), None, "{signature:x}");
     }
 }
 
@@ -231,9 +231,9 @@ fn a_damaged_file_is_measured_again() {
 #[test]
 fn without_a_cache_file_cpu_flags_decide() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let is_file = folder.path().join("file");
-    fs::write(&is_file, "").expect("the file can be written");
-    for cache in [Err("no folder".to_owned()), Ok(is_file.join("below"))] {
+    let file = folder.path().join("file");
+    fs::write(&file, "").expect("the file can be written");
+    for cache in [Err("no folder".to_owned()), Ok(file.join("below"))] {
         let machine = machine(&WITH_BF16, cache);
         for mut rates in [fixed_rates(170.0, 350.0), fixed_rates(350.0, 170.0)] {
             let path = KernelPath::choose(&machine, &mut rates);

@@ -135,25 +135,25 @@ impl Histories<'_> {
 
     fn keep(&self, input: &ConvInput<'_>, segment: &Segment, live: StateSlot, saves: &[StateSave]) {
         for save in saves {
-            let seen = save.position as usize - segment.first_position;
-            self.write(input, segment, live, (save.slot, seen));
+            let end_token = save.position as usize - segment.first_position;
+            self.write(input, segment, live, (save.slot, end_token));
         }
         self.write(input, segment, live, (live, segment.n_tokens));
     }
 
-    /// Writes the inputs of the last tokens before token `seen` of the segment to a slot.
+    /// Writes the inputs of the last tokens before token `end_token` of the segment to a slot.
     fn write(
         &self,
         input: &ConvInput<'_>,
         segment: &Segment,
         live: StateSlot,
-        (slot, seen): (StateSlot, usize),
+        (slot, end_token): (StateSlot, usize),
     ) {
         for kept in 0..self.n_kept {
             // SAFETY: only the calling thread uses histories now. In the live slot, an input overwrites one that was
-            // already copied; `seen` is not 0, so source and destination do not overlap.
+            // already copied; `end_token` is not 0, so source and destination do not overlap.
             unsafe {
-                let from = self.input(input, segment, live, kept + seen);
+                let from = self.input(input, segment, live, kept + end_token);
                 let to = self
                     .states
                     .part(slot, self.first + kept * self.channels, self.channels);

@@ -102,8 +102,8 @@ impl DeltaRule<'_> {
         let state = unsafe { states.part(live, first, len) };
         let mut done = 0;
         let ends = saves.iter().map(|save| {
-            let seen = save.position as usize - segment.first_position;
-            (seen, Some(save.slot))
+            let end_token = save.position as usize - segment.first_position;
+            (end_token, Some(save.slot))
         });
         for (end, slot) in ends.chain([(segment.n_tokens, None)]) {
             let tokens = segment.first_token + done..segment.first_token + end;

@@ -51,8 +51,7 @@ pub struct Rotation<'a> {
     pub rotations: &'a Tensor,
 }
 
-/// Normalises and rotates queries and keys in place, copies the queries to `q`, and stores keys and values in the slots
-/// of their tokens.
+/// Normalises and rotates queries and keys in place, copies the queries to `q`, and stores keys and values in slots.
 ///
 /// # Shapes
 /// `qkv: [n_tokens, (n_heads + n_kv_heads) * key_dim + n_kv_heads * value_dim]`, `q: [n_tokens, n_heads * key_dim]`,

@@ -10,14 +10,14 @@ use crate::cpu::cores::run_on;
 
 /// The order in which a node's items are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taking {
+pub enum Order {
     /// Each thread takes consecutive items, as in [`ThreadPool::for_each_in_runs`].
     Runs,
     /// Each thread takes the first remaining item, as in [`ThreadPool::for_each_with`].
     First,
 }
 
-impl Taking {
+impl Order {
     /// Takes another thread's item.
     fn help(self, run: &Run) -> Option<usize> {
         match self {
@@ -34,34 +34,34 @@ impl ThreadPool {
     /// As [`ThreadPool::for_each`].
     pub fn for_each_by_node(&mut self, node_items: &[usize], cost: usize, item: Item<'_>) {
         if node_items.len() == self.nodes.count() && node_items.len() > 1 {
-            self.run_by_node(node_items, Taking::Runs, cost, &|_, index| item(index))
+            self.run_by_node(node_items, Order::Runs, cost, &|_, index| item(index))
         } else {
             self.for_each_in_runs(node_items.iter().sum(), cost, item)
         }
     }
 
-    /// As [`ThreadPool::for_each_by_node`], with exclusive use of one of `lanes` in each call.
+    /// As [`ThreadPool::for_each_by_node`], with exclusive use of one of `lanes` (scratch data) in each call.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`], and with fewer lanes than threads.
     pub fn for_each_by_node_with<L: Send>(
         &mut self,
-        (lanes, taking): (&mut [L], Taking),
+        (lanes, order): (&mut [L], Order),
         node_items: &[usize],
         cost: usize,
         item: &(dyn Fn(&mut L, usize) + Sync),
     ) {
         if node_items.len() == self.nodes.count() && node_items.len() > 1 {
             let lanes = Parts::new(lanes);
-            return self.run_by_node(node_items, taking, cost, &|claim, index| {
+            return self.run_by_node(node_items, order, cost, &|claim, index| {
                 // SAFETY: each claim belongs to one thread and has its own lane.
                 item(&mut unsafe { lanes.part(claim, 1) }[0], index);
             });
         }
         let n_items = node_items.iter().sum();
-        match taking {
-            Taking::Runs => self.for_each_in_runs_with(lanes, n_items, cost, item),
-            Taking::First => self.for_each_with(lanes, n_items, cost, item),
+        match order {
+            Order::Runs => self.for_each_in_runs_with(lanes, n_items, cost, item),
+            Order::First => self.for_each_with(lanes, n_items, cost, item),
         }
     }
 
@@ -75,7 +75,7 @@ impl ThreadPool {
         if self.nodes.count() == 1 || n_items == 0 {
             return self.for_each_in_runs(n_items, cost, item);
         }
-        self.set_runs(node_items, Taking::Runs);
+        self.set_runs(node_items, Order::Runs);
         let (runs, nodes, shared) = (self.runs.clone(), self.nodes.clone(), self.shared.clone());
         let of_node = |_: usize| {
             let own = NUMBER.get();
@@ -102,11 +102,11 @@ impl ThreadPool {
     pub(super) fn run_by_node(
         &mut self,
         node_items: &[usize],
-        taking: Taking,
+        order: Order,
         cost: usize,
         item: &(dyn Fn(usize, usize) + Sync),
     ) {
-        self.set_runs(node_items, taking);
+        self.set_runs(node_items, order);
         let (runs, nodes) = (self.runs.clone(), self.nodes.clone());
         self.for_each(runs.len(), cost, &|claim| {
             let own = NUMBER.get();
@@ -118,15 +118,15 @@ impl ThreadPool {
             let count = nodes.count();
             let far = (1..count).flat_map(|i| nodes.threads((node + i) % count));
             for other in near.chain(far) {
-                while let Some(index) = taking.help(&runs[other]) {
+                while let Some(index) = order.help(&runs[other]) {
                     item(claim, index);
                 }
             }
         });
     }
 
-    /// Sets each thread's items; with `Taking::First`, the first thread of a node has all of the node's items.
-    fn set_runs(&mut self, node_items: &[usize], taking: Taking) {
+    /// Sets each thread's items; with `Order::First`, the first thread of a node has all of the node's items.
+    fn set_runs(&mut self, node_items: &[usize], order: Order) {
         assert_eq!(
             node_items.len(),
             self.nodes.count(),
@@ -136,10 +136,10 @@ impl ThreadPool {
         for (node, count) in node_items.iter().enumerate() {
             let threads = self.nodes.threads(node);
             for (i, thread) in threads.clone().enumerate() {
-                let items = match taking {
-                    Taking::Runs => i * count / threads.len()..(i + 1) * count / threads.len(),
-                    Taking::First if i == 0 => 0..*count,
-                    Taking::First => 0..0,
+                let items = match order {
+                    Order::Runs => i * count / threads.len()..(i + 1) * count / threads.len(),
+                    Order::First if i == 0 => 0..*count,
+                    Order::First => 0..0,
                 };
                 let number = |item: usize| {
                     u32::try_from(first + item).expect("a kernel must have fewer than 2^32 items")

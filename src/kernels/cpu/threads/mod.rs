@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 
-pub use self::by_node::Taking;
+pub use self::by_node::Order;
 use super::cores::bind_this_thread;
 use super::nodes::{Nodes, PerNode};
 use super::seats::Seats;
@@ -141,7 +141,7 @@ impl ThreadPool {
     ///
     /// # Errors
     /// If the system refuses a thread.
-    pub fn seated(seats: Seats) -> std::io::Result<Self> {
+    pub fn with_seats(seats: Seats) -> std::io::Result<Self> {
         let n_workers = seats.nodes.n_threads() - 1;
         let mut cpus = seats.cpus.into_iter();
         let shared = Arc::new(Shared {
@@ -214,8 +214,8 @@ impl ThreadPool {
         self.shared.awake.store(false, Ordering::SeqCst);
     }
 
-    /// As [`ThreadPool::for_each`], with exclusive use of any one of `lanes` in each call. At most as many threads as
-    /// lanes share the work.
+    /// As [`ThreadPool::for_each`], with exclusive use of any one of `lanes` (scratch data) in each call. At most as
+    /// many threads as lanes share the work.
     ///
     /// # Panics
     /// If an item panics, or if there are items but no lanes.
@@ -280,7 +280,7 @@ impl ThreadPool {
         if self.nodes.count() > 1 {
             let shares = self.nodes.shares(n_items).into_iter();
             let node_items: PerNode<usize> = shares.map(|share| share.len()).collect();
-            return self.run_by_node(&node_items, Taking::Runs, cost, item);
+            return self.run_by_node(&node_items, Order::Runs, cost, item);
         }
         let runs = self.runs.clone();
         let items = u32::try_from(n_items).expect("a kernel must have fewer than 2^32 items");
@@ -441,7 +441,7 @@ impl ThreadPool {
 
     /// `threads` is the number of threads of each node; the machine need not have the nodes.
     pub fn on_nodes(threads: &[usize]) -> std::io::Result<Self> {
-        Self::seated(Seats::anywhere(threads))
+        Self::with_seats(Seats::anywhere(threads))
     }
 }
 

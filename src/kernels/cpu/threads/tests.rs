@@ -142,11 +142,11 @@ fn items_divided_among_nodes_run_once_with_exclusive_lanes() {
                 counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
                 "{threads:?}"
             );
-            for taking in [Taking::Runs, Taking::First] {
+            for order in [Order::Runs, Order::First] {
                 let mut lanes = vec![Vec::new(); pool.n_threads()];
                 let cost = MIN_SHARED_COST * (kernel % 2);
                 pool.for_each_by_node_with(
-                    (&mut lanes, taking),
+                    (&mut lanes, order),
                     node_items,
                     cost,
                     &|lane, index| {
@@ -155,7 +155,7 @@ fn items_divided_among_nodes_run_once_with_exclusive_lanes() {
                 );
                 let mut seen = lanes.concat();
                 seen.sort_unstable();
-                assert!(seen.into_iter().eq(0..n_items), "{threads:?}, {taking:?}");
+                assert!(seen.into_iter().eq(0..n_items), "{threads:?}, {order:?}");
             }
             let sum = AtomicUsize::new(0);
             pool.for_each_in_runs(n_items, MIN_SHARED_COST, &|i| {
@@ -169,21 +169,21 @@ fn items_divided_among_nodes_run_once_with_exclusive_lanes() {
 #[test]
 fn items_without_an_owner_run_on_any_node() {
     let mut pool = ThreadPool::on_nodes(&[1, 1]).expect("threads start");
-    for taking in [Taking::Runs, Taking::First] {
+    for order in [Order::Runs, Order::First] {
         let mut lanes = vec![Vec::new(); 2];
-        pool.for_each_by_node_with((&mut lanes, taking), &[50], MIN_SHARED_COST, &|lane, i| {
+        pool.for_each_by_node_with((&mut lanes, order), &[50], MIN_SHARED_COST, &|lane, i| {
             lane.push(i);
         });
         let mut seen = lanes.concat();
         seen.sort_unstable();
-        assert!(seen.into_iter().eq(0..50), "{taking:?}");
+        assert!(seen.into_iter().eq(0..50), "{order:?}");
     }
 }
 
 #[test]
 fn threads_take_the_items_of_their_node_first() {
     let mut pool = ThreadPool::on_nodes(&[1, 1, 1]).expect("threads start");
-    for taking in [Taking::Runs, Taking::First] {
+    for order in [Order::Runs, Order::First] {
         // No thread ends its item before all have one.
         let all_have_one = std::sync::Barrier::new(3);
         let owners: Vec<_> = (0..3).map(|_| AtomicUsize::new(usize::MAX)).collect();
@@ -191,9 +191,9 @@ fn threads_take_the_items_of_their_node_first() {
             owners[i].store(NUMBER.get(), Ordering::Relaxed);
             all_have_one.wait();
         };
-        pool.for_each_by_node_with((&mut [(); 3], taking), &[1; 3], MIN_SHARED_COST, &item);
+        pool.for_each_by_node_with((&mut [(); 3], order), &[1; 3], MIN_SHARED_COST, &item);
         let owners: Vec<_> = owners.into_iter().map(AtomicUsize::into_inner).collect();
-        assert_eq!(owners, [0, 1, 2], "{taking:?}");
+        assert_eq!(owners, [0, 1, 2], "{order:?}");
     }
 }
 

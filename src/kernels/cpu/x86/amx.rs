@@ -3,8 +3,7 @@
 //! The compiler does not use tiles, so their content persists between the functions here. The functions are inline
 //! assembly, because the intrinsics are unstable.
 //!
-//! Tiles 0 to 3 hold sums: of the first rows with both panels, then of the second rows. Tiles 4 and 5 hold rows, tiles
-//! 6 and 7 panels.
+//! Tiles 0 to 3 hold sums: of the first rows with both panels, then of the second rows. Tiles 4, 5: rows; 6, 7: panels.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid_count, _xgetbv};

@@ -46,9 +46,9 @@ pub trait Dots: Copy + 'static {
 
 /// Dot products by AVX2 multiplications.
 #[derive(Clone, Copy)]
-pub struct Multiplied;
+pub struct MultiplyAdd;
 
-impl Dots for Multiplied {
+impl Dots for MultiplyAdd {
     const VNNI: bool = false;
 
     /// Multiplies in 16 bits, where products never saturate.

@@ -11,7 +11,7 @@ use self::avx2::Avx2;
 use self::avx512::Avx512;
 #[cfg(test)]
 use self::dots::EvexVnni;
-use self::dots::{AvxVnni, Multiplied, Plain, Vnni, VnniAndBf16};
+use self::dots::{AvxVnni, MultiplyAdd, Plain, Vnni, VnniAndBf16};
 use super::simd::lanes::Kernel;
 
 /// Defines functions that run a kernel with some lanes and features, each in its own module: rustc makes one codegen
@@ -36,7 +36,7 @@ macro_rules! compile {
 }
 
 compile! {
-    on_avx2::run_avx2: Avx2<Multiplied>, "avx2,fma,f16c";
+    on_avx2::run_avx2: Avx2<MultiplyAdd>, "avx2,fma,f16c";
     on_avx2_vnni::run_avx2_vnni: Avx2<AvxVnni>, "avx2,fma,f16c,avxvnni";
     // AVX-VNNI's instructions in the encoding of AVX-512.
     #[cfg(test)]

@@ -61,8 +61,7 @@ impl CudaBackend {
         unsafe { self.copy_block(stream, &params) }
     }
 
-    /// Copies `positions` of a row from a block to the row's pages. The page table is read when the stream reaches the
-    /// copy.
+    /// Copies `positions` of a row from a block to the row's pages, by the page table as it is when the copy runs.
     ///
     /// # Safety
     /// As for [`Self::gather_block`]; `from` is the block of `block_tokens` tokens that holds the positions, and these

@@ -21,39 +21,39 @@ pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocesso
     let attention = &decoder.attention;
     let (hidden, q) = (decoder.hidden, attention.q_width());
     let qkv = q + 2 * attention.kv_width();
-    let all_along = matrix(tokens, hidden, 4) + matrix(tokens, attention.head_dim, 4);
+    let whole_step = matrix(tokens, hidden, 4) + matrix(tokens, attention.head_dim, 4);
     let normed = matrix(tokens, hidden, element);
     let heads = matrix(tokens, q, element);
-    let projecting = normed + matrix(tokens, qkv, element) + heads;
+    let projection = normed + matrix(tokens, qkv, element) + heads;
     // Partial results: a record of an f32 head and two numbers for each part of each row and head.
     let parts = sizes.n_rows + DECODE_BLOCKS * multiprocessors as usize;
     let partials = matrix(parts * attention.n_heads, attention.head_dim + 2, 4);
-    let attending = normed + 2 * heads + partials;
-    let picking = heads + matrix(sizes.n_rows, hidden, 4) + matrix(sizes.n_rows, q, element);
-    let gating = normed + matrix(tokens, 3 * decoder.intermediate, element);
+    let attention_ops = normed + 2 * heads + partials;
+    let row_selection = heads + matrix(sizes.n_rows, hidden, 4) + matrix(sizes.n_rows, q, element);
+    let mlp = normed + matrix(tokens, 3 * decoder.intermediate, element);
     let rows = sizes.logit_rows;
     let shape = SamplingShape::new(rows, decoder.vocab, multiprocessors);
-    let reading =
+    let sampling =
         matrix(rows, hidden, element) + matrix(rows, decoder.vocab, 4) + shape.workspace_bytes();
-    let most = projecting
-        .max(attending)
-        .max(picking)
-        .max(gating)
-        .max(reading);
-    let in_use = all_along + most;
+    let peak = projection
+        .max(attention_ops)
+        .max(row_selection)
+        .max(mlp)
+        .max(sampling);
+    let in_use = whole_step + peak;
     (in_use + in_use / GAPS_DIVISOR + SMALL_PARTS_BYTES).next_multiple_of(ALIGNMENT)
 }
 
 /// Rejects layers that the kernels do not support: they need one head shape, with values as wide as keys.
 ///
 /// # Errors
-/// Names the first unsupported layer, and the KV or state that it keeps.
+/// If a layer is unsupported; the error names the first one and its KV or state.
 pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
     let is_supported =
         |pages: &PagedKv| matches!(pages.values, Values::Own { dim } if dim == pages.key_dim);
     let first = layout.layers().first();
     for (index, layer) in layout.layers().iter().enumerate() {
-        let needed = match layer {
+        let reason = match layer {
             LayerKv::State { .. } => "there are no CUDA kernels for recurrent states",
             LayerKv::Window { .. } => "there are no CUDA kernels for sliding-window pages",
             LayerKv::Shared(_) => "the CUDA kernels need keys and values in every layer",
@@ -69,7 +69,7 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
             LayerKv::Pages(_) => continue,
         };
         return Err(DriverError::unsupported(format!(
-            "layer {index} keeps {layer}: {needed}; use --device cpu"
+            "layer {index} keeps {layer}: {reason}; use --device cpu"
         )));
     }
     Ok(())

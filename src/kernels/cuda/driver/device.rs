@@ -281,7 +281,7 @@ impl Device {
     ) -> Result<R, DriverError> {
         const CALL: &str = "cuCtxSynchronize";
         self.bind()?;
-        let _alone = lock_out_captures(self.context_lock(), CALL)?;
+        let _guard = lock_out_captures(self.context_lock(), CALL)?;
         // SAFETY: the context is current.
         check(CALL, unsafe { (self.functions().ctx_synchronize)() })?;
         Ok(then())

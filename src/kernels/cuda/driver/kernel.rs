@@ -21,21 +21,21 @@ const WAITING_PTX_VERSION: u32 = 90;
 
 /// Loaded machine code of kernels, unloaded when the last clone and the last [`Kernel`] are dropped.
 #[derive(Clone)]
-pub struct Module(Arc<Loaded>);
+pub struct Module(Arc<LoadedModule>);
 
-struct Loaded {
+struct LoadedModule {
     device: Device,
     raw: CUmodule,
 }
 
 // SAFETY: a module belongs to a context, not to a thread.
-unsafe impl Send for Loaded {}
+unsafe impl Send for LoadedModule {}
 // SAFETY: looking up functions and attributes is locked by the driver.
-unsafe impl Sync for Loaded {}
+unsafe impl Sync for LoadedModule {}
 
 #[derive(Clone)]
 pub struct Kernel {
-    module: Arc<Loaded>,
+    module: Arc<LoadedModule>,
     raw: CUfunction,
     name: Arc<str>,
     /// Whether the kernel waits for earlier launches itself, so that it may start early.
@@ -162,7 +162,7 @@ impl Device {
             let log = String::from_utf8_lossy(&log[..end.unwrap_or(JIT_LOG_BYTES)]);
             error.with_text(log.trim())
         })?;
-        Ok(Module(Arc::new(Loaded {
+        Ok(Module(Arc::new(LoadedModule {
             device: self.clone(),
             raw,
         })))
@@ -310,7 +310,7 @@ fn begins_early() -> CUlaunchAttribute {
     }
 }
 
-impl Drop for Loaded {
+impl Drop for LoadedModule {
     fn drop(&mut self) {
         let unload = self.device.functions().module_unload;
         // SAFETY: loaded in `load_module`, unloaded once, and none of its kernels runs any more.

@@ -13,7 +13,7 @@ const BLOCKS: u32 = 8;
 #[derive(Clone, Debug)]
 pub struct FillRandom {
     kernel: Kernel,
-    most_blocks: u32,
+    max_blocks: u32,
 }
 
 impl FillRandom {
@@ -25,7 +25,7 @@ impl FillRandom {
         let name = format!("fill_random_{}", element.suffix());
         Ok(Self {
             kernel: modules.kernel("fill.cu", &name)?,
-            most_blocks: BLOCKS * multiprocessors,
+            max_blocks: BLOCKS * multiprocessors,
         })
     }
 
@@ -45,7 +45,7 @@ impl FillRandom {
             return Ok(());
         }
         let blocks = len.div_ceil(u64::from(THREADS) * ELEMENTS_PER_THREAD);
-        let blocks = blocks.min(u64::from(self.most_blocks)) as u32;
+        let blocks = blocks.min(u64::from(self.max_blocks)) as u32;
         let grid = Grid::new([blocks, 1, 1], THREADS);
         // SAFETY: guaranteed by the caller; arguments as in fill.cu.
         unsafe { self.kernel.launch(stream, grid, &(out, len, seed, unit)) }

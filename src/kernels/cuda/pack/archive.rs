@@ -26,7 +26,7 @@ pub struct Entry {
     pub target: String,
     pub unit: String,
     pub sources: SourceHash,
-    place: Range<usize>,
+    range: Range<usize>,
 }
 
 impl Archive {
@@ -69,7 +69,7 @@ impl Archive {
     }
 
     pub fn image(&self, entry: &Entry) -> &[u8] {
-        &self.bytes[entry.place.clone()]
+        &self.bytes[entry.range.clone()]
     }
 }
 
@@ -94,7 +94,7 @@ fn entries(bytes: &[u8]) -> Option<Vec<Entry>> {
             target: text(target)?,
             unit: text(unit)?,
             sources: *sources,
-            place: start..end,
+            range: start..end,
         })
     };
     table.chunks(ENTRY_BYTES).map(entry).collect()

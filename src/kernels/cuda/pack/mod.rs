@@ -219,12 +219,12 @@ impl<'a> Finder<'a> {
                 let archive = self.archive.as_ref().map_err(String::clone)?;
                 let entry = archive.machine_code(unit, capability);
                 let entry = entry.ok_or_else(|| format!("no code for {}", self.target))?;
-                current(archive, entry)
+                checked_image(archive, entry)
             }
             Origin::Ptx => {
                 let archive = self.archive.as_ref().map_err(String::clone)?;
                 let entry = archive.ptx(unit).ok_or("no PTX in the pack")?;
-                current(archive, entry)
+                checked_image(archive, entry)
             }
             Origin::Cache => {
                 let sources = source_hash(unit, &self.target, ANY_COMPILER);
@@ -253,7 +253,7 @@ impl<'a> Finder<'a> {
 }
 
 /// The image of an entry, if compiled from the sources in this binary.
-fn current<'a>(archive: &'a Archive, entry: &Entry) -> Result<Cow<'a, [u8]>, String> {
+fn checked_image<'a>(archive: &'a Archive, entry: &Entry) -> Result<Cow<'a, [u8]>, String> {
     let sources: SourceHash = source_hash(&entry.unit, &entry.target, pack_compiler());
     if sources == entry.sources {
         Ok(Cow::Borrowed(archive.image(entry)))
@@ -282,7 +282,7 @@ mod tests {
                 .ptx(unit)
                 .unwrap_or_else(|| panic!("no PTX of {unit}"));
             for entry in [code, ptx] {
-                let image = current(&archive, entry);
+                let image = checked_image(&archive, entry);
                 let image = image.unwrap_or_else(|reason| panic!("{reason}: run kernels/pack.py"));
                 assert!(!image.is_empty(), "{entry:?}");
             }

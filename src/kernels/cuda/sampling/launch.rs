@@ -58,8 +58,8 @@ pub struct SamplingShape {
 
 impl SamplingShape {
     pub fn new(n_works: usize, vocab: usize, multiprocessors: u32) -> Self {
-        let most_blocks = BLOCKS_PER_MULTIPROCESSOR * multiprocessors as usize;
-        let fits = |chunk: &usize| n_works * vocab.div_ceil(*chunk) <= most_blocks;
+        let max_blocks = BLOCKS_PER_MULTIPROCESSOR * multiprocessors as usize;
+        let fits = |chunk: &usize| n_works * vocab.div_ceil(*chunk) <= max_blocks;
         let chunk = CHUNKS.into_iter().find(fits);
         let chunk = chunk.unwrap_or(CHUNKS[CHUNKS.len() - 1]);
         let n_chunks = vocab.div_ceil(chunk);
@@ -119,7 +119,7 @@ impl SamplingKernels {
         unsafe { for_each(&self.begin_rows, stream, params.n_begins, *params) }
     }
 
-    /// Clears the counts of starting rows, and counts their tokens; `most_tokens` is the length of the longest row.
+    /// Clears the counts of starting rows, and counts their tokens; `max_tokens` is the length of the longest row.
     ///
     /// # Safety
     /// As [`Kernel::launch`].
@@ -127,7 +127,7 @@ impl SamplingKernels {
         &self,
         stream: &Stream,
         params: &CountParams,
-        most_tokens: usize,
+        max_tokens: usize,
     ) -> Result<(), DriverError> {
         let parts = |n: usize| (n.div_ceil(COUNTED_TOKENS) as u32).max(1);
         let grid = |n| Grid::new([parts(n), params.n_runs, 1], 256);
@@ -136,7 +136,7 @@ impl SamplingKernels {
             self.clear_counts
                 .launch(stream, grid(params.vocab as usize), &(*params,))?;
             self.count_tokens
-                .launch(stream, grid(most_tokens), &(*params,))
+                .launch(stream, grid(max_tokens), &(*params,))
         }
     }
 

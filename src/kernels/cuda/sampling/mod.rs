@@ -188,6 +188,7 @@ pub struct SampleParams {
     pub bans: DevicePtr<u32>,
     /// `[n_masks, mask_words]`.
     pub masks: DevicePtr<u32>,
+    /// Workspaces, of the sizes in [`SamplingShape`].
     pub peaks: DevicePtr<u8>,
     pub block_sums: DevicePtr<u8>,
     pub classes: DevicePtr<u8>,

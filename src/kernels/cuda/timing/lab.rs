@@ -228,8 +228,7 @@ impl Lab {
         mut launch: impl FnMut(&Stream, usize) -> Result<(), DriverError>,
     ) -> Result<f64, DriverError> {
         let stream = &self.stream;
-        // Operands filled by kernels must be complete: products may read weights before the preceding launches have
-        // ended.
+        // Operands filled by kernels must be complete: products may read weights before earlier launches have ended.
         stream.synchronize()?;
         // The first launch loads code and chooses algorithms; the second estimates the duration.
         launch(stream, 0)?;

@@ -37,16 +37,16 @@ impl Direct<'_, i8> {
                 for chunk in 0..n_chunks {
                     let mut keys = [S::splat_word(0); LANES];
                     for i in 0..LANES {
-                        let key = self.slots[group + i].wrapping_add(self.plane + chunk * CHUNK);
+                        let key = self.slots[group + i].wrapping_add(self.offset + chunk * CHUNK);
                         keys[i] = S::load_words(key.cast());
                     }
-                    fetch.some::<S>(share);
+                    fetch.prefetch::<S>(share);
                     let columns = S::transpose(keys);
                     let first = chunk * CHUNK_GROUPS;
-                    for scaled in first..n_groups.min(first + CHUNK_GROUPS) {
+                    for scale_group in first..n_groups.min(first + CHUNK_GROUPS) {
                         // Two sums for each query hide the latency of the additions.
                         let mut sums = [[S::splat_word(0); 2]; M];
-                        let quads = (scaled - first) * GROUP_QUADS;
+                        let quads = (scale_group - first) * GROUP_QUADS;
                         for i in quads..quads + GROUP_QUADS {
                             let pairs = [S::extend_bytes(columns[i]), S::high_bytes(columns[i])];
                             for m in 0..M {
@@ -58,7 +58,7 @@ impl Direct<'_, i8> {
                                 }
                             }
                         }
-                        let scale = self.scales.keys.wrapping_add(scaled * BLOCK + group);
+                        let scale = self.scales.keys.wrapping_add(scale_group * BLOCK + group);
                         let scale = S::load(scale);
                         for m in 0..M {
                             let sum = S::words_to_f32(S::add_words(sums[m][0], sums[m][1]));
@@ -125,24 +125,24 @@ impl Direct<'_, i8> {
         let share = fetch.slots.len().div_ceil((n_halves * LANES).max(1));
         let n_groups = self.scales.value_groups;
         // The last chunk may have only one group: the elements after it are unused.
-        let scaled = |row: usize, chunk: usize, group: usize| {
+        let weights_index = |row: usize, chunk: usize, group: usize| {
             row * n_groups + (chunk * CHUNK_GROUPS + group).min(n_groups - 1)
         };
-        // SAFETY: the slots hold whole chunks of values in the plane, or slack follows them; the sums hold `record`
+        // SAFETY: the slots hold whole chunks of values in the plane, or slack follows them; the sums hold `record_len`
         // values a row.
         unsafe {
             let mut sums = [[[S::splat_word(0); CHUNK_VECTORS]; N]; M];
             for i in 0..n_halves * LANES {
-                fetch.some::<S>(share);
+                fetch.prefetch::<S>(share);
                 let (half, i) = (i / LANES, i % LANES);
                 for n in 0..N {
-                    let at = self.plane + (chunk + n) * CHUNK;
+                    let at = self.offset + (chunk + n) * CHUNK;
                     let quads = quads::<S>(self.slots, half * HALF + i, at);
                     for odd in 0..2 {
                         let mut weights = [[S::splat_word(0); CHUNK_GROUPS]; M];
                         for m in 0..M {
                             for group in 0..CHUNK_GROUPS {
-                                let at = scaled(row + m, chunk + n, group) * BLOCK / 2;
+                                let at = weights_index(row + m, chunk + n, group) * BLOCK / 2;
                                 let word = half * HALF_WORDS + odd * LANES + i;
                                 let word = self.weights.wrapping_add(at + word);
                                 weights[m][group] = S::splat_word_at(word);
@@ -164,9 +164,9 @@ impl Direct<'_, i8> {
             for m in 0..M {
                 let rescale = S::splat_at(self.rescale.wrapping_add(row + m));
                 for n in 0..N {
-                    let to = (row + m) * self.record + (chunk + n) * CHUNK;
+                    let to = (row + m) * self.record_len + (chunk + n) * CHUNK;
                     for k in 0..CHUNK_VECTORS {
-                        let at = scaled(row + m, chunk + n, k / GROUP_VECTORS);
+                        let at = weights_index(row + m, chunk + n, k / GROUP_VECTORS);
                         let scale = S::splat_at(self.scales.weights.wrapping_add(at));
                         let to = self.sums.wrapping_add(to + k * LANES);
                         let sum = S::mul(S::words_to_f32(sums[m][n][k]), scale);

@@ -29,8 +29,8 @@ const GROUP_QUADS: usize = SCALE_GROUP / QUAD;
 /// Words of i16 pairs that hold the codes of a group.
 const GROUP_WORDS: usize = SCALE_GROUP / 2;
 const GROUP_VECTORS: usize = SCALE_GROUP / LANES;
-/// Half of a block, whose weights are packed together: a word pairs keys of the first and third sixteen, or of the
-/// second and fourth.
+/// Keys whose weights are packed together, half of a block: a word pairs a key of the first sixteen with one of the
+/// third, or one of the second with one of the fourth.
 const HALF: usize = 4 * LANES;
 const HALF_WORDS: usize = HALF / 2;
 
@@ -143,7 +143,8 @@ unsafe fn pack_keys<S: Lanes>(packing: &mut Packing<'_, i8>, n_keys: usize) {
             unsafe {
                 let mut rows = [S::splat_word(0); LANES];
                 for i in 0..LANES {
-                    let key = packing.slots[group + i].wrapping_add(packing.key + chunk * CHUNK);
+                    let key =
+                        packing.slots[group + i].wrapping_add(packing.key_offset + chunk * CHUNK);
                     rows[i] = S::load_words(key.cast());
                 }
                 packing.ahead.fetch::<S>(16);
@@ -175,7 +176,8 @@ unsafe fn pack_values<S: Lanes>(packing: &mut Packing<'_, i8>, n_keys: usize) {
             for first in (0..width).step_by(CHUNK) {
                 // SAFETY: whole chunks of the slots, which slack follows, and of the packed values.
                 unsafe {
-                    let quads = quads::<S>(packing.slots, half * HALF + i, packing.value + first);
+                    let quads =
+                        quads::<S>(packing.slots, half * HALF + i, packing.value_offset + first);
                     for k in 0..CHUNK_VECTORS {
                         let to = to.wrapping_add(first + k * LANES);
                         S::store_words(to, S::extend_bytes(quads[k]));

@@ -59,8 +59,8 @@ pub unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32 {
     scale
 }
 
-/// Writes a row's softmax weights, times the scales of the values, as words for [`super`]'s values. They are quantised
-/// separately for each group of a value.
+/// Writes a row's softmax weights, times the scales of the values, as words for [`super`]'s values. The products are
+/// quantised separately for each group of a value.
 ///
 /// # Safety
 /// The pointers of the fold are valid for the row; the instruction set of `S` was detected.
@@ -71,16 +71,15 @@ pub unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; 
         let scales = fold.scales.values.wrapping_add(group * BLOCK);
         let index = row * n_groups + group;
         let to = fold.weights.wrapping_add(index * BLOCK / 2);
-        // SAFETY: whole vectors of scales, and space for the weights of a block; the caller detected the instruction
-        // set.
+        // SAFETY: whole vectors of scales, and space for a block's weights; the caller detected the instruction set.
         unsafe {
             let mut scaled = *weights;
             for i in 0..VECTORS {
                 scaled[i] = S::mul(weights[i], S::load(scales.wrapping_add(i * LANES)));
             }
-            let mut trace = 0.0;
+            let mut zero_or_nan = 0.0;
             if !fold.scales.are_finite {
-                trace = without_unseen::<S>(weights, &mut scaled);
+                zero_or_nan = zero_unseen::<S>(weights, &mut scaled);
             }
             let mut max = scaled[0];
             for i in 1..VECTORS {
@@ -92,7 +91,7 @@ pub unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; 
             } else {
                 (0.0, 0.0)
             };
-            *fold.scales.weights.wrapping_add(index) = scale + trace;
+            *fold.scales.weights.wrapping_add(index) = scale + zero_or_nan;
             for half in 0..BLOCK / HALF {
                 let low = S::splat_word(LOW);
                 for odd in 0..2 {
@@ -113,8 +112,8 @@ pub unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; 
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn without_unseen<S: Lanes>(weights: &[S::V; VECTORS], scaled: &mut [S::V; VECTORS]) -> f32 {
-    let mut trace = 0.0;
+unsafe fn zero_unseen<S: Lanes>(weights: &[S::V; VECTORS], scaled: &mut [S::V; VECTORS]) -> f32 {
+    let mut zero_or_nan = 0.0;
     for (weights, scaled) in weights.iter().zip(scaled) {
         let (mut of_weights, mut lanes) = ([0f32; LANES], [0f32; LANES]);
         // SAFETY: both hold a vector; the caller detected the instruction set.
@@ -125,12 +124,12 @@ unsafe fn without_unseen<S: Lanes>(weights: &[S::V; VECTORS], scaled: &mut [S::V
                 if weight == 0.0 {
                     *lane = 0.0;
                 }
-                trace += *lane * 0.0;
+                zero_or_nan += *lane * 0.0;
             }
             *scaled = S::load(lanes.as_ptr());
         }
     }
-    trace
+    zero_or_nan
 }
 
 /// Values times a factor as integers, in the low half of each word.

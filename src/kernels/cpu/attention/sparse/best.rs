@@ -55,10 +55,10 @@ impl Best {
     pub fn add_scores(&mut self, scores: &[f32], first: usize) {
         for (i, scores) in scores.chunks(LANES).enumerate() {
             let floor = self.floor;
-            let some = scores
+            let any_exceeds = scores
                 .iter()
-                .fold(false, |some, score| some | (*score > floor));
-            if some || !self.is_pruned {
+                .fold(false, |any, score| any | (*score > floor));
+            if any_exceeds || !self.is_pruned {
                 self.push(scores, (first + i * LANES) as u32);
             }
         }

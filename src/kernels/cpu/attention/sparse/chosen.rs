@@ -10,7 +10,7 @@ use super::super::float_kv::FloatKv;
 use super::super::pack::{Ahead, pack_keys, pack_values};
 use super::super::product::Product;
 use super::super::scales::Scales;
-use super::super::seen::{BLOCK, SPAN, Seen};
+use super::super::seen::{BLOCK, KeyRange, SPAN};
 use super::super::sizes::Sizes;
 use super::super::state::{Fold, clear, finish, merge};
 use super::Work;
@@ -112,12 +112,12 @@ impl<F: FloatKv> Work<'_, F> {
         let (key, value) = (planes.keys(self.kv_head), planes.values(self.kv_head));
         let mut values = Fetch {
             slots: &slots[..n_keys],
-            plane: value,
+            offset: value,
             dim: heads.values.stored_dim(),
         };
         let mut keys = Fetch {
             slots: next,
-            plane: key,
+            offset: key,
             dim: heads.key_dim,
         };
         let space = &mut *self.space;
@@ -127,20 +127,20 @@ impl<F: FloatKv> Work<'_, F> {
             key_dim: heads.key_dim,
             value_dim: heads.values.dim(),
             rows: 1,
-            plane: key,
+            offset: key,
             queries: space.query.as_ptr(),
             scores: space.scores.as_mut_ptr(),
             weights: space.weights.as_ptr(),
             rescale: space.rescale.as_ptr(),
             sums: space.span.as_mut_ptr(),
-            record: sizes.record,
+            record_len: sizes.record,
             scales: Scales::NONE,
         };
         // SAFETY: `fit` sized the buffers; every slot, including the dummy, holds keys and values of all heads;
         // `dispatch` detected the instruction set.
         unsafe { direct.score::<S>(&mut values) };
         self.fold::<S>(sizes, n_keys);
-        direct.plane = value;
+        direct.offset = value;
         // SAFETY: as above.
         unsafe { direct.weigh::<S>(&mut keys) };
     }
@@ -218,11 +218,11 @@ impl<F: FloatKv> Work<'_, F> {
             weights: space.weights.as_mut_ptr(),
             rescale: space.rescale.as_mut_ptr(),
             records: space.span.as_mut_ptr(),
-            record: sizes.record,
+            record_len: sizes.record,
             scale: scale * LOG2_E,
             scales: Scales::NONE,
         };
-        let seen = Seen {
+        let seen = KeyRange {
             start: 0,
             end: n_keys as u32,
         };

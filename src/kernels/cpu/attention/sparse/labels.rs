@@ -68,7 +68,7 @@ impl<F: FloatKv> Work<'_, F> {
     /// Pointers to the labels of a block of keys from `start` on; the dummy slot's label replaces those from `end` on.
     #[inline(always)]
     fn label_slots(&self, start: usize, end: usize) -> Slots<F> {
-        let labels = self.step.labels[self.kv_head * self.step.label_plane..].as_ptr();
+        let labels = self.step.labels[self.kv_head * self.step.label_stride..].as_ptr();
         let (width, n_slots) = (self.step.channels.per_head(), self.step.planes.n_slots());
         let mut slots = [labels; BLOCK];
         let end = end.min(start + BLOCK);

@@ -1,8 +1,8 @@
 //! Sparse attention for long contexts: each query attends to its best-scoring keys only (double sparsity).
 //!
-//! Each query head scores the labels of all earlier keys. It attends to the best keys and its own key in ascending
-//! position, in the blocks and spans of [`super`]. The selection depends only on the query, its position and the
-//! earlier keys; if all keys are selected, the result is bit-identical to full attention.
+//! Each query head scores the labels (important channels) of all earlier keys. It attends to the best keys and its own
+//! key in ascending position, in the blocks and spans of [`super`]. The selection depends only on the query, its
+//! position and the earlier keys; if all keys are selected, the result is bit-identical to full attention.
 
 mod best;
 mod chosen;
@@ -21,7 +21,7 @@ use super::super::nodes::PerNode;
 use super::super::planes::Planes;
 use super::super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::super::tensor::{Shared, Tensor};
-use super::super::threads::{Taking, ThreadPool};
+use super::super::threads::{Order, ThreadPool};
 use super::float_kv::FloatKv;
 use super::kv_element::KvElement;
 use super::seen::BLOCK;
@@ -42,6 +42,7 @@ struct Tile {
     first_token: usize,
     first_position: usize,
     n_tokens: usize,
+    /// Index in `slots` of the slot of the row's first token.
     first_slot: usize,
 }
 
@@ -68,7 +69,7 @@ struct Step<'a, F> {
     channels: &'a LabelChannels,
     labels: &'a [F],
     /// Elements from a head's labels to the next head's.
-    label_plane: usize,
+    label_stride: usize,
     slots: &'a [u32],
     /// Number of keys that each query attends to, including its own.
     n_chosen: usize,
@@ -184,7 +185,7 @@ impl SparseAttention {
             kv,
             channels,
             labels: label_elements,
-            label_plane: labels.plane(),
+            label_stride: labels.head_stride(),
             slots: &self.slots,
             n_chosen: labels.rules().tokens,
             out: Shared::new(out.values_mut()),
@@ -212,7 +213,7 @@ impl SparseAttention {
         let node_items = items_per_node(pool, heads.n_kv_heads, tiles.len());
         if n_parts == 1 {
             let whole = |space: &mut Space, item: usize| work(space, item, Stage::Whole);
-            pool.for_each_by_node_with((&mut *spaces, Taking::Runs), &node_items, cost, &whole);
+            pool.for_each_by_node_with((&mut *spaces, Order::Runs), &node_items, cost, &whole);
             return n_bytes.into_inner();
         }
         let parts_of_nodes: PerNode<usize> =
@@ -229,13 +230,13 @@ impl SparseAttention {
             let best = unsafe { candidates.part(index * part_len, part_len) };
             work(space, item, Stage::Part { keys, best });
         };
-        pool.for_each_by_node_with((&mut *spaces, Taking::Runs), &parts_of_nodes, cost, &part);
+        pool.for_each_by_node_with((&mut *spaces, Order::Runs), &parts_of_nodes, cost, &part);
         let candidates = &self.candidates;
         let rest = |space: &mut Space, item: usize| {
             let parts = &candidates[item * item_len..][..item_len];
             work(space, item, Stage::Rest { parts, part_len });
         };
-        pool.for_each_by_node_with((&mut *spaces, Taking::Runs), &node_items, cost, &rest);
+        pool.for_each_by_node_with((&mut *spaces, Order::Runs), &node_items, cost, &rest);
         n_bytes.into_inner()
     }
 

@@ -25,7 +25,7 @@ pub(super) struct CublasLt {
     /// Number of products that fell back to our own kernels.
     n_fallbacks: u64,
     /// The first fallback of each kind is logged at a higher level.
-    logged: Logged,
+    logged: LoggedFallbacks,
     element: ElementType,
     /// The last field, so that the products are dropped before the handle.
     handle: Handle,
@@ -35,7 +35,7 @@ pub(super) struct CublasLt {
 unsafe impl Send for CublasLt {}
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Logged {
+struct LoggedFallbacks {
     missing: bool,
     failed: bool,
 }
@@ -49,7 +49,7 @@ impl CublasLt {
             element,
             products: FxHashMap::default(),
             n_fallbacks: 0,
-            logged: Logged::default(),
+            logged: LoggedFallbacks::default(),
         })
     }
 
