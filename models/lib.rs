@@ -1,8 +1,8 @@
 //! The bundled model: a tiny one inside this library, which the default configuration serves.
 //!
-//! Loading maps files, so the bundled ones are unpacked once into the user's cache and found there by later runs:
-//! one way to load a model instead of two, and an installed program needs no other files. The folder's name
-//! holds a hash of the contents; each file appears under its name only when it is whole, and is compared before use.
+//! Models are loaded from mapped files, so the bundled files are unpacked once into the user's cache, where later runs
+//! find them. The folder's name holds a hash of the contents; each file gets its name only when it is whole, and is
+//! compared before use.
 //! Where no cache can be written, a private temporary folder takes its place; it is not removed.
 
 use std::fs;
@@ -83,10 +83,10 @@ fn unpack(cache: &Path, files: &[File]) -> io::Result<PathBuf> {
         if fs::read(&path).is_ok_and(|present| present == *contents) {
             continue;
         }
-        let parts = dir.join(format!(".{name}.{}", uuid::Uuid::new_v4()));
-        let written = fs::write(&parts, contents).and_then(|()| fs::rename(&parts, &path));
+        let temporary = dir.join(format!(".{name}.{}", uuid::Uuid::new_v4()));
+        let written = fs::write(&temporary, contents).and_then(|()| fs::rename(&temporary, &path));
         if let Err(error) = written {
-            let _ = fs::remove_file(&parts);
+            let _ = fs::remove_file(&temporary);
             return Err(error);
         }
     }
@@ -108,7 +108,7 @@ mod tests {
     const TWO: &[File] = &[("config.json", b"{}"), ("model.safetensors", b"weights")];
 
     #[test]
-    fn files_are_unpacked_once_and_mended_when_they_differ() {
+    fn files_are_unpacked_once_and_replaced_when_they_differ() {
         let cache = tempfile::tempdir().expect("a temporary folder can be made");
         let dir = unpack(cache.path(), TWO).expect("it unpacks");
         assert!(
@@ -116,7 +116,7 @@ mod tests {
             "the folder's name is the model's: {}",
             dir.display()
         );
-        fs::write(dir.join("model.safetensors"), "wei").expect("it can be cut short");
+        fs::write(dir.join("model.safetensors"), "wei").expect("it is writable");
         let again = unpack(cache.path(), TWO).expect("it unpacks");
         assert_eq!(again, dir);
         let weights = fs::read(dir.join("model.safetensors")).expect("it is there");

@@ -41,7 +41,7 @@ pub struct RecallRequest {
 }
 
 #[derive(Clone, Debug)]
-pub struct Calibrated {
+pub struct CalibrationResult {
     pub n_layers: usize,
     /// The recall of each ranking: the share of the tokens with the highest exact scores that the labels also select.
     /// Only queries that see at least twice as many tokens as they select are measured.
@@ -53,7 +53,7 @@ pub struct Calibrated {
 /// # Errors
 /// [`LoadError`] when the model cannot be loaded or does not support double sparsity, when the text holds a token
 /// beyond the vocabulary, and when the file cannot be written.
-pub fn calibrate(request: &CalibrationRequest) -> Result<Calibrated, LoadError> {
+pub fn calibrate(request: &CalibrationRequest) -> Result<CalibrationResult, LoadError> {
     let dir = &request.model;
     let described = describe(
         dir,
@@ -61,13 +61,13 @@ pub fn calibrate(request: &CalibrationRequest) -> Result<Calibrated, LoadError> 
         request.quantization,
         request.load_format,
     )?;
-    let labelled = layers(&described).labels(Some(1))?;
+    let label_sizes = layers(&described).labels(Some(1))?;
     let piece_tokens = request
         .piece_tokens
         .min(described.config.context_tokens())
         .max(1);
-    let texts: Vec<&[u32]> = request.tokens.chunks(piece_tokens).collect();
-    let longest = texts.first().map_or(0, |text| text.len());
+    let pieces: Vec<&[u32]> = request.tokens.chunks(piece_tokens).collect();
+    let longest = pieces.first().map_or(0, |piece| piece.len());
     let options = CpuOptions {
         dtype: request.dtype,
         quantization: request.quantization,
@@ -76,23 +76,23 @@ pub fn calibrate(request: &CalibrationRequest) -> Result<Calibrated, LoadError> 
     };
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     let sums = executor
-        .calibrate(&texts, CHUNK_TOKENS)
+        .calibrate(&pieces, CHUNK_TOKENS)
         .map_err(|error| format_error(dir, format!("failed to calibrate: {error}")))?;
-    let labelled = labelled.iter().enumerate();
-    let labelled = labelled.filter(|(_, labels)| **labels > 0);
+    let label_sizes = label_sizes.iter().enumerate();
+    let labelled = label_sizes.filter(|(_, size)| **size > 0);
     let ranks: Vec<ChannelRanks> = labelled
         .map(|(layer, _)| ranks(layer, &described, &sums))
         .collect();
     write(&request.output, &ranks)?;
     let mut recall = Vec::new();
     if let Some(wish) = request.recall {
-        let first = &texts[..texts.len().min(1)];
+        let first = &pieces[..pieces.len().min(1)];
         for ranked_by in ChannelType::ALL {
-            let share = measure(&mut executor, first, (request, wish, ranked_by), &described)?;
+            let share = recall_of(&mut executor, first, (request, wish, ranked_by), &described)?;
             recall.extend(share.map(|share| (ranked_by, share)));
         }
     }
-    Ok(Calibrated {
+    Ok(CalibrationResult {
         n_layers: ranks.len(),
         recall,
     })
@@ -125,9 +125,9 @@ fn ranks(layer: usize, described: &CpuDescription, sums: &Calibration) -> Channe
 }
 
 /// Measures the recall of one ranking in the channel file at `request.output`.
-fn measure(
+fn recall_of(
     executor: &mut CpuExecutor,
-    texts: &[&[u32]],
+    pieces: &[&[u32]],
     (request, wish, ranked_by): (&CalibrationRequest, RecallRequest, ChannelType),
     described: &CpuDescription,
 ) -> Result<Option<f64>, LoadError> {
@@ -147,7 +147,7 @@ fn measure(
     };
     let rules = wish.read(layers(described))?.rules;
     executor
-        .recall(texts, CHUNK_TOKENS, Recall::new(rules, RECALL_EVERY))
+        .recall(pieces, CHUNK_TOKENS, Recall::new(rules, RECALL_EVERY))
         .map_err(|error| {
             let reason = format!("failed to measure the recall of the channels: {error}");
             format_error(&request.model, reason)

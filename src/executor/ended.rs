@@ -19,13 +19,13 @@ use souffleur_state::step::{PIPELINE_DEPTH, RowResult, RowStart, RowVerdict, Row
 
 pub struct EndedRows {
     eos_token_ids: Arc<[u32]>,
-    sequences: FxHashMap<SeqId, Tracked>,
+    sequences: FxHashMap<SeqId, TrackedSequence>,
     rows: FxHashMap<RowId, SeqId>,
-    /// Number of upcoming steps that may have been planned before the last end was known.
+    /// Number of upcoming steps that may have been planned before the latest end of a sequence was known.
     n_suspect: usize,
 }
 
-struct Tracked {
+struct TrackedSequence {
     row: RowId,
     sampling: Arc<SamplingParams>,
     has_ended: bool,
@@ -51,7 +51,7 @@ impl EndedRows {
             if let Some(before) = self.rows.insert(start.row, start.seq) {
                 self.forget(before, start.row);
             }
-            let tracked = Tracked {
+            let tracked = TrackedSequence {
                 row: start.row,
                 sampling: start.sampling.clone(),
                 has_ended: false,

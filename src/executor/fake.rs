@@ -82,12 +82,12 @@ struct FakeRow {
 }
 
 impl FakeRow {
-    /// The token after the first `known` tokens, whose hash is `hash`.
-    fn next_token(&self, known: usize, hash: u64, vocab_size: u32) -> u32 {
+    /// The token after the first `n_tokens` tokens, whose hash is `hash`.
+    fn next_token(&self, n_tokens: usize, hash: u64, vocab_size: u32) -> u32 {
         match &self.answer {
             // The answer ends with EOS, which is repeated if the row continues.
             Some(answer) => {
-                answer[known
+                answer[n_tokens
                     .saturating_sub(self.prompt_tokens)
                     .min(answer.len() - 1)]
             }

@@ -8,7 +8,7 @@ use souffleur_state::tiers::BlockKind;
 
 /// The executor's access to the store's block buffers. No call waits or does I/O.
 pub trait BlockPort: Send {
-    /// Calls `gather` with a free buffer of a kind and keeps its content under `ticket` until the store writes
+    /// Calls `gather` with a free buffer of a kind and keeps the content under `ticket` until the store writes
     /// or drops it. Returns false if no buffer is free (`gather` is not called) or if the store has shut down.
     fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool;
 

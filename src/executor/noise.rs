@@ -38,7 +38,6 @@ pub struct NoiseRequest {
 pub struct NoiseContext {
     executor: CpuExecutor,
     prefix: Arc<[PageId]>,
-    /// Pages after the prefix.
     new_pages: Vec<PageId>,
     prompt: Arc<[u32]>,
     decoded_tokens: usize,

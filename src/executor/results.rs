@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use souffleur_state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, StepPlan};
 
-/// Most buffers that are kept: one more than the steps in flight.
+/// Maximum number of buffers kept: one more than the steps in flight.
 const MAX_SPARE: usize = PIPELINE_DEPTH + 1;
 
 #[derive(Default)]

@@ -7,9 +7,11 @@ use souffleur_state::step::{RowWork, StepPlan};
 
 /// A row of logits, or a hidden state, that the step needs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct WantedOutput {
+    /// Index in the plan's rows.
     pub(super) work: usize,
-    pub(super) token: u32,
+    /// Index among the step's tokens.
+    pub(super) token_index: u32,
     pub(super) position: usize,
     /// Whether the logits choose the next token; otherwise they give the prompt's log probabilities.
     pub(super) sample: bool,
@@ -17,10 +19,10 @@ pub(super) struct Wanted {
     pub(super) pools: bool,
 }
 
-/// The next entries of `wanted` from `first` on, at most `max_len`: all logits or all states. `None` at the end.
-pub(super) fn part(wanted: &[Wanted], first: usize, max_len: usize) -> Option<Range<usize>> {
+/// The next entries of `wanted` from `first` on, at most `max`: all logits or all states. `None` at the end.
+pub(super) fn next_run(wanted: &[WantedOutput], first: usize, max: usize) -> Option<Range<usize>> {
     let kind = wanted.get(first)?.pools;
-    let rest = wanted[first..].iter().take(max_len);
+    let rest = wanted[first..].iter().take(max);
     let len = rest.take_while(|wanted| wanted.pools == kind).count();
     Some(first..first + len)
 }
@@ -31,16 +33,16 @@ pub(super) fn find_wanted(
     plan: &StepPlan,
     order: impl IntoIterator<Item = usize>,
     rows: &Rows,
-    wanted: &mut Vec<Wanted>,
+    wanted: &mut Vec<WantedOutput>,
 ) {
     wanted.clear();
     let mut first_token = 0;
     for work in order {
         let row = &plan.rows[work];
         let positions = row.work.positions();
-        let wanted_at = |position: u32, sample| Wanted {
+        let wanted_at = |position: u32, sample| WantedOutput {
             work,
-            token: first_token + position - positions.start,
+            token_index: first_token + position - positions.start,
             position: position as usize,
             sample,
             pools: false,
@@ -54,7 +56,7 @@ pub(super) fn find_wanted(
         }
         if let RowWork::Prefill { .. } = &row.work {
             let pooled = rows.pooled(row.row, positions.clone());
-            wanted.extend(pooled.map(|position| Wanted {
+            wanted.extend(pooled.map(|position| WantedOutput {
                 pools: true,
                 ..wanted_at(position, false)
             }));

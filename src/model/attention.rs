@@ -13,7 +13,8 @@ use souffleur_kernels::rope::PositionScale;
 use souffleur_kernels::{Backend, HeadShape, Linear, QkvWeights, QueryWeights};
 
 pub struct Attention<B: Backend> {
-    layer: usize,
+    /// The layer whose KV it reads.
+    source: usize,
     heads: HeadShape,
     input: Input<B>,
     rotates: bool,
@@ -123,7 +124,7 @@ impl<B: Backend> Attention<B> {
             None
         };
         Ok(Self {
-            layer: source,
+            source,
             heads,
             input,
             rotates: loader.config().rotated[layer],
@@ -136,7 +137,6 @@ impl<B: Backend> Attention<B> {
         })
     }
 
-    /// False if the layer reads another layer's KV.
     pub fn keeps_kv(&self) -> bool {
         matches!(self.input, Input::Qkv(_))
     }
@@ -162,7 +162,7 @@ impl<B: Backend> Attention<B> {
         };
         let mut rows = match &self.input {
             Input::Qkv(weights) => {
-                backend.project_qkv(normed, weights, heads, rotations, self.layer, batch)
+                backend.project_qkv(normed, weights, heads, rotations, self.source, batch)
             }
             Input::Queries(weights) => backend.project_queries(normed, weights, heads, rotations),
         };
@@ -180,9 +180,9 @@ impl<B: Backend> Attention<B> {
         let attended = match &queries.gate {
             None => {
                 let heads = (&self.heads, self.sinks.as_ref());
-                backend.attend(q, heads, self.layer, batch, reader)
+                backend.attend(q, heads, self.source, batch, reader)
             }
-            Some(gate) => backend.attend_gated((q, gate), &self.heads, self.layer, batch, reader),
+            Some(gate) => backend.attend_gated((q, gate), &self.heads, self.source, batch, reader),
         };
         match &self.post_norm {
             None => add_projected(backend, x, &attended, &self.o, self.residual_scale),

@@ -31,8 +31,8 @@ pub fn load<B: Backend>(loader: &mut Loader<'_, B>) -> Result<Decoder<B>, LoadEr
     Decoder::load(loader, layer)
 }
 
-/// The tokens of a step whose logits are needed. The last layer with K/V or a state only stores those of other tokens.
-pub struct Reads<'a, B: Backend> {
+/// The tokens of a step whose logits are needed. For all others, the last layer with K/V or a state only stores it.
+pub struct ReadTokens<'a, B: Backend> {
     pub n_tokens: usize,
     pub tokens: &'a B::TokenList,
     /// The same tokens as a separate batch, in the order of `tokens`.
@@ -72,7 +72,7 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &mut B,
         batch: &B::Batch,
-        reads: Option<Reads<'_, B>>,
+        reads: Option<ReadTokens<'_, B>>,
     ) -> B::Tensor {
         let (mut x, mut rotations, mut inputs) = self.ends.embed(backend, batch);
         // After the last layer that keeps KV or a state, only the tokens in `reads` are computed.
@@ -290,7 +290,6 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Stores the layer's KV or state, and returns the queries or the mixer's output.
     fn mix(
         &self,
         backend: &mut B,

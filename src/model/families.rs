@@ -85,8 +85,8 @@ fn of_decoder(json: &JsonFile, decoders: &[&'static Family]) -> Result<&'static 
     let Some(kind) = kind.flatten() else {
         return Ok(decoders[0]);
     };
-    let known = decoders.iter().find(|family| family.model_type == kind);
-    known.copied().ok_or_else(|| {
+    let found = decoders.iter().find(|family| family.model_type == kind);
+    found.copied().ok_or_else(|| {
         let quoted = decoders
             .iter()
             .map(|family| format!("{:?}", family.model_type));

@@ -34,7 +34,6 @@ impl Architecture {
         self.0
     }
 
-    /// The part of the family that has no CUDA kernel.
     pub fn missing_on_cuda(self) -> Option<&'static str> {
         self.family().missing_on_cuda
     }
@@ -60,7 +59,7 @@ pub(crate) struct Family {
     /// Vision-language classes whose decoder may be of this family, chosen by `model_type`.
     pub decoder_of: &'static [&'static str],
     pub defaults: Defaults,
-    pub intermediate: Intermediate,
+    pub intermediate: MlpWidth,
     pub windows: Windows,
     /// Default interval of layers without RoPE, if the family has such layers.
     pub no_rope_interval: Option<usize>,
@@ -102,7 +101,7 @@ impl Family {
             model_type,
             decoder_of: &[],
             defaults: Defaults::LLAMA,
-            intermediate: Intermediate::Required,
+            intermediate: MlpWidth::Required,
             windows: Windows::NONE,
             no_rope_interval: None,
             partial_rotary: None,
@@ -176,8 +175,9 @@ impl KeyNames {
     };
 }
 
+/// The source of an MLP's width.
 #[derive(Clone, Copy)]
-pub(crate) enum Intermediate {
+pub(crate) enum MlpWidth {
     Required,
     /// Default of `intermediate_size`; 0 if every layer has experts.
     Default(usize),
@@ -240,7 +240,7 @@ pub(crate) enum WindowLayers {
     PeriodKey(usize),
     /// The layers from `max_window_layers` on.
     From(usize),
-    Unrotated,
+    WithoutRope,
 }
 
 pub(crate) struct GgufFamily {

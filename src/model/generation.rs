@@ -68,7 +68,6 @@ pub(crate) fn top_k_or_unlimited(top_k: f64) -> i32 {
 
 /// EOS tokens, ascending, from `config.json` and `generation_config.json`, or from the tokenizer if neither names any.
 /// The stop check and the `min_new_tokens` mask share this list.
-///
 /// Tokens outside of the vocabulary are dropped, with a warning.
 pub fn eos_token_ids(
     config: &ModelConfig,

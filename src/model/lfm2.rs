@@ -5,9 +5,7 @@ use crate::config::ModelConfig;
 use crate::config::experts::{ExpertNames, ExpertsConfig, count_key};
 use crate::config::limits::{EXPERTS, HEADS, INTERMEDIATE};
 use crate::config::recurrent::{Recurrence, RecurrentConfig, StoredForm, layer_kinds};
-use crate::family::{
-    AttentionBias, Defaults, Family, GgufExperts, GgufFamily, Intermediate, KeyNames,
-};
+use crate::family::{AttentionBias, Defaults, Family, GgufExperts, GgufFamily, KeyNames, MlpWidth};
 use crate::gguf::keys::{GATING, KV_HEADS, Keys, OTHER_NORMS, WEIGHTS_SCALE};
 use crate::json_file::JsonFile;
 use crate::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
@@ -16,13 +14,13 @@ use souffleur_kernels::recurrent::MAX_TAPS;
 use souffleur_kernels::routing::{Routing, Score, WeightSum};
 
 pub(crate) static FAMILY: Family = Family {
-    intermediate: Intermediate::Read(adjusted_width),
+    intermediate: MlpWidth::Read(adjusted_width),
     gguf: gguf("lfm2"),
     ..hybrid("Lfm2ForCausalLM", "lfm2")
 };
 
 pub(crate) static MOE: Family = Family {
-    intermediate: Intermediate::Default(7168),
+    intermediate: MlpWidth::Default(7168),
     experts,
     gguf: GgufFamily {
         experts: Some(GgufExperts {

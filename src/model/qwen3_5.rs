@@ -5,7 +5,7 @@ use crate::config::ModelConfig;
 use crate::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
 use crate::config::limits::{EXPERTS, HEADS, INTERMEDIATE, check_kv_heads};
 use crate::config::recurrent::{DELTA_DIM, Recurrence, RecurrentConfig, StoredForm, layer_kinds};
-use crate::family::{Defaults, Family, GgufExperts, GgufFamily, Intermediate};
+use crate::family::{Defaults, Family, GgufExperts, GgufFamily, MlpWidth};
 use crate::gguf::keys::{Keys, OTHER_NORMS, SHARED_EXPERT};
 use crate::json_file::JsonFile;
 use crate::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
@@ -29,7 +29,7 @@ pub(crate) static FAMILY: Family = Family {
 };
 
 pub(crate) static MOE: Family = Family {
-    intermediate: Intermediate::Default(0),
+    intermediate: MlpWidth::Default(0),
     experts: moe_experts,
     states: |json, layers| states(json, layers, &SPARSE),
     gguf: GgufFamily {
@@ -41,7 +41,7 @@ pub(crate) static MOE: Family = Family {
 
 /// Qwen3-Next, Qwen3.5's predecessor, with fused input projections.
 pub(crate) static NEXT: Family = Family {
-    intermediate: Intermediate::Default(5632),
+    intermediate: MlpWidth::Default(5632),
     experts: next_experts,
     states: |json, layers| states(json, layers, &FUSED),
     gguf: GgufFamily {
@@ -79,23 +79,24 @@ const fn gguf_with_experts(name: &'static str) -> GgufFamily {
     }
 }
 
-struct Kind {
+/// Differences between the families of this file.
+struct HybridKind {
     has_shared_expert: bool,
     /// Whether checkpoints have two fused projections to a delta net's inputs.
     fused: bool,
     gguf_order: HeadOrder,
 }
 
-const DENSE: Kind = Kind {
+const DENSE: HybridKind = HybridKind {
     has_shared_expert: false,
     fused: false,
     gguf_order: HeadOrder::Tiled,
 };
-const SPARSE: Kind = Kind {
+const SPARSE: HybridKind = HybridKind {
     has_shared_expert: true,
     ..DENSE
 };
-const FUSED: Kind = Kind {
+const FUSED: HybridKind = HybridKind {
     has_shared_expert: true,
     fused: true,
     gguf_order: HeadOrder::Grouped,
@@ -140,7 +141,7 @@ fn moe_experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, 
 fn states(
     json: &JsonFile,
     layers: usize,
-    kind: &Kind,
+    kind: &HybridKind,
 ) -> Result<Option<RecurrentConfig>, LoadError> {
     if json.flag("attn_output_gate")? == Some(false) {
         let reason = "is false, supported: true (attention's output has a gate)";
@@ -184,7 +185,7 @@ fn states(
 fn gguf_states(
     keys: &Keys<'_>,
     layers: usize,
-    kind: &Kind,
+    kind: &HybridKind,
 ) -> Result<Option<RecurrentConfig>, LoadError> {
     let interval = keys.size("full_attention_interval", 1..=usize::MAX >> 1)?;
     let interval = interval.unwrap_or(4);

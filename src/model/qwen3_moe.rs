@@ -5,9 +5,7 @@
 use crate::config::ModelConfig;
 use crate::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
 use crate::config::limits::{EXPERTS, INTERMEDIATE};
-use crate::family::{
-    Defaults, Family, GgufExperts, GgufFamily, Intermediate, WindowLayers, Windows,
-};
+use crate::family::{Defaults, Family, GgufExperts, GgufFamily, MlpWidth, WindowLayers, Windows};
 use crate::json_file::JsonFile;
 use crate::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
 use crate::qwen2;
@@ -18,7 +16,7 @@ pub(crate) static FAMILY: Family = Family {
         kv_heads: Some(4),
         ..qwen2::DEFAULTS
     },
-    intermediate: Intermediate::Default(6144),
+    intermediate: MlpWidth::Default(6144),
     windows: Windows {
         layers: WindowLayers::All,
         ..qwen2::WINDOWS

@@ -19,7 +19,7 @@ pub(crate) static FAMILY: Family = Family {
     },
     windows: Windows {
         slides: Slides::ByKey,
-        layers: WindowLayers::Unrotated,
+        layers: WindowLayers::WithoutRope,
         ..Windows::NONE
     },
     no_rope_interval: Some(4),

@@ -126,7 +126,6 @@ async fn cancellation_frees_everything_and_changes_no_other_output() {
     }
 }
 
-/// An engine on a separate device.
 fn start_on(ordinal: usize) -> World {
     let setup = F32_PAGES_OF_1_GRAPHS;
     let config = setup.config(&model());

@@ -1,4 +1,4 @@
-//! Tests that a prompt of embeddings gives the same bits on the GPU as a prompt of the tokens that have them.
+//! Tests that prompt embeddings give bitwise the same log probabilities on the GPU as the tokens that they embed.
 
 use souffleur_config::EngineConfig;
 use souffleur_request::{GenerateRequest, Prompt};
@@ -63,7 +63,7 @@ async fn check(setup: Setup, model: &str) {
 }
 
 #[tokio::test]
-async fn prompt_embeddings_give_the_bits_of_their_tokens() {
+async fn prompt_embeddings_give_the_same_bits_as_their_tokens() {
     check(F32_PAGES_OF_1_GRAPHS, "llama").await;
     check(BF16_PAGES_OF_16_GRAPHS, "qwen3").await;
 }

@@ -26,7 +26,7 @@ pub struct Reference {
 }
 
 /// The CPU's log probabilities for a chosen token, in nats.
-struct Scored {
+struct TokenScore {
     logprob: f32,
     /// The log probability of the likeliest allowed token.
     highest: f32,
@@ -98,13 +98,13 @@ impl Reference {
     }
 
     /// Checks the number of tokens, and for greedy requests that each has nearly the highest log probability.
-    async fn check_choices(&self, index: u32, tokens: &[u32], what: &str) -> Vec<Scored> {
+    async fn check_choices(&self, index: u32, tokens: &[u32], what: &str) -> Vec<TokenScore> {
         let expected = self.expected(index);
         assert_eq!(tokens.len(), expected.len(), "{what}");
         let request = (self.request)(index);
         let scored = self.scored(&request, tokens).await;
         if request.sampling.temperature == 0.0 {
-            for (place, Scored { logprob, highest }) in scored.iter().enumerate() {
+            for (place, TokenScore { logprob, highest }) in scored.iter().enumerate() {
                 assert!(
                     highest - logprob <= 2.0 * BF16_TOLERANCE,
                     "{what}, token {place}: log probability {logprob} on the CPU, another token has {highest}"
@@ -115,7 +115,7 @@ impl Reference {
     }
 
     /// The log probabilities of a request's output, token by token.
-    async fn scored(&self, request: &GenerateRequest, output: &[u32]) -> Vec<Scored> {
+    async fn scored(&self, request: &GenerateRequest, output: &[u32]) -> Vec<TokenScore> {
         let mut scoring = request.clone();
         let Prompt::Tokens(prompt) = &request.prompt else {
             panic!("{request:?}")
@@ -138,7 +138,7 @@ impl Reference {
         let score = |(scored, token): (&TokenLogprobs, &u32)| {
             assert_eq!(scored.token, *token);
             let allowed = scored.top.iter().find(|top| !banned.contains(&top.0));
-            Scored {
+            TokenScore {
                 logprob: scored.logprob.unwrap(),
                 highest: allowed.unwrap().1,
             }

@@ -19,6 +19,7 @@ const HEADS: usize = 8;
 const KV_HEADS: usize = 2;
 const LAYERS: usize = 2;
 
+/// The block type of each matrix, by its name without the layer.
 type Mix<'a> = &'a dyn Fn(&str) -> BlockType;
 
 /// Q4_K_M: more bits for values, down projections and the output.

@@ -329,7 +329,7 @@ fn numa_nodes_do_not_change_a_bit() {
 }
 
 #[test]
-fn decoding_gives_the_bits_of_prefilling_the_same_tokens() {
+fn decoding_gives_the_same_bits_as_prefilling_the_same_tokens() {
     for name in uncovered_fixtures() {
         for dtype in DTYPES {
             let options = CpuOptions {

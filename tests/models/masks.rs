@@ -107,7 +107,6 @@ pub fn prefills(step: u64, rows: &[Row], outputs: &[Vec<u32>]) -> StepPlan {
     first
 }
 
-/// Decodes of rows that have `output_tokens` tokens of output.
 pub fn decodes(step: u64, rows: &[Row], output_tokens: u32) -> StepPlan {
     let mut next = plan(step);
     let position = PROMPT_TOKENS + output_tokens - 1;

@@ -30,8 +30,10 @@ struct Prompt {
     tokens: Vec<u32>,
     bf16_max_abs_error: f32,
     bf16_median_error: f32,
+    /// The greedy output, and how much the logit of each of its tokens exceeds all others.
     greedy: Vec<u32>,
     margins: Vec<f32>,
+    /// How far each token of the prompt is from the choice of other experts, and the effect of rounding.
     router_margins: Option<Vec<f32>>,
     router_rounding: Option<f32>,
 }
@@ -218,8 +220,8 @@ fn int8_logits_stay_near_those_of_bf16() {
         let relative = (errors / squares).sqrt();
         eprintln!("{name}: relative error of int8 logits {relative:.4}");
         // Rounding to int8 also makes some tokens choose other experts.
-        let most = if oracle.has_experts() { 0.15 } else { 0.08 };
-        assert!(relative <= most, "{name}: {relative}");
+        let limit = if oracle.has_experts() { 0.15 } else { 0.08 };
+        assert!(relative <= limit, "{name}: {relative}");
         assert!(relative > 0.0, "{name}: nothing was quantised");
     }
 }
@@ -273,7 +275,7 @@ fn f16_logits_err_at_most_twice_as_much_as_transformers_in_bf16() {
 }
 
 #[test]
-fn greedy_tokens_match_teacher_forced_where_the_margin_is_clear() {
+fn greedy_tokens_match_with_teacher_forcing_where_the_margin_is_clear() {
     for name in fixtures() {
         let (oracle, _) = oracle(&name);
         for (index, prompt) in oracle.prompts.iter().enumerate() {

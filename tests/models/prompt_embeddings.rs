@@ -66,7 +66,7 @@ fn run(executor: &mut CpuExecutor, embeds: Option<&Arc<PromptVectors>>) -> (Bits
 }
 
 #[test]
-fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
+fn embeddings_of_tokens_give_the_same_bits_as_the_tokens() {
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     for name in fixtures() {
         if name == "gemma4" {

@@ -99,11 +99,11 @@ fn contradictory_plan_is_rejected_and_leaves_no_trace() {
             }
             other => panic!("{reason}: {other:?}"),
         }
-        let mut empty_rows = plan(1);
-        empty_rows.rows = vec![decode(1, 10)];
+        let mut after_refusal = plan(1);
+        after_refusal.rows = vec![decode(1, 10)];
         assert!(
             executor
-                .run(&empty_rows)
+                .run(&after_refusal)
                 .unwrap_err()
                 .to_string()
                 .contains("never started"),

@@ -148,8 +148,8 @@ impl Engine {
                 .run_observed(&step, &mut |seq, position, logits| {
                     let logits: Vec<u32> = logits.iter().map(|logit| logit.to_bits()).collect();
                     let place = (number(seq), position);
-                    let known = bits.entry(place).or_insert_with(|| logits.clone());
-                    assert!(*known == logits, "{place:?} has two different results");
+                    let before = bits.entry(place).or_insert_with(|| logits.clone());
+                    assert!(*before == logits, "{place:?} has two different results");
                 })
                 .expect("the plan is valid");
             self.states.scheduler.step_done(step.step, Ok(output));
@@ -201,7 +201,7 @@ impl Engine {
 }
 
 #[test]
-fn window_pages_give_the_bits_of_pages_for_all_tokens() {
+fn window_pages_give_the_same_bits_as_pages_for_all_tokens() {
     for model in MODELS {
         for dtype in [Dtype::F32, Dtype::BF16] {
             let expected = Engine::new(model, dtype, limits(1, 64, None)).converse();
@@ -213,8 +213,8 @@ fn window_pages_give_the_bits_of_pages_for_all_tokens() {
                     let (outputs, bits, cached) = Engine::new(model, dtype, limits).converse();
                     assert_eq!(outputs, expected.0, "{model} with pages of {page_size}");
                     assert!(bits == expected.1, "{model} with pages of {page_size}");
-                    let known = 70 + OUTPUT_TOKENS - 1;
-                    assert_eq!(cached, known / page * page, "{model}, pages of {page}");
+                    let computed = 70 + OUTPUT_TOKENS - 1;
+                    assert_eq!(cached, computed / page * page, "{model}, pages of {page}");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Checks a plan's block copies: whole blocks, from pages that exist, into pages that are empty.
+//! Checks a plan's block copies: saves of whole blocks, and loads that continue a row's computed positions.
 
 use super::Check;
 use super::limits::Limits;
@@ -13,7 +13,7 @@ impl Check<'_> {
         for BlockSave { ticket, from } in &copies.saves {
             let failed =
                 |reason: String| format!("the save with ticket {ticket} is invalid: {reason}");
-            self.take(*ticket).map_err(failed)?;
+            self.use_ticket(*ticket).map_err(failed)?;
             let pages = match from {
                 BlockSource::Pages(pages) => pages,
                 BlockSource::State(slot) => {
@@ -35,7 +35,7 @@ impl Check<'_> {
     /// Checks a load after the page table's edits, and counts the loaded tokens as computed.
     pub(super) fn load(&mut self, load: &BlockLoad) -> Result<(), String> {
         let block_tokens = self.block_tokens()?;
-        self.take(load.ticket)?;
+        self.use_ticket(load.ticket)?;
         let Limits {
             page_size, windows, ..
         } = *self.limits;
@@ -85,7 +85,7 @@ impl Check<'_> {
         self.limits.block_tokens.ok_or_else(none)
     }
 
-    fn take(&mut self, ticket: Ticket) -> Result<(), String> {
+    fn use_ticket(&mut self, ticket: Ticket) -> Result<(), String> {
         if self.tickets.insert(ticket) {
             Ok(())
         } else {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_need_whole_blocks_and_empty_pages() {
+    fn saves_need_whole_blocks_and_loads_continue_a_prefix() {
         type Edit = fn(&mut BlockCopies);
         let table: [(Edit, &str); 9] = [
             (|_| {}, ""),

@@ -23,6 +23,7 @@ struct PlannedRow {
     sampled_tokens: usize,
     computed: usize,
     has_prompt_embeds: bool,
+    /// The slot of the row's recurrent state.
     live: Option<StateSlot>,
     windows: RowWindows,
     starts: bool,
@@ -92,7 +93,6 @@ pub(super) fn check(
 }
 
 impl PlannedRow {
-    /// Checks that the row has the tokens that the work at positions `first..end` needs.
     fn check_tokens(&self, work: &StepRow, first: usize, end: usize) -> Result<(), String> {
         match work.work {
             RowWork::Prefill { .. } if end > self.n_tokens => Err(format!(
@@ -123,29 +123,29 @@ impl PlannedRow {
 
 impl Check<'_> {
     fn planned_row(&mut self, row: RowId) -> Result<&mut PlannedRow, String> {
-        let known = self
+        let current = self
             .rows
             .get(row.index())
             .and_then(Option::as_ref)
-            .map(|known| PlannedRow {
-                seq: known.seq,
-                n_pages: known.n_pages,
-                n_tokens: known.tokens.len(),
-                sampled_tokens: known.sampled_tokens,
-                computed: known.computed,
-                has_prompt_embeds: known.has_prompt_embeds,
-                live: known.live,
+            .map(|current| PlannedRow {
+                seq: current.seq,
+                n_pages: current.n_pages,
+                n_tokens: current.tokens.len(),
+                sampled_tokens: current.sampled_tokens,
+                computed: current.computed,
+                has_prompt_embeds: current.has_prompt_embeds,
+                live: current.live,
                 windows: RowWindows {
-                    n_pages: known.n_windows,
-                    first: known.first_window,
+                    n_pages: current.n_windows,
+                    first: current.first_window,
                 },
                 starts: false,
                 has_work: false,
             });
-        match (self.planned_rows.entry(row), known) {
+        match (self.planned_rows.entry(row), current) {
             (std::collections::hash_map::Entry::Occupied(entry), _) => Ok(entry.into_mut()),
-            (std::collections::hash_map::Entry::Vacant(entry), Some(known)) => {
-                Ok(entry.insert(known))
+            (std::collections::hash_map::Entry::Vacant(entry), Some(current)) => {
+                Ok(entry.insert(current))
             }
             (_, None) => Err(format!("row {row} was never started")),
         }

@@ -19,7 +19,6 @@ impl Slots {
         self.written.clear();
     }
 
-    /// Checks the state slots of a row that starts.
     pub(super) fn start(&mut self, start: &RowStart, n_slots: Option<usize>) -> Result<(), String> {
         let state = match (start.state, n_slots) {
             (None, None) => return Ok(()),

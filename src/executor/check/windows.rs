@@ -13,7 +13,6 @@ pub(super) struct RowWindows {
 }
 
 impl RowWindows {
-    /// The window pages of a row that starts after a prefix of `n_prefix_pages` pages.
     pub(super) fn after_prefix(n_prefix_pages: usize, limits: &Limits) -> Self {
         let n_pages = match limits.windows {
             Some(_) => n_prefix_pages,

@@ -5,8 +5,7 @@ use souffleur_kernels::cpu::Tensor;
 use souffleur_kernels::cpu::{CpuBackend, Isa, Kernel, Lanes, dispatch};
 use souffleur_state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask};
 
-/// Number of logits in a [`Part`].
-const PART: usize = 16 << 10;
+const PART_LOGITS: usize = 16 << 10;
 
 /// A part of a row of logits, and its argmax.
 #[derive(Clone, Copy)]
@@ -27,7 +26,7 @@ pub(super) fn argmax(
     peaks: &mut Vec<Peak>,
 ) {
     let parts_of = |&row: &usize| {
-        let firsts = (0..vocab_size).step_by(PART);
+        let firsts = (0..vocab_size).step_by(PART_LOGITS);
         firsts.map(move |first| Part {
             row,
             first,
@@ -38,11 +37,11 @@ pub(super) fn argmax(
     parts.extend(rows.iter().flat_map(parts_of));
     let (isa, cost) = (backend.isa(), rows.len() * vocab_size * LOGIT_COST);
     backend.for_each_of(parts, cost, &|part: &mut Part| {
-        let end = vocab_size.min(part.first + PART);
+        let end = vocab_size.min(part.first + PART_LOGITS);
         let logits = &logits.row(part.row)[part.first..end];
         part.peak = dispatch(isa, PeakOf(logits, part.first));
     });
-    let of_rows = parts.chunks(vocab_size.div_ceil(PART));
+    let of_rows = parts.chunks(vocab_size.div_ceil(PART_LOGITS));
     peaks.extend(of_rows.map(|parts| {
         let found = parts.iter().map(|part| part.peak);
         found.fold(Peak::default(), Peak::merge)

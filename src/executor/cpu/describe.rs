@@ -31,7 +31,7 @@ pub struct LoadedMatrix {
     pub name: String,
     /// Outputs times inputs.
     pub elements: u64,
-    /// Fewest bytes that a matrix product reads: blocks as stored in the file, without padding.
+    /// Minimum bytes that a product reads of the matrix, without padding.
     pub bytes: u64,
     /// Like `bytes`, on a device that decodes quantised blocks.
     pub decoded_bytes: u64,

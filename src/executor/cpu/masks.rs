@@ -1,7 +1,7 @@
 //! Computes the token masks of rows whose output follows a grammar, on the CPU executor's threads.
 
 use super::{CpuExecutor, RowSampling};
-use crate::wanted::Wanted;
+use crate::wanted::WantedOutput;
 use souffleur_base::ids::RowId;
 use souffleur_state::grammar::RowGrammar;
 use souffleur_state::step::StepPlan;
@@ -14,7 +14,7 @@ impl CpuExecutor {
     ///
     /// This runs after the forward pass, not in parallel: the compute threads occupy all cores, and an additional
     /// thread would delay each of their barriers.
-    pub(super) fn prepare_masks(&mut self, plan: &StepPlan, wanted: &[Wanted]) {
+    pub(super) fn prepare_masks(&mut self, plan: &StepPlan, wanted: &[WantedOutput]) {
         let mut grammars: Vec<(RowId, Box<RowGrammar>)> = Vec::new();
         for wanted in wanted.iter().filter(|wanted| wanted.sample) {
             let row = plan.rows[wanted.work].row;

@@ -26,7 +26,7 @@ use souffleur_kernels::cpu::calibration::Calibration;
 use souffleur_kernels::cpu::recall::Recall;
 use souffleur_kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Numa};
 use souffleur_kernels::dtype::{Dtype, Quantization};
-use souffleur_model::blocks::{Decoder, Reads};
+use souffleur_model::blocks::{Decoder, ReadTokens};
 use souffleur_model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use souffleur_model::sparsity::ModelSparsity;
 use souffleur_state::grammar::RowGrammar;
@@ -366,7 +366,7 @@ impl CpuExecutor {
         if reads_some {
             self.read_batch.pick(&self.batch, tokens);
         }
-        let reads = reads_some.then_some(Reads {
+        let reads = reads_some.then_some(ReadTokens {
             n_tokens: tokens.len(),
             tokens,
             batch: &self.read_batch,

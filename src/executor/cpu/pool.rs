@@ -1,4 +1,4 @@
-//! Checks the CPU executor's pool sizes before memory is allocated.
+//! Checks the pool sizes and the double-sparsity channels of the CPU executor before memory is allocated.
 
 use super::CpuOptions;
 use souffleur_base::error::LoadError;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::argmax::{Part, argmax, choose};
 use super::{CpuExecutor, LogitsProbe, RowSampling};
 use crate::rows::Rows;
-use crate::wanted::{Wanted, find_wanted, part};
+use crate::wanted::{WantedOutput, find_wanted, next_run};
 use souffleur_base::ids::RowId;
 use souffleur_kernels::cpu::Tensor;
 use souffleur_state::sampling::{
@@ -25,7 +25,7 @@ struct RowOutput {
 
 #[derive(Default)]
 pub(super) struct Readout {
-    wanted: Vec<Wanted>,
+    wanted: Vec<WantedOutput>,
     /// Token indices of `wanted` in the step; after the forward pass, row indices in the model's output.
     tokens: Vec<u32>,
     /// Rows of logits whose argmax is the next token; `peaks` has their argmaxes, `parts` the argmaxes of row parts.
@@ -33,7 +33,7 @@ pub(super) struct Readout {
     peaks: Vec<Peak>,
     parts: Vec<Part>,
     outputs: Vec<RowOutput>,
-    /// One for each buffers.
+    /// One for each thread.
     buffers: Vec<Buffers>,
 }
 
@@ -49,7 +49,7 @@ impl Readout {
         find_wanted(plan, 0..plan.rows.len(), rows, &mut self.wanted);
         self.tokens.clear();
         self.tokens
-            .extend(self.wanted.iter().map(|wanted| wanted.token));
+            .extend(self.wanted.iter().map(|wanted| wanted.token_index));
     }
 
     /// Indices of the step's tokens that are read, ascending; valid until [`CpuExecutor::read_out`].
@@ -71,7 +71,7 @@ impl CpuExecutor {
         let mut readout = std::mem::take(&mut self.readout);
         let wanted = std::mem::take(&mut readout.wanted);
         let mut next = 0;
-        while let Some(Range { start: first, end }) = part(&wanted, next, LOGIT_ROWS) {
+        while let Some(Range { start: first, end }) = next_run(&wanted, next, LOGIT_ROWS) {
             next = end;
             readout.tokens.clear();
             readout.tokens.extend(first as u32..end as u32);
@@ -98,7 +98,7 @@ impl CpuExecutor {
     fn pool(
         &mut self,
         plan: &StepPlan,
-        wanted: &[Wanted],
+        wanted: &[WantedOutput],
         hidden: &Tensor,
         tokens: &[u32],
         results: &mut [RowResult],
@@ -111,11 +111,11 @@ impl CpuExecutor {
         }
     }
 
-    /// Samples tokens and computes log probabilities from rows of logits, on all buffers.
+    /// Samples tokens and computes log probabilities from rows of logits, on all threads.
     fn read(
         &mut self,
         plan: &StepPlan,
-        wanted: &[Wanted],
+        wanted: &[WantedOutput],
         logits: &mut Tensor,
         readout: &mut Readout,
     ) {
@@ -175,7 +175,7 @@ impl CpuExecutor {
     fn store_outputs(
         &mut self,
         plan: &StepPlan,
-        wanted: &[Wanted],
+        wanted: &[WantedOutput],
         results: &mut [RowResult],
         readout: &mut Readout,
     ) {

@@ -13,7 +13,7 @@ mod steps;
 
 use std::sync::Arc;
 
-use held::Held;
+use held::HeldBuffers;
 use rustc_hash::FxHashSet;
 
 use super::pinned::PinnedBuffers;
@@ -51,7 +51,7 @@ pub(super) struct BlockCopier {
     port: Box<dyn BlockPort>,
     block_tokens: usize,
     block_bytes: usize,
-    saving: Arc<Stream>,
+    save_stream: Arc<Stream>,
     /// Recorded on the compute stream after the work that may have written the saved pages.
     written: Event,
     spare_events: Vec<Event>,
@@ -68,11 +68,11 @@ pub(super) struct BlockCopier {
 #[derive(Default)]
 pub(super) struct StepBlocks {
     saves: Option<Saves>,
-    loads: Option<Held>,
+    loads: Option<HeldBuffers>,
 }
 
 struct Saves {
-    buffers: Held,
+    buffers: HeldBuffers,
     tickets: Vec<Ticket>,
     pages: FxHashSet<PageId>,
     /// Recorded after the last copy.
@@ -81,7 +81,7 @@ struct Saves {
 
 impl StepBlocks {
     /// Whether the copies of saved blocks have ended.
-    pub(super) fn are_copied(&self) -> Result<bool, DriverError> {
+    pub(super) fn are_saves_copied(&self) -> Result<bool, DriverError> {
         let saves = self.saves.as_ref();
         saves.map_or(Ok(true), |saves| saves.copied.is_reached())
     }
@@ -97,7 +97,7 @@ impl BlockCopier {
             port,
             block_tokens,
             block_bytes,
-            saving: Arc::new(device.stream(Priority::Low)?),
+            save_stream: Arc::new(device.stream(Priority::Low)?),
             written: device.event()?,
             spare_events: Vec::new(),
             gathered: device.alloc(block_bytes)?,
@@ -120,13 +120,13 @@ impl BlockCopier {
             None => compute.device().event()?,
         };
         let mut begun = Saves {
-            buffers: Held::new(&self.saving),
+            buffers: HeldBuffers::new(&self.save_stream),
             tickets: Vec::new(),
             pages: FxHashSet::default(),
             copied,
         };
         compute.record(&self.written)?;
-        self.saving.wait(&self.written)?;
+        self.save_stream.wait(&self.written)?;
         for BlockSave { ticket, from } in saves {
             let BlockSource::Pages(pages) = from else {
                 // CUDA executors support no layers that keep a state.
@@ -153,7 +153,7 @@ impl BlockCopier {
                 }
             }
         }
-        self.saving.record(&begun.copied)?;
+        self.save_stream.record(&begun.copied)?;
         Ok((!begun.tickets.is_empty()).then_some(begun))
     }
 
@@ -164,11 +164,11 @@ impl BlockCopier {
         backend: &CudaBackend,
     ) -> Result<(), DriverError> {
         let to = self.pinned.pin(buffer, self.block_bytes);
-        // SAFETY: page ids were checked; the stream waits for the pages' last writer, and their next one for `copied`.
-        unsafe { backend.gather_block(&self.saving, pages, self.gathered.ptr()) }?;
+        // SAFETY: page ids were checked; the stream waits for the pages' last writer, their next writer for `copied`.
+        unsafe { backend.gather_block(&self.save_stream, pages, self.gathered.ptr()) }?;
         // SAFETY: the buffer has the length of a block, and belongs to its step until `copied` is reached.
         unsafe {
-            self.saving
+            self.save_stream
                 .read_back_bytes(to, &self.gathered, 0..self.block_bytes)
         }
     }
@@ -177,7 +177,7 @@ impl BlockCopier {
     fn load(
         &mut self,
         load: &BlockLoad,
-        held: &mut Held,
+        held: &mut HeldBuffers,
         (backend, compute): (&CudaBackend, &Stream),
     ) -> Result<(), StepFailure> {
         let parts = load.parts(self.block_tokens);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use souffleur_kernels::cuda::driver::{DevicePtr, Graph};
 
-/// Buckets up to this size are powers of two; larger ones are multiples of it, except the last.
+/// Batch sizes up to this one are powers of two, larger ones its multiples; the last is always `max_rows`.
 const BUCKET_STEP: usize = 8;
 
 pub(super) struct DecodeGraph {
@@ -30,7 +30,6 @@ impl Graphs {
         &self.buckets
     }
 
-    /// The smallest bucket that holds `n_rows` rows.
     pub(super) fn bucket(&self, n_rows: usize) -> Option<usize> {
         if n_rows == 0 {
             return None;

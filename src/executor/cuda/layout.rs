@@ -4,7 +4,7 @@ use crate::cuda::list_buffer::{ListBuffer, Section};
 use crate::cuda::row_outputs::{Logprobs, RowOutput};
 use crate::cuda::samplers::{RowSamplers, StartLists};
 use crate::rows::Rows;
-use crate::wanted::{Wanted, find_wanted};
+use crate::wanted::{WantedOutput, find_wanted};
 use souffleur_base::error::StepError;
 use souffleur_kernels::cuda::params::{Segment, Tile};
 use souffleur_kernels::cuda::sampling::{
@@ -21,7 +21,7 @@ pub(super) struct Layout {
     pub(super) lists: ListBuffer,
     /// Indices of the plan's rows in the order of the step's tokens: decodes first.
     pub(super) order: Vec<usize>,
-    pub(super) wanted: Vec<Wanted>,
+    pub(super) wanted: Vec<WantedOutput>,
     /// One for each entry of `wanted`.
     pub(super) row_outputs: Vec<RowOutput>,
     /// The prompt embeddings that the step reads.
@@ -46,8 +46,8 @@ pub(super) struct Lists {
     pub(super) wanted_tokens: Section<u32>,
     /// `wanted_tokens` as segments of one query each, if the last layer runs only for them.
     pub(super) reads: Option<Section<Segment>>,
-    /// The indices of `wanted`, whose ranges select logits or states; empty if no entry is a state.
-    pub(super) places: Section<u32>,
+    /// The indices of `wanted`: a range of them selects rows of the last layer's output. Empty if no entry is a state.
+    pub(super) wanted_indices: Section<u32>,
     /// One for each entry of `wanted`, padded like `decode_rows`.
     pub(super) sample_works: Section<SampleWork>,
     /// In the order of the rows of logits.
@@ -56,6 +56,7 @@ pub(super) struct Lists {
     /// Number of log probabilities; `max_top` is the largest number of tokens ranked for one row.
     pub(super) n_logprobs: usize,
     pub(super) max_top: u32,
+    /// Whether the host computes log probabilities of a row.
     pub(super) needs_host: bool,
 }
 
@@ -115,10 +116,10 @@ impl Layout {
         }
         let wanted_tokens = self
             .lists
-            .list(self.wanted.iter().map(|wanted| wanted.token));
+            .list(self.wanted.iter().map(|wanted| wanted.token_index));
         let reads = self.reads(plan, shape);
-        let n_places = if pools { self.wanted.len() as u32 } else { 0 };
-        let places = self.lists.list(0..n_places);
+        let n_indices = if pools { self.wanted.len() as u32 } else { 0 };
+        let wanted_indices = self.lists.list(0..n_indices);
         let sample_works = self.sample_works(plan, shape);
         let (n_logprobs, max_top) = self.list_outputs(plan, rows, shape);
         let needs_host = |output: &RowOutput| matches!(output.logprobs, Logprobs::Host { .. });
@@ -132,7 +133,7 @@ impl Layout {
             tiles,
             wanted_tokens,
             reads,
-            places,
+            wanted_indices,
             sample_works,
             logprob_works: self.lists.list(self.logprobs.iter().copied()),
             logprob_ids: self.lists.list(self.ids.iter().copied()),
@@ -258,7 +259,7 @@ impl Layout {
     }
 
     fn sample_works(&mut self, plan: &StepPlan, shape: &StepShape) -> Section<SampleWork> {
-        let row_of = |wanted: &Wanted| {
+        let row_of = |wanted: &WantedOutput| {
             if wanted.sample {
                 plan.rows[wanted.work].row.get()
             } else {

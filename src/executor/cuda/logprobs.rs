@@ -3,7 +3,7 @@
 use super::CudaExecutor;
 use super::layout::Lists;
 use super::row_outputs::{LOGPROB_WORDS, Logprobs, SAMPLED_WORDS};
-use super::stage::Uploaded;
+use super::stage::Upload;
 use super::step::LogitRows;
 use souffleur_kernels::cuda::backend::{CudaFailure, Tensor};
 use souffleur_kernels::cuda::driver::DriverError;
@@ -25,7 +25,7 @@ impl CudaExecutor {
         rows: &LogitRows,
         first_work: usize,
         lists: &Lists,
-        uploaded: &Uploaded,
+        uploaded: &Upload,
     ) -> Result<usize, CudaFailure> {
         let row_outputs = &self.layout.row_outputs[rows.first..rows.first + rows.len];
         let on_device = row_outputs

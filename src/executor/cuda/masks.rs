@@ -6,7 +6,7 @@
 
 use crate::cuda::grammars::RowGrammars;
 use crate::cuda::row_outputs::SAMPLED_WORDS;
-use crate::cuda::stage::Uploaded;
+use crate::cuda::stage::Upload;
 use crate::cuda::{CudaExecutor, DeviceStep};
 use souffleur_base::ids::RowId;
 use souffleur_kernels::cuda::backend::CudaFailure;
@@ -16,7 +16,7 @@ use souffleur_state::sampling;
 use souffleur_state::step::{RowVerdict, StepPlan};
 
 pub(super) struct MaskedWorks {
-    pub(super) uploaded: Uploaded,
+    pub(super) uploaded: Upload,
     pub(super) works: DevicePtr<SampleWork>,
     pub(super) masks: Masks,
 }

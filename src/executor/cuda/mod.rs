@@ -180,7 +180,7 @@ impl CudaExecutor {
         modules: &Modules,
         options: &CudaOptions,
         (vocab_size, hidden_size): (usize, usize),
-        (model, backend, compute): Loaded,
+        (model, backend, compute): ModelParts,
     ) -> Result<Self, CudaFailure> {
         let limits = Limits {
             n_pages: options.n_pages,
@@ -344,7 +344,7 @@ impl CudaExecutor {
     }
 }
 
-type Loaded = (Decoder<CudaBackend>, CudaBackend, Arc<Stream>);
+type ModelParts = (Decoder<CudaBackend>, CudaBackend, Arc<Stream>);
 
 impl Executor for CudaExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
@@ -362,7 +362,7 @@ impl Executor for CudaExecutor {
         // A failed step counts as finished: `finish` reports the failure.
         self.in_flight.front().is_none_or(|step| {
             let is_copied = self.readbacks.is_copied(&step.readback);
-            is_copied.unwrap_or(true) && step.blocks.are_copied().unwrap_or(true)
+            is_copied.unwrap_or(true) && step.blocks.are_saves_copied().unwrap_or(true)
         })
     }
 

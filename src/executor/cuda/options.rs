@@ -11,7 +11,7 @@ use souffleur_kernels::cuda::sampling::MAX_VOCAB;
 use souffleur_kernels::dtype::Dtype;
 use souffleur_model::loader::LoadFormat;
 
-/// Most rows of logits that are computed at once, unless graphs need more.
+/// Maximum number of rows of logits computed at once, unless graphs need more.
 const LOGIT_ROWS: usize = 64;
 
 #[derive(Clone, Debug)]
@@ -25,10 +25,10 @@ pub struct CudaOptions {
     pub max_rows: usize,
     /// Longest sequence, in tokens.
     pub context_tokens: usize,
-    /// Most query tokens of a step.
+    /// Maximum number of query tokens in a step.
     pub step_tokens: usize,
     pub gemm: GemmWish,
-    /// Most rows of a decode step that runs as a CUDA graph; 0 disables graphs.
+    /// Maximum number of rows of a decode step that runs as a CUDA graph; 0 disables graphs.
     pub graph_rows: usize,
     pub placement: Placement,
     pub plan: Option<MemoryPlan>,

@@ -27,7 +27,7 @@ struct UploadSlot {
     read: Event,
 }
 
-pub(super) struct Uploaded {
+pub(super) struct Upload {
     slot: usize,
     /// Address of the words, valid for work launched on the compute stream after the upload.
     pub(super) start: DevicePtr<u32>,
@@ -53,7 +53,7 @@ impl UploadRing {
         &mut self,
         words: &[u32],
         compute: &Stream,
-    ) -> Result<Uploaded, DriverError> {
+    ) -> Result<Upload, DriverError> {
         let index = self.next;
         self.next = (index + 1) % self.slots.len();
         let slot = &mut self.slots[index];
@@ -70,7 +70,7 @@ impl UploadRing {
         }?;
         self.stream.record(&slot.copied)?;
         compute.wait(&slot.copied)?;
-        Ok(Uploaded {
+        Ok(Upload {
             slot: index,
             start: slot.device.ptr(),
         })
@@ -79,7 +79,7 @@ impl UploadRing {
     /// Copies some of the uploaded words to a buffer that outlives the step.
     pub(super) fn copy_words(
         &self,
-        uploaded: &Uploaded,
+        uploaded: &Upload,
         words: Range<usize>,
         (to, at): (&DeviceBuffer<u32>, usize),
         compute: &Stream,
@@ -92,7 +92,7 @@ impl UploadRing {
     }
 
     /// Frees the slot once all work launched on `compute` so far has ended.
-    pub(super) fn release(&self, uploaded: Uploaded, compute: &Stream) -> Result<(), DriverError> {
+    pub(super) fn release(&self, uploaded: Upload, compute: &Stream) -> Result<(), DriverError> {
         compute.record(&self.slots[uploaded.slot].read)
     }
 }

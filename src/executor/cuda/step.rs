@@ -7,20 +7,20 @@ use crate::cuda::graphs::DecodeGraph;
 use crate::cuda::layout::Lists;
 use crate::cuda::masks::{MaskedWorks, Masks};
 use crate::cuda::row_outputs::{LOGPROB_WORDS, SAMPLED_WORDS};
-use crate::cuda::stage::{ReadbackPart, Uploaded};
+use crate::cuda::stage::{ReadbackPart, Upload};
 use crate::cuda::{CudaExecutor, DeviceStep};
-use crate::wanted::part;
+use crate::wanted::next_run;
 use souffleur_kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
 use souffleur_kernels::cuda::driver::{DeviceBuffer, DevicePtr, DriverError};
 use souffleur_kernels::cuda::sampling::{
     BeginDecodeParams, BeginPrefillParams, DecodeRow, EditTableParams, SampleParams, SampleWork,
     SamplingShape, TIE_MARGIN,
 };
-use souffleur_model::blocks::Reads;
+use souffleur_model::blocks::ReadTokens;
 use souffleur_state::sampling::TokenLogprobs;
 use souffleur_state::step::{RowResult, StepPlan};
 
-/// Rows of logits: their address, and their range in the step.
+/// Rows of logits: their address, and the range of their entries in the layout's `wanted`.
 pub(super) struct LogitRows {
     pub(super) logits: DevicePtr<f32>,
     pub(super) first: usize,
@@ -83,7 +83,7 @@ impl CudaExecutor {
         plan: &StepPlan,
         mut rows: Vec<RowResult>,
         lists: &Lists,
-        uploaded: Uploaded,
+        uploaded: Upload,
         bucket: Option<usize>,
     ) -> Result<(), StepFailure> {
         let is_decode = lists.prefill_tokens.len() == 0;
@@ -128,7 +128,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    fn begin_rows(&self, lists: &Lists, uploaded: &Uploaded) -> Result<(), DriverError> {
+    fn begin_rows(&self, lists: &Lists, uploaded: &Upload) -> Result<(), DriverError> {
         if let Some(starts) = &lists.starts {
             let copy = |words, to: &DeviceBuffer<u32>, at| {
                 self.uploads
@@ -156,7 +156,7 @@ impl CudaExecutor {
         &mut self,
         bucket: usize,
         lists: &Lists,
-        uploaded: &Uploaded,
+        uploaded: &Upload,
     ) -> Result<(), CudaFailure> {
         if self.graphs.get(bucket).is_none() {
             self.record_graph(bucket)?;
@@ -186,7 +186,7 @@ impl CudaExecutor {
     fn run_eagerly(
         &mut self,
         lists: &Lists,
-        uploaded: &Uploaded,
+        uploaded: &Upload,
         ranked: &mut Vec<(usize, TokenLogprobs)>,
         results: &mut [RowResult],
     ) -> Result<(), CudaFailure> {
@@ -211,11 +211,11 @@ impl CudaExecutor {
         };
         let mut first_work = 0;
         let (mut next, at_once) = (0, self.options.logit_rows());
-        while let Some(Range { start: first, end }) = part(&self.layout.wanted, next, at_once) {
+        while let Some(Range { start: first, end }) = next_run(&self.layout.wanted, next, at_once) {
             next = end;
             let tokens = match lists.reads {
-                Some(_) if lists.places.len() == 0 => DevicePtr::NULL,
-                Some(_) => lists.places.at(uploaded.start).add(first),
+                Some(_) if lists.wanted_indices.len() == 0 => DevicePtr::NULL,
+                Some(_) => lists.wanted_indices.at(uploaded.start).add(first),
                 None => lists.wanted_tokens.at(uploaded.start).add(first),
             };
             let len = end - first;
@@ -243,10 +243,10 @@ impl CudaExecutor {
         self.backend.take_failure()
     }
 
-    /// Waits for the step, reads states, and adds them to the embeddings of their rows.
+    /// Waits for the step, reads hidden states, and adds them to the embeddings of their rows.
     fn pool(
         &mut self,
-        part: Range<usize>,
+        range: Range<usize>,
         hidden: &Tensor,
         tokens: &TokenList,
         results: &mut [RowResult],
@@ -255,7 +255,7 @@ impl CudaExecutor {
         self.backend.take_failure()?;
         let width = states.width();
         let states = self.backend.read_rows(&states)?;
-        for (index, state) in part.zip(states.chunks_exact(width)) {
+        for (index, state) in range.zip(states.chunks_exact(width)) {
             let wanted = self.layout.wanted[index];
             let row = self.layout.row_outputs[index].row;
             self.rows
@@ -275,7 +275,7 @@ impl CudaExecutor {
     }
 
     /// Returns the residual stream of all tokens, or of the tokens that are read.
-    fn forward(&mut self, batch: &CudaBatch, lists: &Lists, uploaded: &Uploaded) -> Tensor {
+    fn forward(&mut self, batch: &CudaBatch, lists: &Lists, uploaded: &Upload) -> Tensor {
         let n_tokens = self.layout.wanted.len();
         let tokens = TokenList {
             tokens: lists.wanted_tokens.at(uploaded.start),
@@ -285,7 +285,7 @@ impl CudaExecutor {
             decode_segments: segments.at(uploaded.start),
             ..self.batch(n_tokens, 0)
         });
-        let reads = read_batch.as_ref().map(|batch| Reads {
+        let reads = read_batch.as_ref().map(|batch| ReadTokens {
             n_tokens,
             tokens: &tokens,
             batch,
@@ -329,7 +329,7 @@ impl CudaExecutor {
     fn begin_prefill(
         &self,
         lists: &Lists,
-        uploaded: &Uploaded,
+        uploaded: &Upload,
         first_token: usize,
     ) -> Result<(), DriverError> {
         let params = BeginPrefillParams {

@@ -20,7 +20,7 @@ fn noise(hash: u64, places: Range<u32>) -> impl Iterator<Item = f32> {
     places.map(move |place| (mix(hash, place) >> 40) as f32 / (1 << 24) as f32)
 }
 
-/// State values from -1 to 1 after the tokens with this hash.
+/// A hidden state with values from -1 to 1, after the tokens with this hash.
 pub(super) fn fake_state(hash: u64, hidden_size: usize) -> Vec<f32> {
     let values = noise(hash, 0..hidden_size as u32);
     values.map(|value| 2.0 * value - 1.0).collect()

@@ -37,7 +37,6 @@ pub enum PoolLimit {
     Fraction,
     /// The default fraction of a GPU's memory.
     DefaultFraction,
-    /// `max_total_tokens`.
     MaxTotalTokens,
     /// The default share of the host's available memory.
     DefaultShare,

@@ -25,7 +25,6 @@ impl MemoryWish {
             .saturating_mul(self.kv_bytes_per_token)
     }
 
-    /// State slots of a pool for `tokens` tokens.
     pub(super) fn state_slots(&self, tokens: u64) -> u64 {
         StateSlots::of(self).map_or(0, |states| states.for_pages(self.page_bytes(tokens)))
     }
@@ -72,7 +71,7 @@ impl MemoryWish {
         let page_size = u64::from(self.page_size);
         let windows = self
             .windows
-            .map(|windows| windows.for_pages(tokens, page_size));
+            .map(|windows| windows.window_tokens(tokens, page_size));
         windows.map_or(0, |tokens| tokens / page_size)
     }
 
@@ -106,7 +105,7 @@ mod tests {
     use super::super::windows::WindowRequest;
     use super::*;
 
-    /// Gemma 3 4B in bf16: 5 full layers and 29 with windows.
+    /// Gemma 3 4B in bf16: 5 full-attention layers and 29 with windows.
     fn gemma() -> MemoryWish {
         MemoryWish {
             kv_bytes_per_token: 20_480,
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_get_a_share_but_at_least_one_sequence_or_the_whole_pool() {
+    fn windows_get_a_share_but_enough_for_one_sequence_or_all_tokens() {
         let wish = gemma();
         let min = 2048 + 2 * 1024 + 8 * 16;
         for (tokens, in_windows) in [(160, 160), (4096, 4096), (8192, min), (1 << 20, 1 << 18)] {
@@ -171,8 +170,8 @@ mod tests {
         let mut all = wish;
         all.kv_bytes_per_token = 0;
         // Without full-attention layers, four tokens of the pool share one slot in window pages.
-        let flat = (8 << 30) / (29 * 4096);
+        let slots = (8 << 30) / (29 * 4096);
         let tokens = all.tokens_in(8 << 30);
-        assert!((4 * flat - 192..=4 * flat).contains(&tokens), "{tokens}");
+        assert!((4 * slots - 192..=4 * slots).contains(&tokens), "{tokens}");
     }
 }

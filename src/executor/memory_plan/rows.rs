@@ -23,15 +23,15 @@ impl MemoryPlan {
         }
         // A larger reserve leaves a smaller pool, which runs fewer requests.
         let runs_all = |rows| plan(rows).is_ok_and(|plan| plan.max_running_requests == rows);
-        let (mut reserved, mut too_many) = (1, MAX_REQUESTS + 1);
-        while too_many - reserved > 1 {
-            let rows = reserved + (too_many - reserved) / 2;
+        let (mut fitting, mut too_many) = (1, MAX_REQUESTS + 1);
+        while too_many - fitting > 1 {
+            let rows = fitting + (too_many - fitting) / 2;
             if runs_all(rows) {
-                reserved = rows
+                fitting = rows
             } else {
                 too_many = rows
             }
         }
-        plan(reserved)
+        plan(fitting)
     }
 }

@@ -4,9 +4,9 @@ use super::wish::MemoryWish;
 
 /// Default limit of running requests for models with recurrent states.
 const DEFAULT_ROWS: u32 = 16;
-/// Fewest states for each running request, including the request's own state.
+/// Minimum number of states for each running request, including the request's own state.
 const SLOTS_PER_ROW: u64 = 3;
-/// Bytes of pages for each byte of cached states, if this gives more states than [`SLOTS_PER_ROW`].
+/// Bytes of pages for each byte of cached states, where this ratio gives more states than [`SLOTS_PER_ROW`].
 const PAGE_PARTS: u64 = 4;
 /// The dummy slot, for rows that belong to no sequence.
 const DUMMY_SLOTS: u64 = 1;
@@ -17,7 +17,7 @@ pub(super) struct StateSlots {
     slot_bytes: u64,
     rows: u64,
     asked: Option<u64>,
-    caches: bool,
+    caches_prefixes: bool,
 }
 
 impl StateSlots {
@@ -27,15 +27,15 @@ impl StateSlots {
             slot_bytes: wish.state_bytes,
             rows: u64::from(rows(wish.max_running_requests, wish.max_states)),
             asked: wish.max_states,
-            caches: wish.caches_prefixes,
+            caches_prefixes: wish.caches_prefixes,
         };
         (wish.state_bytes > 0).then_some(slots)
     }
 
     /// The error is the reason why the user's number is too small.
     pub(super) fn check(self) -> Result<(), String> {
-        let minimum = self.rows.saturating_add(u64::from(self.caches));
-        let cache = if self.caches {
+        let minimum = self.rows.saturating_add(u64::from(self.caches_prefixes));
+        let cache = if self.caches_prefixes {
             ", and one for the cache"
         } else {
             ""
@@ -54,8 +54,8 @@ impl StateSlots {
         if let Some(fixed) = self.fixed() {
             return fixed.saturating_add(DUMMY_SLOTS);
         }
-        let parts = self.slot_bytes.saturating_mul(PAGE_PARTS);
-        let with_share = self.rows.saturating_add(page_bytes / parts);
+        let state_page_bytes = self.slot_bytes.saturating_mul(PAGE_PARTS);
+        let with_share = self.rows.saturating_add(page_bytes / state_page_bytes);
         self.minimum().max(with_share).saturating_add(DUMMY_SLOTS)
     }
 
@@ -63,7 +63,7 @@ impl StateSlots {
         self.for_pages(page_bytes).saturating_mul(self.slot_bytes)
     }
 
-    /// Most bytes of pages that fit with their states into `bytes`.
+    /// Maximum bytes of pages that fit, with their states, into `bytes`.
     pub(super) fn page_bytes_in(self, bytes: u64) -> u64 {
         let without = |slots: u64| {
             let slots = slots.saturating_add(DUMMY_SLOTS);
@@ -73,17 +73,17 @@ impl StateSlots {
             return without(fixed);
         }
         let left = without(self.rows);
-        let part = self.slot_bytes.saturating_mul(PAGE_PARTS);
-        let shared = left / self.slot_bytes.saturating_mul(PAGE_PARTS + 1);
+        let state_page_bytes = self.slot_bytes.saturating_mul(PAGE_PARTS);
+        let cached = left / self.slot_bytes.saturating_mul(PAGE_PARTS + 1);
         // With more bytes of pages than this, one more state is needed.
-        let below_next = part.saturating_mul(shared.saturating_add(1)) - 1;
-        let with_share = (left - shared * self.slot_bytes).min(below_next);
+        let below_next = state_page_bytes.saturating_mul(cached.saturating_add(1)) - 1;
+        let with_share = (left - cached * self.slot_bytes).min(below_next);
         without(self.minimum()).min(with_share)
     }
 
     /// The number of states, if it does not depend on the pages: the user's number, or one per row without a cache.
     fn fixed(self) -> Option<u64> {
-        self.asked.or((!self.caches).then_some(self.rows))
+        self.asked.or((!self.caches_prefixes).then_some(self.rows))
     }
 
     fn minimum(self) -> u64 {
@@ -108,14 +108,14 @@ mod tests {
             slot_bytes,
             rows,
             asked: None,
-            caches: true,
+            caches_prefixes: true,
         }
     }
 
     #[test]
     fn without_a_cache_there_is_a_state_for_each_row_or_the_requested_number() {
         let bare = StateSlots {
-            caches: false,
+            caches_prefixes: false,
             ..states(7, 4)
         };
         assert_eq!(bare.for_pages(1 << 20), 4 + 1);

@@ -18,7 +18,7 @@ pub struct WindowRequest {
 
 impl WindowRequest {
     /// Tokens in window pages for `tokens` in full-attention pages: enough that one sequence alone can always continue.
-    pub(super) fn for_pages(&self, tokens: u64, page_size: u64) -> u64 {
+    pub(super) fn window_tokens(&self, tokens: u64, page_size: u64) -> u64 {
         let min_tokens = self
             .chunk_tokens
             .saturating_add(self.tokens.saturating_mul(2))

@@ -14,7 +14,7 @@ pub struct Mixture<B: Backend> {
     experts: RoutedExperts<B>,
     shared: Option<Mlp<B>>,
     /// A shared expert with a gate on its output.
-    gated: Option<GatedExpert<B>>,
+    gated_expert: Option<GatedExpert<B>>,
 }
 
 impl<B: Backend> Mixture<B> {
@@ -31,7 +31,7 @@ impl<B: Backend> Mixture<B> {
         Ok(Self {
             shared,
             experts: RoutedExperts::load(loader, layer, config)?,
-            gated: load_gated_expert(loader, layer)?,
+            gated_expert: load_gated_expert(loader, layer)?,
         })
     }
 
@@ -43,7 +43,7 @@ impl<B: Backend> Mixture<B> {
             shared.gated(backend, &normed)
         });
         self.experts.add(backend, x, &normed, &normed);
-        if let Some((gate, expert)) = &self.gated {
+        if let Some((gate, expert)) = &self.gated_expert {
             backend.add_gated_expert(x, &normed, gate, expert);
         }
         if let (Some(shared), Some(gated)) = (&self.shared, &shared) {

@@ -67,8 +67,8 @@ pub(crate) fn check_experts(
         Ok(())
     } else {
         Err(format!(
-            "is {used}, but {key} is {experts} in each of {layers} layers, supported: {MAX_EXPERTS} in all layers \
-             together"
+            "is {used}; {key}, {experts} in each of {layers} layers, exceeds the limit of {MAX_EXPERTS} experts in all \
+             layers together"
         ))
     }
 }

@@ -224,8 +224,8 @@ fn dtype(json: &JsonFile) -> Result<Option<Dtype>, LoadError> {
     let Some(name) = json.text(key)? else {
         return Ok(None);
     };
-    let known = Dtype::from_name(name.strip_prefix("torch.").unwrap_or(name));
-    known.map(Some).ok_or_else(|| {
+    let found = Dtype::from_name(name.strip_prefix("torch.").unwrap_or(name));
+    found.map(Some).ok_or_else(|| {
         json.error(
             key,
             format!("is {name:?}, supported: float32, float16 and bfloat16"),

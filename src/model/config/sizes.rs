@@ -3,7 +3,7 @@
 use super::limits::{
     HEAD_DIM, HEADS, INTERMEDIATE, check_head_dim, check_kv_heads, default_head_dim,
 };
-use crate::family::{Family, Intermediate};
+use crate::family::{Family, MlpWidth};
 use crate::json_file::JsonFile;
 use crate::rope::{refuse_partial, rotary_part};
 use souffleur_base::error::LoadError;
@@ -12,9 +12,9 @@ use souffleur_base::error::LoadError;
 pub(super) fn intermediate_size(json: &JsonFile, family: &Family) -> Result<usize, LoadError> {
     const KEY: &str = "intermediate_size";
     match family.intermediate {
-        Intermediate::Required => json.required_size(KEY, INTERMEDIATE),
-        Intermediate::Default(width) => Ok(json.size(KEY, INTERMEDIATE)?.unwrap_or(width)),
-        Intermediate::Read(read) => read(json),
+        MlpWidth::Required => json.required_size(KEY, INTERMEDIATE),
+        MlpWidth::Default(width) => Ok(json.size(KEY, INTERMEDIATE)?.unwrap_or(width)),
+        MlpWidth::Read(read) => read(json),
     }
 }
 

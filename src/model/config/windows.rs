@@ -85,7 +85,7 @@ fn by_layer(json: &JsonFile, family: &Family, layers: usize) -> Result<Vec<bool>
             let first = given.unwrap_or(first);
             (0..layers).map(|layer| layer >= first).collect()
         }
-        WindowLayers::Unrotated => {
+        WindowLayers::WithoutRope => {
             let rotated = rotated(json, family, layers)?.into_iter();
             rotated.map(|rotates| !rotates).collect()
         }

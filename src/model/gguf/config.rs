@@ -21,7 +21,7 @@ use crate::config::limits::{
 use crate::config::scales::Scales;
 use crate::config::{Architecture, BiasConfig, ModelConfig};
 use crate::families;
-use crate::family::{AttentionBias, Family, Intermediate};
+use crate::family::{AttentionBias, Family, MlpWidth};
 use souffleur_base::error::LoadError;
 use souffleur_gguf::Metadata;
 
@@ -176,7 +176,7 @@ fn intermediate_size(
 ) -> Result<usize, LoadError> {
     match (family.intermediate, gemma4) {
         // All layers have experts.
-        (Intermediate::Default(0), _) => Ok(0),
+        (MlpWidth::Default(0), _) => Ok(0),
         (_, Some(sizes)) => Ok(sizes.intermediate_size),
         _ => keys.required("feed_forward_length", INTERMEDIATE),
     }

@@ -103,6 +103,7 @@ const IN_LAYER: [(&str, &str); 49] = [
     ("linear_attn.out_proj", "ssm_out"),
 ];
 
+/// A tensor of one expert, by its internal name.
 struct ExpertPart<'a> {
     layer: &'a str,
     expert: usize,
@@ -112,8 +113,8 @@ struct ExpertPart<'a> {
 
 impl<'s> ExpertPart<'s> {
     /// `None` if the tensor is not an expert's.
-    fn of(ours: &'s str) -> Option<Self> {
-        let mut words = ours.strip_prefix("model.layers.")?.split('.');
+    fn of(internal_name: &'s str) -> Option<Self> {
+        let mut words = internal_name.strip_prefix("model.layers.")?.split('.');
         let (layer, module) = (words.next()?, words.next()?);
         let names = ExpertNames::ALL
             .into_iter()
@@ -142,7 +143,7 @@ impl<'s> ExpertPart<'s> {
         let &[outputs, inputs] = shape else {
             return Some(Place {
                 tensor: gguf.tensor(&self.file_name())?,
-                whole: [&[count], shape].concat(),
+                whole_shape: [&[count], shape].concat(),
                 rows: self.expert..self.expert + 1,
                 order: RowOrder::AsNumbered,
             });
@@ -151,7 +152,7 @@ impl<'s> ExpertPart<'s> {
             let first = self.expert * outputs;
             return Some(Place {
                 tensor,
-                whole: vec![count, outputs, inputs],
+                whole_shape: vec![count, outputs, inputs],
                 rows: first..first + outputs,
                 order: RowOrder::AsNumbered,
             });
@@ -162,7 +163,7 @@ impl<'s> ExpertPart<'s> {
         let first = (2 * self.expert + self.projection) * outputs;
         Some(Place {
             tensor: gguf.tensor(&format!("blk.{}.{FUSED_EXPERTS}.weight", self.layer))?,
-            whole: vec![count, 2 * outputs, inputs],
+            whole_shape: vec![count, 2 * outputs, inputs],
             rows: first..first + outputs,
             order: RowOrder::AsNumbered,
         })
@@ -172,22 +173,22 @@ impl<'s> ExpertPart<'s> {
 /// Correction biases, added to a router's scores when experts are chosen.
 pub(super) const CORRECTION: &str = "exp_probs_b.bias";
 
-/// The name in GGUF files of the tensor with the internal name `ours`.
+/// The name of a tensor in GGUF files.
 ///
 /// # Panics
 /// If no configuration has the tensor.
-pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
-    if let Some(part) = ExpertPart::of(ours) {
+pub(super) fn file_name(config: &ModelConfig, internal_name: &str) -> String {
+    if let Some(part) = ExpertPart::of(internal_name) {
         return part.file_name();
     }
-    if let Some((layer, name)) = ours
+    if let Some((layer, name)) = internal_name
         .strip_prefix("model.layers.")
         .and_then(|rest| rest.split_once('.'))
         && let Some((_, file)) = WITH_SUFFIX.iter().find(|(known, _)| *known == name)
     {
         return format!("blk.{layer}.{file}");
     }
-    let (module, suffix) = ours
+    let (module, suffix) = internal_name
         .rsplit_once('.')
         .expect("names must end in .weight or .bias");
     let find = |table: &[(&str, &'static str)], module: &str| {
@@ -210,10 +211,11 @@ pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
     }
 }
 
+/// The rows of a file's tensor that hold a tensor of the configuration.
 pub(super) struct Place<'a> {
     pub tensor: Tensor<'a>,
     /// Expected shape of the whole tensor, outermost dimension first.
-    pub whole: Vec<usize>,
+    pub whole_shape: Vec<usize>,
     /// Rows of the tensor; the rows of a stack's matrices are numbered consecutively.
     pub rows: Range<usize>,
     pub order: RowOrder,
@@ -242,7 +244,7 @@ pub(super) fn find<'a>(
         let by_head = ["k_b_proj", "v_b_proj"]
             .iter()
             .any(|part| spec.name.contains(&format!(".{part}.")));
-        let whole: Vec<usize> = match spec.shape.as_slice() {
+        let whole_shape: Vec<usize> = match spec.shape.as_slice() {
             // Files omit the middle dimension of a convolution.
             &[channels, 1, taps] => vec![channels, taps],
             &[outputs, inputs] if by_head => {
@@ -253,7 +255,7 @@ pub(super) fn find<'a>(
         };
         return Some(Place {
             tensor,
-            whole,
+            whole_shape,
             rows: 0..spec.shape[0],
             order: order(config, spec),
         });
@@ -268,11 +270,11 @@ pub(super) fn find<'a>(
     let (_, layer, part, suffix) = (words.next()?, words.next()?, words.next()?, words.next()?);
     let (_, rows) = parts.into_iter().find(|(known, _)| *known == part)?;
     let tensor = gguf.tensor(&format!("blk.{layer}.{FUSED}.{suffix}"))?;
-    let mut whole = spec.shape.clone();
-    whole[0] = q + 2 * kv;
+    let mut whole_shape = spec.shape.clone();
+    whole_shape[0] = q + 2 * kv;
     Some(Place {
         tensor,
-        whole,
+        whole_shape,
         rows,
         order: order(config, spec),
     })
@@ -296,12 +298,12 @@ fn part_of_hybrid<'a>(
 ) -> Option<Place<'a>> {
     let recurrent = config.recurrent.as_ref()?;
     let place = |tensor, groups: usize, period: usize, first: usize, len: usize| {
-        let mut whole = spec.shape.clone();
-        whole[0] = groups * period;
+        let mut whole_shape = spec.shape.clone();
+        whole_shape[0] = groups * period;
         Place {
             tensor,
-            rows: 0..whole[0],
-            whole,
+            rows: 0..whole_shape[0],
+            whole_shape,
             order: RowOrder::Within { period, first, len },
         }
     };
@@ -347,7 +349,7 @@ fn half_of_mlp<'a>(
     };
     Some(Place {
         tensor: gguf.tensor(&format!("{before}{}", halves[1]))?,
-        whole: vec![2 * outputs, inputs],
+        whole_shape: vec![2 * outputs, inputs],
         rows: half * outputs..(half + 1) * outputs,
         order: RowOrder::AsNumbered,
     })

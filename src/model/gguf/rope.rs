@@ -34,8 +34,8 @@ pub(super) fn rope(
             scaling: RopeScaling::LongRope(both.into()),
         });
     }
-    let rotates = keys.metadata.flag(&keys.key(FINETUNED))?;
-    if family.reads_finetuned && rotates == Some(false) {
+    let finetuned = keys.metadata.flag(&keys.key(FINETUNED))?;
+    if family.reads_finetuned && finetuned == Some(false) {
         let reason = "is false: models of this architecture without RoPE are not supported";
         return Err(keys.error(FINETUNED, reason));
     }
@@ -135,10 +135,10 @@ fn yarn(
 ) -> Result<Yarn, LoadError> {
     let multiplier = keys.number(LOG_MULTIPLIER, 0.0..=1e6)?;
     let mscales = multiplier.and_then(family.yarn_mscales);
-    let known = mscales.and(multiplier).unwrap_or(0.0);
+    let accepted_multiplier = mscales.and(multiplier).unwrap_or(0.0);
     for (name, neutral) in [
         ("rope.scaling.yarn_ext_factor", 1.0),
-        (LOG_MULTIPLIER, known),
+        (LOG_MULTIPLIER, accepted_multiplier),
     ] {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| *value != neutral && *value >= 0.0) {

@@ -47,11 +47,11 @@ fn missing(gguf: &Gguf, config: &ModelConfig, spec: &TensorSpec) -> LoadError {
 
 fn entry(place: &Place<'_>, spec: &TensorSpec) -> Result<Entry, LoadError> {
     let info = place.tensor.info;
-    if !same_shape(&info.shape, &place.whole) {
+    if !same_shape(&info.shape, &place.whole_shape) {
         return Err(LoadError::WrongShape {
             file: place.tensor.file.path().to_owned(),
             tensor: info.name.clone(),
-            expected: place.whole.clone(),
+            expected: place.whole_shape.clone(),
             got: info.shape.clone(),
         });
     }
@@ -62,7 +62,7 @@ fn entry(place: &Place<'_>, spec: &TensorSpec) -> Result<Entry, LoadError> {
         );
         place.tensor.error(reason)
     })?;
-    let n_rows: usize = match place.whole.as_slice() {
+    let n_rows: usize = match place.whole_shape.as_slice() {
         [elements] => *elements,
         [outer @ .., _] => outer.iter().product(),
         [] => 1,

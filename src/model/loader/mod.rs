@@ -121,8 +121,8 @@ impl Checkpoint {
             Stored::Plain(_) => None,
         };
         let stays = |spec: &TensorSpec, quantization: Quantization| {
-            let in_blocks = matches!(self.stored(&spec.name), Some(Stored::Blocks(_)));
-            in_blocks && quantization.keeps_blocks()
+            let is_in_blocks = matches!(self.stored(&spec.name), Some(Stored::Blocks(_)));
+            is_in_blocks && quantization.keeps_blocks()
         };
         let &[outputs, inputs] = spec.shape.as_slice() else {
             return spec.elements() * 4;
@@ -155,9 +155,9 @@ impl Checkpoint {
 }
 
 /// Configuration, element type suggested by the files, and weights unless random.
-type Opened = (ModelConfig, Option<Dtype>, Option<Weights>);
+type OpenedModel = (ModelConfig, Option<Dtype>, Option<Weights>);
 
-fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError> {
+fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<OpenedModel, LoadError> {
     let config = ModelConfig::read(dir)?;
     let (dtype, weights) = match load_format {
         LoadFormat::Auto => {
@@ -176,7 +176,7 @@ fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError>
     Ok((config, dtype, weights))
 }
 
-fn open_gguf(file: &Path, load_format: LoadFormat) -> Result<Opened, LoadError> {
+fn open_gguf(file: &Path, load_format: LoadFormat) -> Result<OpenedModel, LoadError> {
     let gguf = Gguf::open(file)?;
     let config = gguf::config(&gguf)?;
     let dtype = Some(gguf.dtype());

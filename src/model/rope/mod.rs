@@ -61,10 +61,11 @@ pub enum RopeScaling {
     },
     /// All frequencies are divided, and only the first pairs of a head rotate.
     Proportional {
+        /// Share of the pairs that rotate.
         part: f64,
         factor: f64,
     },
-    /// YaRN: blends divided and unchanged frequencies by dimension, and scales attention.
+    /// YaRN: blends divided and unchanged frequencies, by dimension, and scales attention scores.
     Yarn(Yarn),
     /// Each pair's frequency has its own divisor, as GGUF files store Llama 3.1's scaling.
     Divided(Arc<[f32]>),
@@ -87,6 +88,7 @@ pub struct Yarn {
     pub mscale: Option<f64>,
     /// Weight in the denominator of the derived attention factor; used with `mscale` only.
     pub mscale_all_dim: Option<f64>,
+    /// Whether the first and last blended dimensions are rounded to whole numbers.
     pub truncate: bool,
 }
 
@@ -164,7 +166,7 @@ impl RopeConfig {
 
     pub(crate) fn check_pairs(&self, json: &JsonFile, rotary_dim: usize) -> Result<(), LoadError> {
         match &self.scaling {
-            RopeScaling::LongRope(both) => both.check_pairs(json, rotary_dim),
+            RopeScaling::LongRope(long_rope) => long_rope.check_pairs(json, rotary_dim),
             _ => Ok(()),
         }
     }
@@ -175,7 +177,7 @@ impl RopeConfig {
     /// valid.
     pub fn long_above(&self) -> Option<usize> {
         match &self.scaling {
-            RopeScaling::LongRope(both) => Some(both.original_max_position_embeddings),
+            RopeScaling::LongRope(long_rope) => Some(long_rope.original_max_position_embeddings),
             _ => None,
         }
     }
@@ -228,11 +230,11 @@ impl RopeConfig {
                 .map(|pair| (divisors[pair] * wavelength(pair)).recip())
                 .collect()
         };
-        if let RopeScaling::LongRope(both) = &self.scaling {
+        if let RopeScaling::LongRope(long_rope) = &self.scaling {
             return Rope {
-                inv_freq: divided(&both.short),
-                long_inv_freq: Some(divided(&both.long)),
-                attention_scale: both.attention_factor as f32,
+                inv_freq: divided(&long_rope.short),
+                long_inv_freq: Some(divided(&long_rope.long)),
+                attention_scale: long_rope.attention_factor as f32,
             };
         }
         let frequencies = (0..head_dim / 2).map(|pair| {

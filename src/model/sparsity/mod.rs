@@ -81,8 +81,8 @@ impl LayersToLabel<'_> {
             )))
         };
         let n_layers = self.layout.layers().len();
-        let mut labels = vec![0; n_layers];
-        for (layer, label) in labels.iter_mut().enumerate() {
+        let mut sizes = vec![0; n_layers];
+        for (layer, size) in sizes.iter_mut().enumerate() {
             let Some(pages) = self.labelled(layer) else {
                 continue;
             };
@@ -109,16 +109,16 @@ impl LayersToLabel<'_> {
                     pages.key_dim
                 )));
             }
-            *label = channels;
+            *size = channels;
         }
-        if labels.iter().all(|labels| *labels == 0) {
+        if sizes.iter().all(|size| *size == 0) {
             refuse(
             "is on, but every layer of this model has a window or a state, and double sparsity needs full attention: \
              turn it off for this model"
                 .to_owned(),
         )
         } else {
-            Ok(labels)
+            Ok(sizes)
         }
     }
 }
@@ -130,16 +130,16 @@ impl SparsityWish {
     /// [`LoadError::Io`] and [`LoadError::Format`] naming file, layer, head and channel; [`LoadError::Device`] for a
     /// model that cannot be sparse.
     pub fn read(&self, layers: LayersToLabel<'_>) -> Result<ModelSparsity, LoadError> {
-        let labels = layers.labels(self.channels)?;
+        let sizes = layers.labels(self.channels)?;
         let file = file::read(&self.file)?;
-        let n_channels = sizes_text(&labels);
-        let mut channels = Vec::with_capacity(labels.len());
-        for (layer, labels) in labels.into_iter().enumerate() {
-            let pages = layers.labelled(layer).filter(|_| labels > 0);
+        let n_channels = sizes_text(&sizes);
+        let mut channels = Vec::with_capacity(sizes.len());
+        for (layer, size) in sizes.into_iter().enumerate() {
+            let pages = layers.labelled(layer).filter(|_| size > 0);
             channels.push(match pages {
                 None => None,
                 Some(pages) => {
-                    Some(file.channels(layer, (self.ranked_by, labels), pages, layers.n_heads)?)
+                    Some(file.channels(layer, (self.ranked_by, size), pages, layers.n_heads)?)
                 }
             });
         }

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use super::entry::Entry;
 use super::quantised::gpt_oss::Strided;
 use super::quantised::part_names::part_names;
-use super::quantised::part_of::PartOf;
+use super::quantised::part_of::MatrixRows;
 use super::quantised::scheme::Scheme;
 use crate::json_file::format_error;
 use crate::tensor_spec::TensorSpec;
@@ -34,7 +34,7 @@ pub struct Weights {
     pub(super) scheme: Option<Scheme>,
     pub(super) gpt_oss: FxHashMap<String, Strided>,
     /// Matrices that are rows of a quantised matrix.
-    pub(super) parts: FxHashMap<String, PartOf>,
+    pub(super) parts: FxHashMap<String, MatrixRows>,
     /// Parts of tensor names: in the checkpoint, and the internal equivalent.
     pub(super) renamed_parts: Vec<(&'static str, &'static str)>,
 }
@@ -182,7 +182,7 @@ impl Weights {
         self.types.iter().map(|count| count.bytes).sum()
     }
 
-    /// Most bytes first.
+    /// Sorted by bytes, descending.
     pub fn types(&self) -> &[TypeCount] {
         &self.types
     }

@@ -40,7 +40,7 @@ impl Weights {
     }
 
     fn rename_experts(&mut self, names: ExpertNames) {
-        let renamed = |name: &String| Some((name.clone(), renamed(name, names)?));
+        let renamed = |name: &String| Some((name.clone(), new_name(name, names)?));
         let renamed: Vec<(String, String)> = self.entries.keys().filter_map(renamed).collect();
         for (old, new) in renamed {
             if !self.entries.contains_key(&new) {
@@ -101,7 +101,7 @@ impl Weights {
 }
 
 /// The new name of a router's or expert's tensor, if it differs.
-fn renamed(name: &str, names: ExpertNames) -> Option<String> {
+fn new_name(name: &str, names: ExpertNames) -> Option<String> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, rest) = rest.split_once('.')?;
     ExpertNames::ALL
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn experts_get_the_names_of_their_family() {
-        let to = |names| move |name: &str| renamed(name, names);
+        let to = |names| move |name: &str| new_name(name, names);
         let (qwen, mixtral) = (to(ExpertNames::QWEN), to(ExpertNames::MIXTRAL));
         for (ours, theirs) in [
             ("mlp.gate.weight", "block_sparse_moe.gate.weight"),

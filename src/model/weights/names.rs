@@ -1,7 +1,7 @@
 //! Maps tensor names in checkpoints to internal names, and splits fused tensors.
 
 use super::checkpoint::Weights;
-use super::quantised::part_of::PartOf;
+use super::quantised::part_of::MatrixRows;
 use crate::config::ModelConfig;
 use crate::config::recurrent::Recurrence;
 use souffleur_base::error::LoadError;
@@ -57,13 +57,13 @@ impl Weights {
     }
 
     /// A tensor's name in the checkpoint, also if the tensor is missing there.
-    pub(super) fn file_name(&self, ours: &str) -> String {
+    pub(super) fn file_name(&self, internal_name: &str) -> String {
         let is_prefix = |from: &&(&str, &str)| PREFIXES.contains(*from);
         let (prefixes, parts): (Vec<_>, Vec<_>) = self.renamed_parts.iter().partition(is_prefix);
-        let found = parts.iter().filter(|(_, to)| ours.contains(to));
+        let found = parts.iter().filter(|(_, to)| internal_name.contains(to));
         let mut name = match found.max_by_key(|(_, to)| to.len()) {
-            Some((from, to)) => ours.replacen(to, from, 1),
-            None => ours.to_owned(),
+            Some((from, to)) => internal_name.replacen(to, from, 1),
+            None => internal_name.to_owned(),
         };
         if name.contains(".feed_forward.experts.") {
             let words = LFM2_EXPERTS.iter();
@@ -160,7 +160,7 @@ impl Weights {
             && self.is_quantised(fused)
         {
             for &(part, first, rows) in parts {
-                let part_of = PartOf {
+                let part_of = MatrixRows {
                     whole: fused.to_owned(),
                     shape: [groups * period, inputs],
                     order: order(first, rows),

@@ -5,6 +5,7 @@ use souffleur_kernels::cuda::launch::{BlockCopy, KvBlockParams, KvBlocks, MOST_B
 
 use super::{Gpu, POISON};
 
+/// Keys and values of three layers.
 const PLANES: usize = 6;
 const PAGES: usize = 70;
 
@@ -15,13 +16,13 @@ struct Shape {
     page_size: usize,
     block_tokens: usize,
     first: usize,
-    n: usize,
+    n_tokens: usize,
 }
 
 #[test]
 fn copies_to_a_block_and_back_to_pages_keep_the_bytes() {
     for token_bytes in [4, 64, 1036, 2048] {
-        for (page_size, block_tokens, first, n) in [
+        for (page_size, block_tokens, first, n_tokens) in [
             (1, 64, 0, 64),
             (1, 64, 13, 30),
             (16, 64, 16, 32),
@@ -34,7 +35,7 @@ fn copies_to_a_block_and_back_to_pages_keep_the_bytes() {
                     page_size,
                     block_tokens,
                     first,
-                    n,
+                    n_tokens,
                 };
                 check(shape, by_table);
             }
@@ -51,12 +52,12 @@ fn check(shape: Shape, by_table: bool) {
         page_size,
         block_tokens,
         first,
-        n,
+        n_tokens,
     } = shape;
     let stride = (PAGES * page_size * token_bytes).next_multiple_of(256);
     let pool: Vec<u8> = (0..PLANES * stride).map(|_| gpu.below(256) as u8).collect();
     // Distinct pages, not in ascending order.
-    let pages: Vec<u32> = (0..n / page_size)
+    let pages: Vec<u32> = (0..n_tokens / page_size)
         .map(|index| (index * 29 % PAGES) as u32)
         .collect();
     let block_bytes = PLANES * block_tokens * token_bytes;
@@ -76,7 +77,7 @@ fn check(shape: Shape, by_table: bool) {
         page_size: page_size as u32,
         block_tokens: block_tokens as u32,
         first_token: first as u32,
-        n_tokens: n as u32,
+        n_tokens: n_tokens as u32,
         direction: BlockCopy::ToBlock,
         pages: [0; MOST_BLOCK_PAGES],
     };
@@ -93,7 +94,7 @@ fn check(shape: Shape, by_table: bool) {
     let mut expected_block = vec![POISON; block_bytes];
     let mut expected_pool = vec![POISON; pool.len()];
     for plane in 0..PLANES {
-        for token in 0..n {
+        for token in 0..n_tokens {
             let slot = pages[token / page_size] as usize * page_size + token % page_size;
             let in_pool = plane * stride + slot * token_bytes;
             let in_block = (plane * block_tokens + first + token) * token_bytes;

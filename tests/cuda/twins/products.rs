@@ -196,7 +196,7 @@ fn libraries(gpu: &Gpu, element: ElementType) -> Vec<Products> {
 }
 
 #[test]
-fn products_are_right() {
+fn products_are_close_to_the_hosts() {
     let mut gpu = Gpu::new();
     let mut all = ELEMENTS.map(|element| (element, libraries(&gpu, element)));
     for shape in shapes() {

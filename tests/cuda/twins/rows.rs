@@ -202,7 +202,7 @@ fn rotate(row: &[f64], rotation: &[f32]) -> Vec<f64> {
 }
 
 /// The heads of tokens, computed in f64.
-struct Rotated<'a> {
+struct RotatedHeads<'a> {
     heads: Heads,
     qkv: &'a [f64],
     /// The cosines and sines of each token.
@@ -211,7 +211,7 @@ struct Rotated<'a> {
     norms: Option<&'a [Vec<f32>; 2]>,
 }
 
-impl Rotated<'_> {
+impl RotatedHeads<'_> {
     fn head(&self, token: usize, index: usize) -> &[f64] {
         let Heads { q, kv, dim } = self.heads;
         let first = token * (q + 2 * kv) * dim + index * dim;
@@ -280,7 +280,7 @@ fn check_rope_store(element: ElementType, heads: Heads, with_norms: bool) {
     // SAFETY: see the module `twins`.
     unsafe { rope_store.launch(&gpu.stream, &params, n_tokens as u32) }.unwrap();
 
-    let rotated = Rotated {
+    let rotated = RotatedHeads {
         heads,
         qkv: &qkv.values,
         rotations: &rotations,

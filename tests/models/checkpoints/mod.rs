@@ -97,7 +97,7 @@ fn every_kind_has_the_logits_of_its_dequantised_values() {
     }
 }
 
-/// Checks a kind of each layout that is loaded as blocks; other kinds are loaded as bf16.
+/// Checks one kind of 4-bit codes for each packing; 8-bit codes are loaded as bf16.
 #[test]
 fn kinds_loaded_as_blocks_are_invariant() {
     for (kind, config, quantise) in kinds() {

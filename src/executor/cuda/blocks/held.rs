@@ -6,12 +6,12 @@ use crate::host::HostBuffer;
 use souffleur_kernels::cuda::driver::Stream;
 
 /// Buffers that a stream copies to or from; dropping them waits for the copies.
-pub(super) struct Held {
+pub(super) struct HeldBuffers {
     stream: Arc<Stream>,
     buffers: Vec<Box<dyn HostBuffer>>,
 }
 
-impl Held {
+impl HeldBuffers {
     pub(super) fn new(stream: &Arc<Stream>) -> Self {
         Self {
             stream: stream.clone(),
@@ -33,7 +33,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBuffers {
     fn drop(&mut self) {
         if self.buffers.is_empty() || self.stream.synchronize().is_ok() {
             return;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::held::Held;
+use super::held::HeldBuffers;
 use super::{BlockCopier, StepBlocks, StepFailure};
 use crate::cuda::{CudaExecutor, DeviceStep, to_load_error};
 use crate::host::BlockPort;
@@ -63,7 +63,7 @@ impl CudaExecutor {
         for load in &copies.loads {
             let held = step
                 .loads
-                .get_or_insert_with(|| Held::new(&blocks.loading.stream));
+                .get_or_insert_with(|| HeldBuffers::new(&blocks.loading.stream));
             blocks.load(load, held, (&self.backend, &self.compute))?;
         }
         Ok(())

@@ -22,11 +22,11 @@ const LIST_BYTES: usize = 4 << 20;
 pub(super) struct RowSamplers {
     samplers: DeviceBuffer<RowSampler>,
     states: DeviceBuffer<RowState>,
-    /// `[n_slots, vocab]`.
+    /// `[n_count_slots, vocab]`.
     counts: DeviceBuffer<u32>,
-    n_slots: usize,
+    n_count_slots: usize,
     free_slots: Vec<u32>,
-    lists: DeviceBuffer<u32>,
+    list_memory: DeviceBuffer<u32>,
     list_arena: Arena,
     row_memory: Vec<RowMemory>,
     vocab_size: usize,
@@ -46,9 +46,9 @@ struct RowMemory {
 pub(super) struct StartLists {
     begins: Section<RowBegin>,
     runs: Section<CountRun>,
-    counted: Section<u32>,
+    counted_tokens: Section<u32>,
     max_counted: usize,
-    /// Biases and bans to be copied: the uploaded words, and the index of their first word in `lists`.
+    /// Biases and bans to be copied: the uploaded words, and their first index in `list_memory`.
     copies: Vec<(Section<u32>, usize)>,
 }
 
@@ -59,14 +59,14 @@ impl RowSamplers {
         vocab_size: usize,
         eos_ids: Arc<[u32]>,
     ) -> Result<Self, DriverError> {
-        let n_slots = COUNT_SLOTS.min(n_rows);
+        let n_count_slots = COUNT_SLOTS.min(n_rows);
         Ok(Self {
             samplers: device.alloc(n_rows)?,
             states: device.alloc(n_rows)?,
-            counts: device.alloc(n_slots * vocab_size)?,
-            n_slots,
-            free_slots: (0..n_slots as u32).rev().collect(),
-            lists: device.alloc(LIST_BYTES / size_of::<u32>())?,
+            counts: device.alloc(n_count_slots * vocab_size)?,
+            n_count_slots,
+            free_slots: (0..n_count_slots as u32).rev().collect(),
+            list_memory: device.alloc(LIST_BYTES / size_of::<u32>())?,
             list_arena: Arena::new(LIST_BYTES),
             row_memory: (0..n_rows).map(|_| RowMemory::default()).collect(),
             vocab_size,
@@ -89,8 +89,8 @@ impl RowSamplers {
             samplers: self.samplers.ptr(),
             states: self.states.ptr(),
             counts: self.counts.ptr(),
-            biases: self.lists.ptr().cast(),
-            bans: self.lists.ptr(),
+            biases: self.list_memory.ptr().cast(),
+            bans: self.list_memory.ptr(),
             vocab: self.vocab_size as u32,
             ..SampleParams::default()
         }
@@ -111,14 +111,14 @@ impl RowSamplers {
         if missing == 0 {
             return Ok(false);
         }
-        let n_slots = (self.n_slots + missing).next_power_of_two();
-        let counts = stream.device().alloc(n_slots * self.vocab_size)?;
+        let n_count_slots = (self.n_count_slots + missing).next_power_of_two();
+        let counts = stream.device().alloc(n_count_slots * self.vocab_size)?;
         stream.copy(&counts, 0, &self.counts, 0..self.counts.len())?;
         stream.synchronize()?;
         self.counts = counts;
-        let added = self.n_slots as u32..n_slots as u32;
+        let added = self.n_count_slots as u32..n_count_slots as u32;
         self.free_slots.extend(added.rev());
-        self.n_slots = n_slots;
+        self.n_count_slots = n_count_slots;
         Ok(true)
     }
 
@@ -155,11 +155,11 @@ impl RowSamplers {
             let (prompt, output) = start.counted_tokens();
             lists.extend(prompt.iter().chain(output).copied());
         }
-        let counted = lists.end(first_counted);
+        let counted_tokens = lists.end(first_counted);
         Ok(StartLists {
             begins: lists.list(begins),
             runs: lists.list(runs),
-            counted,
+            counted_tokens,
             max_counted,
             copies,
         })
@@ -247,7 +247,7 @@ impl RowSamplers {
         copy: impl Fn(std::ops::Range<usize>, &DeviceBuffer<u32>, usize) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
         for (section, at) in &lists.copies {
-            copy(section.words(), &self.lists, *at)?;
+            copy(section.words(), &self.list_memory, *at)?;
         }
         let params = BeginRowsParams {
             samplers: self.samplers.ptr(),
@@ -265,7 +265,7 @@ impl RowSamplers {
         let params = CountParams {
             counts: self.counts.ptr(),
             runs: lists.runs.at(uploaded),
-            tokens: lists.counted.at(uploaded),
+            tokens: lists.counted_tokens.at(uploaded),
             n_runs: lists.runs.len() as u32,
             vocab: self.vocab_size as u32,
         };

@@ -156,7 +156,7 @@ fn logits(random: &mut fastrand::Rng, n_rows: usize) -> Vec<f32> {
     let mut logits: Vec<f32> = (0..n_rows * VOCAB)
         .map(|_| 6.0 * (random.f32() + random.f32() + random.f32()) - 9.0)
         .collect();
-    // Sometimes one logit is NaN, so that no token can be chosen; the first row has ties.
+    // Sometimes one logit is NaN, so that host and device may choose different tokens; the first row has ties.
     if random.u32(0..4) == 0 {
         let place = random.usize(0..logits.len());
         logits[place] = f32::NAN;
@@ -213,7 +213,7 @@ fn device_and_host_sample_the_same_tokens() {
                     "step {step}, row {row}, {what:?}"
                 );
             }
-            // Tokens may differ after NaN logits: the host records the device's.
+            // Both samplers count the device's token.
             host.record(sampled.token);
         }
     }
@@ -221,7 +221,7 @@ fn device_and_host_sample_the_same_tokens() {
 }
 
 #[test]
-fn counts_grow_with_the_number_of_rows() {
+fn count_slots_grow_with_the_number_of_rows() {
     let random = &mut fastrand::Rng::with_seed(6);
     let mut gpu = Gpu::new();
     let penalized = |row| {
@@ -233,13 +233,13 @@ fn counts_grow_with_the_number_of_rows() {
     for start in &starts {
         gpu.start(std::slice::from_ref(start));
     }
-    assert!(gpu.samplers.n_slots >= ROWS as usize);
-    // A row that starts again frees its slot first.
-    let n_slots = gpu.samplers.n_slots;
+    assert!(gpu.samplers.n_count_slots >= ROWS as usize);
+    // A row that starts again frees its count slot first.
+    let n_count_slots = gpu.samplers.n_count_slots;
     for _ in 0..3 {
         gpu.start(&starts);
     }
-    assert_eq!(gpu.samplers.n_slots, n_slots);
+    assert_eq!(gpu.samplers.n_count_slots, n_count_slots);
     let rows: Vec<u32> = (1..=ROWS).collect();
     let logits = logits(random, rows.len());
     let sampled = gpu.sample(&rows, &logits);

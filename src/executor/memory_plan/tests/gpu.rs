@@ -11,7 +11,7 @@ fn gpu() -> MemoryBudget {
 }
 
 #[test]
-fn a_gpu_gives_most_of_its_memory() {
+fn a_gpu_pool_takes_most_of_the_memory_by_default() {
     let slots = |bytes: f64| (bytes / f64::from(128 << 10)) as u64 - 16;
     let plan = MemoryPlan::new(gpu(), wish()).expect("the plan fits");
     let expected = slots(0.9 * (16 * GIB) as f64 - (4 * GIB) as f64);

@@ -267,7 +267,7 @@ fn too_many_tokens_are_refused_with_the_number_that_fits() {
 }
 
 #[test]
-fn running_requests_follow_the_pool() {
+fn the_limit_of_running_requests_depends_on_the_pool() {
     let running = |asked, tokens| {
         running_requests(
             &budget(),

@@ -77,7 +77,7 @@ fn gemma_3_has_a_rope_for_each_kind_of_layers() {
 }
 
 #[test]
-fn caps_follow_the_class() {
+fn softcaps_depend_on_the_class() {
     let caps = json!({"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0});
     let wrapped = json!({"text_config": caps});
     for (class, edits, expected) in [

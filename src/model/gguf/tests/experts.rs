@@ -9,8 +9,8 @@ const HIDDEN: usize = 4;
 const WIDTH: usize = 3;
 const EXPERTS: usize = 2;
 
-/// A tensor of distinct elements.
-fn counted(name: &str, shape: &[usize]) -> Tensor {
+/// A tensor whose elements are numbered from 0.
+fn numbered(name: &str, shape: &[usize]) -> Tensor {
     let elements: usize = shape.iter().product();
     let values: Vec<f32> = (0..elements).map(|element| element as f32).collect();
     Tensor::f32(name, shape, &values)
@@ -38,7 +38,7 @@ fn tiny(architecture: &str) -> File {
     ]
     .into_iter()
     .fold(file, |file, (name, shape)| {
-        file.tensor(counted(name, shape))
+        file.tensor(numbered(name, shape))
     })
 }
 
@@ -99,7 +99,7 @@ fn gate_and_up_may_be_fused_in_one_stack() {
         let name = String::from_utf8_lossy(&tensor.name).into_owned();
         !name.contains("ffn_gate_exps") && !name.contains("ffn_up_exps")
     });
-    let both = counted(
+    let both = numbered(
         "blk.0.ffn_gate_up_exps.weight",
         &[EXPERTS, 2 * WIDTH, HIDDEN],
     );
@@ -181,7 +181,7 @@ fn unsupported_experts_are_rejected_by_key_or_tensor() {
     short
         .tensors
         .retain(|tensor| tensor.name != b"blk.0.ffn_down_exps.weight");
-    let short = short.tensor(counted(
+    let short = short.tensor(numbered(
         "blk.0.ffn_down_exps.weight",
         &[EXPERTS, HIDDEN, WIDTH + 1],
     ));

@@ -138,10 +138,10 @@ fn unsupported_keys_are_rejected_by_key_value_and_limit() {
         let mut file = tiny_llama();
         let key = format!("llama.{key}");
         file.pairs.retain(|(known, _)| known != key.as_bytes());
-        let kv = key.ends_with("head_count") && matches!(value, Value::U32(3));
+        let needs_two_kv_heads = key.ends_with("head_count") && matches!(value, Value::U32(3));
         file = file.pair(&key, value);
         // Two KV heads do not divide three query heads.
-        if kv {
+        if needs_two_kv_heads {
             file.pairs
                 .retain(|(known, _)| !known.ends_with(b"head_count_kv"));
             file = file.size("llama.attention.head_count_kv", 2);

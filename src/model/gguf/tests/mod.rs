@@ -32,7 +32,6 @@ fn open(file: &File) -> Result<Gguf, LoadError> {
     Gguf::open(&dir.path().join(NAME))
 }
 
-/// Asserts that the error message contains `expected`.
 #[track_caller]
 fn refused(result: Result<impl Sized, LoadError>, expected: &str) {
     let error = result.err().expect(expected).to_string();

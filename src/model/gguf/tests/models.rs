@@ -10,8 +10,8 @@ const VOCAB: usize = 5;
 const HIDDEN: usize = 4;
 const MLP: usize = 6;
 
-/// A tensor of distinct elements.
-fn counted(name: &str, shape: &[usize]) -> Tensor {
+/// A tensor whose elements are numbered from 0.
+fn numbered(name: &str, shape: &[usize]) -> Tensor {
     let elements: usize = shape.iter().product();
     let values: Vec<f32> = (0..elements).map(|element| element as f32).collect();
     Tensor::f32(name, shape, &values)
@@ -33,7 +33,7 @@ pub fn described(architecture: &str) -> File {
 
 pub fn with_tensors(file: File, names: &[(&str, &[usize])]) -> File {
     names.iter().fold(file, |file, (name, shape)| {
-        file.tensor(counted(name, shape))
+        file.tensor(numbered(name, shape))
     })
 }
 
@@ -104,7 +104,7 @@ fn sizes_come_from_metadata_and_the_rest_from_tensors() {
         (10_000.0, &RopeScaling::Default)
     );
     assert_eq!(config.context_tokens(), 64);
-    let untied = tiny_llama().tensor(counted("output.weight", &[VOCAB, HIDDEN]));
+    let untied = tiny_llama().tensor(numbered("output.weight", &[VOCAB, HIDDEN]));
     let (config, weights) = weights(&untied).expect("supported");
     assert!(!config.tie_word_embeddings);
     weights.check(&config.tensors()).expect("complete");
@@ -119,7 +119,7 @@ fn paired_rows_of_llama_are_reordered_and_others_are_not() {
     ];
     let mut file = tiny_llama();
     for (name, width) in bias {
-        file = file.tensor(counted(name, &[width]));
+        file = file.tensor(numbered(name, &[width]));
     }
     let wide = file.size("llama.attention.key_length", 4);
     refused(
@@ -135,12 +135,12 @@ fn paired_rows_of_llama_are_reordered_and_others_are_not() {
             if tensor.name.starts_with(b"blk.0.attn_k") || tensor.name.starts_with(b"blk.0.attn_v")
             {
                 let name = String::from_utf8(tensor.name.clone()).expect("ASCII");
-                *tensor = counted(&name, &[4, HIDDEN]);
+                *tensor = numbered(&name, &[4, HIDDEN]);
             }
         }
-        file.tensor(counted("blk.0.attn_q.bias", &[4]))
-            .tensor(counted("blk.0.attn_k.bias", &[4]))
-            .tensor(counted("blk.0.attn_v.bias", &[4]))
+        file.tensor(numbered("blk.0.attn_q.bias", &[4]))
+            .tensor(numbered("blk.0.attn_k.bias", &[4]))
+            .tensor(numbered("blk.0.attn_v.bias", &[4]))
     };
     let (config, weights) = weights(&one_head).expect("supported");
     assert_eq!((config.head_dim, config.num_key_value_heads), (4, 1));
@@ -164,8 +164,8 @@ fn paired_rows_of_llama_are_reordered_and_others_are_not() {
 fn a_fused_qkv_tensor_is_split_in_three() {
     let mut file = with_tensors(described("qwen2"), &COMMON);
     file = file
-        .tensor(counted("blk.0.attn_qkv.weight", &[8, HIDDEN]))
-        .tensor(counted("blk.0.attn_qkv.bias", &[8]));
+        .tensor(numbered("blk.0.attn_qkv.weight", &[8, HIDDEN]))
+        .tensor(numbered("blk.0.attn_qkv.bias", &[8]));
     let (config, weights) = weights(&file).expect("supported");
     assert!(config.bias.qkv);
     let at = |part: &str| format!("model.layers.0.self_attn.{part}");
@@ -199,12 +199,12 @@ fn tensor_errors_have_the_names_in_the_file() {
         config(&without(tiny_llama(), "token_embd.weight")),
         "token_embd.weight is not in the file",
     );
-    let bias = tiny_llama().tensor(counted("blk.0.attn_q.bias", &[4]));
+    let bias = tiny_llama().tensor(numbered("blk.0.attn_q.bias", &[4]));
     refused(
         weights(&bias),
         "tensor blk.0.attn_k.bias is missing, expected shape [2]",
     );
-    let more = tiny_llama().tensor(counted("blk.0.attn_sinks.weight", &[2]));
+    let more = tiny_llama().tensor(numbered("blk.0.attn_sinks.weight", &[2]));
     refused(
         weights(&more),
         "tensor blk.0.attn_sinks.weight is not part of a model",

@@ -11,12 +11,13 @@ use souffleur_kernels::tensor_view::RowOrder;
 
 /// Outputs converted together: as many as an AWQ word has.
 pub const TILE: usize = 8;
+/// Inputs of a block, and codes in a word.
 const BLOCK: usize = 32;
 const CODES: usize = 8;
 /// The nibble of each output in an AWQ word.
 const AWQ_NIBBLES: [usize; TILE] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-pub struct Affine<'a> {
+pub struct AffineCodes<'a> {
     packing: Packing,
     codes: Words<'a>,
     scales: GroupScales<'a>,
@@ -53,7 +54,7 @@ impl<'a> Words<'a> {
 /// Receives a block: row, block in the row, the group's scale and zero point, codes.
 type TakeBlock<'t> = dyn FnMut(usize, usize, GroupParams, &[u8; BLOCK / 2]) + 't;
 
-impl<'a> Affine<'a> {
+impl<'a> AffineCodes<'a> {
     pub fn find(
         module: &Module<'a>,
         packing: Packing,
@@ -155,9 +156,9 @@ impl<'a> Affine<'a> {
         let mut row = 0;
         while row < rows {
             let stored = order.stored_row(first + row);
-            let most = (TILE - stored % TILE).min(rows - row);
+            let max_run = (TILE - stored % TILE).min(rows - row);
             let follow = |n: &usize| order.stored_row(first + row + n) == stored + n;
-            let run = (0..most).take_while(follow).count();
+            let run = (0..max_run).take_while(follow).count();
             self.walk_within_tile(stored, run, &mut |n, block, params, codes| {
                 take(row + n, block, params, codes);
             });

@@ -8,6 +8,7 @@ use souffleur_kernels::tensor_view::Stored;
 
 pub(super) const BLOCK: usize = 32;
 
+/// A matrix whose outputs are every `step`-th output of a stack.
 #[derive(Clone)]
 pub struct Strided {
     /// File and bytes of the expert's part of the stack, and of its scales if it has blocks.

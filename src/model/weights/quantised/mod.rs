@@ -26,9 +26,9 @@ mod tensors;
 use std::num::NonZero;
 use std::thread;
 
-use self::affine::Affine;
+use self::affine::AffineCodes;
 use self::gpt_oss::StridedBytes;
-use self::scaled::Scaled;
+use self::scaled::ScaledCodes;
 pub use self::scheme::Scheme;
 use self::tensors::Module;
 use super::checkpoint::Weights;
@@ -40,7 +40,7 @@ use souffleur_kernels::tensor_view::{RowOrder, Stored, TensorView};
 
 const MIN_ROWS_PER_CORE: usize = 64;
 
-pub(super) const CODES: [&str; 2] = ["qweight", "weight_packed"];
+pub(super) const CODE_PARTS: [&str; 2] = ["qweight", "weight_packed"];
 
 pub enum MatrixSource<'a> {
     Plain(TensorView<'a>),
@@ -56,8 +56,8 @@ pub struct QuantisedMatrix<'a> {
 }
 
 enum Codes<'a> {
-    Scaled(Scaled<'a>),
-    Affine(Affine<'a>),
+    Scaled(ScaledCodes<'a>),
+    Affine(AffineCodes<'a>),
     GptOss(StridedBytes<'a>),
 }
 
@@ -86,7 +86,7 @@ impl Weights {
     pub fn has_codes(&self) -> bool {
         let is_coded = |name: &String| {
             let part = name.rsplit_once('.').map(|(_, part)| part);
-            part.is_some_and(|part| CODES.contains(&part))
+            part.is_some_and(|part| CODE_PARTS.contains(&part))
         };
         self.entries.keys().any(is_coded)
     }
@@ -97,7 +97,7 @@ impl Weights {
             return None;
         }
         let module = name.strip_suffix(".weight")?;
-        let mut names = CODES.iter().map(|part| format!("{module}.{part}"));
+        let mut names = CODE_PARTS.iter().map(|part| format!("{module}.{part}"));
         let codes = names.find(|name| self.entries.contains_key(name))?;
         let problem = match self.scheme {
             Some(scheme) => format!("but the model's quantization_config describes {scheme}"),
@@ -149,10 +149,10 @@ impl Weights {
             Some((module, scheme)) => {
                 let codes = match scheme {
                     Scheme::Fp8 { .. } | Scheme::Int8 => {
-                        Codes::Scaled(Scaled::find(&module, scheme, whole_shape)?)
+                        Codes::Scaled(ScaledCodes::find(&module, scheme, whole_shape)?)
                     }
                     Scheme::Int4(packing, group) => {
-                        Codes::Affine(Affine::find(&module, packing, group, whole_shape)?)
+                        Codes::Affine(AffineCodes::find(&module, packing, group, whole_shape)?)
                     }
                 };
                 Ok(MatrixSource::Quantised(QuantisedMatrix {

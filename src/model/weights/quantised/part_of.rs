@@ -2,7 +2,7 @@
 
 use souffleur_kernels::tensor_view::RowOrder;
 
-pub struct PartOf {
+pub struct MatrixRows {
     pub whole: String,
     /// `[outputs, inputs]` of the quantised matrix.
     pub shape: [usize; 2],

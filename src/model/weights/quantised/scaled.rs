@@ -8,7 +8,7 @@ use souffleur_base::error::LoadError;
 use souffleur_kernels::dtype::Dtype;
 use souffleur_kernels::tensor_view::RowOrder;
 
-pub struct Scaled<'a> {
+pub struct ScaledCodes<'a> {
     codes: &'a [u8],
     inputs: usize,
     values: Box<[f32; 256]>,
@@ -22,7 +22,7 @@ struct Scales {
     columns: usize,
 }
 
-impl<'a> Scaled<'a> {
+impl<'a> ScaledCodes<'a> {
     pub fn find(module: &Module<'a>, scheme: Scheme, shape: [usize; 2]) -> Result<Self, LoadError> {
         let (dtype, value, block): (_, fn(u8) -> f32, _) = match scheme {
             Scheme::Fp8 { block } => ("F8_E4M3", e4m3, block),

@@ -21,6 +21,7 @@ pub(in super::super) struct StackScales {
     /// Matrices per expert in the stack.
     parts: usize,
     shape: Vec<usize>,
+    /// Whether all matrices of an expert have the same scale.
     is_shared: bool,
 }
 

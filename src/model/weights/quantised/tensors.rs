@@ -13,6 +13,7 @@ pub struct Module<'a> {
     name: String,
 }
 
+/// A tensor of a module.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
     weights: &'a Weights,

@@ -19,7 +19,7 @@ fn loaded_blocks_equal_saved_ones_at_any_timing_of_copies() {
     let expected = outcome(21, DEFAULT_CASE);
     let (tokens, saved) = &expected;
     assert_eq!(saved.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
-    let is_written = |block: &Vec<u8>| block.iter().any(|byte| *byte != FREED);
+    let is_written = |block: &Vec<u8>| block.iter().any(|byte| *byte != FREED_BYTE);
     assert!(saved.values().all(is_written));
     assert!(saved[&1] != saved[&2] && saved[&2] != saved[&3]);
     // Row 3 has loaded the bytes that row 1 had computed, and continues with the same tokens.
@@ -114,7 +114,7 @@ fn a_load_whose_copy_fails_or_whose_blocks_are_missing_loses_the_step() {
 }
 
 #[test]
-fn blocks_that_cannot_be_copied_are_refused_by_their_size() {
+fn block_sizes_that_cannot_be_copied_are_refused() {
     let port = || {
         Box::new(Port {
             store: Arc::default(),

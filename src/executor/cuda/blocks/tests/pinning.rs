@@ -85,7 +85,7 @@ fn a_launch_pins_one_buffer_and_copies_the_others_from_pageable_memory() {
         }
         run.fetch();
         assert_eq!(step_alone(&mut run, &plan(LOADS)), 2);
-        let seen = std::mem::take(&mut *run.store.free.lock().unwrap());
+        let pinned = std::mem::take(&mut *run.store.free.lock().unwrap());
         assert_eq!(step_alone(&mut run, &plan(LOADS + 1)), 3);
         assert!(run.saved() == expected, "hurries_copies: {hurries_copies}");
         // The buffer that stayed pageable is pinned by the next launch.
@@ -100,7 +100,7 @@ fn a_launch_pins_one_buffer_and_copies_the_others_from_pageable_memory() {
             let saved = run.saved();
             assert!(saved[&step] == saved[&4] && saved[&(100 + step)] == saved[&5]);
         }
-        run.store.free.lock().unwrap().extend(seen);
+        run.store.free.lock().unwrap().extend(pinned);
         run.emulated.hurry_copies(false);
     }
 }

@@ -30,7 +30,7 @@ pub(super) const PROMPT_TOKENS: u32 = 24;
 pub(super) const OUT_OF_MEMORY: i32 = 2;
 pub(super) const ILLEGAL_ADDRESS: i32 = 700;
 pub(super) const PAGE_BYTES: usize = 4096;
-pub(super) const FREED: u8 = 0xee;
+pub(super) const FREED_BYTE: u8 = 0xee;
 pub(super) const STEPS: u64 = 9;
 /// The steps that save a block whose pages were just written, a block that no step waits for, and a block whose pages
 /// the same step writes to.
@@ -60,7 +60,7 @@ impl Block {
     fn new(len: usize) -> Self {
         let pages = MmapMut::map_anon(len.next_multiple_of(PAGE_BYTES)).unwrap();
         let mut block = Self { pages, len };
-        block.bytes_mut().fill(FREED);
+        block.bytes_mut().fill(FREED_BYTE);
         block
     }
 
@@ -118,7 +118,7 @@ impl HostBuffer for StoreBuffer {
 impl Drop for StoreBuffer {
     fn drop(&mut self) {
         if let Some(mut block) = self.block.take() {
-            block.bytes_mut().fill(FREED);
+            block.bytes_mut().fill(FREED_BYTE);
             self.store.free.lock().unwrap().push(block);
         }
         self.store.in_use.fetch_sub(1, Ordering::Relaxed);
@@ -296,7 +296,6 @@ pub(super) fn plan(step: u64) -> StepPlan {
     plan
 }
 
-/// The wait that the test removes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum SkippedWait {
     None,
@@ -390,7 +389,7 @@ impl Run {
     pub(super) fn poll_save(&self) {
         let step = self.executor.in_flight.back().unwrap();
         for _ in 0..1000 {
-            if step.blocks.are_copied().unwrap() {
+            if step.blocks.are_saves_copied().unwrap() {
                 return;
             }
         }
