@@ -56,7 +56,7 @@ struct Routed {
     recorded: oneshot::Sender<()>,
 }
 
-/// The plan in flight: the prompt to publish, and the prompt to reserve pages for.
+/// The plan in flight: the reply channel of the prompt that it publishes, and the prompt that it reserves pages for.
 struct OpenPlan {
     publishes: Option<oneshot::Sender<()>>,
     reserves: Option<Routed>,

@@ -37,11 +37,11 @@ class Peak:
         """The measures that this processor supports."""
         return self._run("list").split()
 
-    def measure(self, held_to):
+    def measure(self, peak_isa):
         """Measures read bandwidth and the peaks of an instruction set's products, in about a second."""
         bandwidth = float(self._run(isa.READ, THREADS, READ_KIB, READ_PASSES)) * 1e9
-        peaks = {measure: float(self._run(measure, THREADS)) * 1e9 for measure in held_to.measures}
-        best = {kind: max(getattr(held_to, kind), key=peaks.get) for kind in ("bf16", "int8", "int4")}
+        peaks = {measure: float(self._run(measure, THREADS)) * 1e9 for measure in peak_isa.measures}
+        best = {kind: max(getattr(peak_isa, kind), key=peaks.get) for kind in ("bf16", "int8", "int4")}
         return Limits(bandwidth, *(peaks[best[kind]] for kind in ("bf16", "int8", "int4")), best)
 
 

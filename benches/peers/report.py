@@ -163,8 +163,8 @@ def memory_line(model, records, title, row, key="mib"):
 
 def lines(model, session, max_other):
     """All lines of a model. Lines without a measure are included only for rows that the command line selects."""
-    records, held_to = session.records, session.held_to
-    made = [line(model, row, metric.on(held_to), records, max_other) for row in rows.ROWS for metric in row.metrics]
+    records, peak_isa = session.records, session.peak_isa
+    made = [line(model, row, metric.on(peak_isa), records, max_other) for row in rows.ROWS for metric in row.metrics]
     made.append(start_line(model, records, max_other))
     made.append(memory_line(model, records, "peak resident memory, first start", rows.FIRST_START))
     made.append(memory_line(model, records, "peak resident memory, second start and all loads", rows.MEMORY))
@@ -227,7 +227,7 @@ def head(session, options, missing):
     if options.forced:
         notes += [f"{engine}: {text}" for engine, text in isa.REMAINS.items() if engine in options.engines]
     return {
-        "date": time.strftime("%Y-%m-%d"), "processor": processor(), "isa": session.held_to.name, "forced": options.forced is not None,
+        "date": time.strftime("%Y-%m-%d"), "processor": processor(), "isa": session.peak_isa.name, "forced": options.forced is not None,
         "threads": machine.THREADS, "commit": commit(), "binary": session.digest, "versions": VERSIONS, "notes": notes,
         "limits": limits(session.records),
     }

@@ -41,7 +41,7 @@ class Session:
         self.results.parent.mkdir(parents=True, exist_ok=True)
         self.records = load(self.results)
         self.peak = machine.Peak(self.scratch)
-        self.held_to = options.forced or isa.native(self.peak.has())
+        self.peak_isa = options.forced or isa.native(self.peak.has())
         self.int8 = binary is not None and engines.knows_int8(Souffleur.binary)
         self.live = {}
         self.broken = set()
@@ -51,7 +51,7 @@ class Session:
 
     def record(self, model, row, kind, engine, number, **more):
         """Appends a record to the file, and prints it."""
-        made = {"model": model, "row": row, "kind": kind, "engine": engine, "round": number, "isa": self.held_to.name, "when": round(time.time(), 1)} | more
+        made = {"model": model, "row": row, "kind": kind, "engine": engine, "round": number, "isa": self.peak_isa.name, "when": round(time.time(), 1)} | more
         self.records.append(made)
         with open(self.results, "a") as file:
             file.write(json.dumps(made) + "\n")
@@ -69,7 +69,7 @@ class Session:
 
     def wanted(self, model, row):
         """The engines on which a row is measured."""
-        peers = row.peers_of(model, self.options.quick, self.held_to)
+        peers = row.peers_of(model, self.options.quick, self.peak_isa)
         names = [peer for peer in peers if peer in self.options.engines]
         if "souffleur" in self.options.engines and (row.kind != "int8" or self.int8):
             names.append("souffleur")
@@ -170,7 +170,7 @@ class Session:
         engine = self.live[name, row.kind]
         # The same prompts for every engine.
         rng = engines.seeded(model, row.name, number)
-        limits = self.peak.measure(self.held_to)
+        limits = self.peak.measure(self.peak_isa)
         try:
             engine.resume(engines.seeded(model, row.name, number, "wake"))
             gc.collect()

@@ -120,9 +120,9 @@ class Metric:
     # The bar for a size, which replaces the ratio: this multiple of the size of the model's file, plus the KV pool.
     times_file: float | None = None
 
-    def on(self, held_to):
+    def on(self, peak_isa):
         """The metric with the bars for an instruction set."""
-        return self if held_to.wide or not self.narrow else replace(self, **self.narrow)
+        return self if peak_isa.wide or not self.narrow else replace(self, **self.narrow)
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ class Row:
     # Measured on a separate start while no other engine runs.
     alone: bool = False
 
-    def peers_of(self, model, quick, held_to):
+    def peers_of(self, model, quick, peak_isa):
         """The peers on which the row is measured. The best ones are known only for vectors of 512 bits."""
-        return self.best.get(model, self.peers) if quick and held_to.wide else self.peers
+        return self.best.get(model, self.peers) if quick and peak_isa.wide else self.peers
 
 
 def best(qwen, llama):

@@ -47,7 +47,7 @@ pub struct CalibrateArgs {
     /// Key channels in the labels when recall is measured; if not given, a quarter of a key's channels and at least 32
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     ds_heavy_channel_num: Option<u32>,
-    /// Tokens that labels select to measure recall: the share of those with the highest attention that are selected
+    /// Tokens that labels select; recall is the share of the tokens with the highest attention that are selected
     #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..))]
     ds_heavy_token_num: u32,
     /// JSON file to write, for --ds-channel-config-path

@@ -46,13 +46,13 @@ pub fn run(args: &LogitsArgs) -> Result<(), Failure> {
         0 => default_threads(),
         threads => threads,
     };
-    let named = local::with_model(EngineConfig {
+    let config = local::with_model(EngineConfig {
         model_path: args.model_path.clone().unwrap_or_default(),
         revision: args.revision.clone(),
         ..EngineConfig::default()
     })?;
     let request = LogitsRequest {
-        model: named.model_path,
+        model: config.model_path,
         dtype: Dtype::from_name(&args.dtype),
         kv_dtype: KvDtype::from_name(&args.kv_cache_dtype),
         quantization: args

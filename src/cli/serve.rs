@@ -50,11 +50,11 @@ fn listen(config: &ServerConfig) -> Result<TcpListener, Failure> {
     })
 }
 
-type Starting = oneshot::Receiver<Result<EngineHandle, Failure>>;
+type EngineStart = oneshot::Receiver<Result<EngineHandle, Failure>>;
 
 async fn serve(
     server_config: ServerConfig,
-    start: impl FnOnce() -> Starting,
+    start: impl FnOnce() -> EngineStart,
     (listener, grpc): (TcpListener, GrpcListener),
     metrics: PrometheusHandle,
     traces: Tracing,
@@ -107,7 +107,7 @@ async fn serve(
 }
 
 /// Starts the engine on a separate thread, since downloading and loading block. The server answers 503 meanwhile.
-fn start_on_thread(config: EngineConfig) -> Starting {
+fn start_on_thread(config: EngineConfig) -> EngineStart {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
         let engine = local::with_model(config).and_then(|config| {

@@ -41,8 +41,8 @@ struct WithoutClientErrors;
 impl<S: Subscriber> Layer<S> for WithoutClientErrors {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let target = event.metadata().target();
-        let mut known = CLIENT_ERRORS.iter().filter(|(from, _)| *from == target);
-        known.all(|(_, beginning)| {
+        let mut candidates = CLIENT_ERRORS.iter().filter(|(from, _)| *from == target);
+        candidates.all(|(_, beginning)| {
             let mut message = Message(String::new());
             event.record(&mut message);
             !message.0.starts_with(beginning)

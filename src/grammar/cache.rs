@@ -86,7 +86,7 @@ impl Slots {
     }
 
     pub(super) fn find(&mut self, key: &Key) -> Option<Arc<Slot>> {
-        let at = self.used.iter().position(|(known, _)| known == key)?;
+        let at = self.used.iter().position(|(stored, _)| stored == key)?;
         let entry = self.used.remove(at);
         let slot = entry.1.clone();
         self.used.push(entry);
@@ -104,7 +104,7 @@ impl Slots {
     }
 
     pub(super) fn remove(&mut self, key: &Key) {
-        self.used.retain(|(known, _)| known != key);
+        self.used.retain(|(stored, _)| stored != key);
     }
 }
 

@@ -126,8 +126,8 @@ impl GrammarCompiler {
         source.check_size(&core.limits)?;
         let (key, field) = (source.key(), source.field);
         let timeout = core.limits.compile_time;
-        let known = lock(&core.slots).find(&key);
-        let slot = match known {
+        let cached = lock(&core.slots).find(&key);
+        let slot = match cached {
             Some(slot) => slot,
             None => {
                 notes.is_cached = false;
@@ -164,7 +164,7 @@ impl Core {
         Arc::new(Gated::new(template, gate, call, self.markers(), tokens))
     }
 
-    /// Adds a slot after a cache miss, and starts a thread that fills it. Returns the slot if another request added it.
+    /// Adds a slot after a cache miss, and a thread that fills it. Returns the slot if another request just added it.
     fn slot_for(
         self: &Arc<Self>,
         source: Source,

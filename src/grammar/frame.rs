@@ -6,6 +6,6 @@ use souffleur_state::output::OutputStart;
 pub enum AnswerFrame {
     #[default]
     Bare,
-    /// Messages with headers, in which the output starts at this point.
+    /// Messages with headers, in which the output starts at the given point.
     Messages(OutputStart),
 }

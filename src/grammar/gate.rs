@@ -62,7 +62,7 @@ impl Grammar for Gated {
             Phase::Inside(Vec::new())
         } else {
             Phase::Before {
-                opened: Vec::new(),
+                tag_start: Vec::new(),
                 inner: Some(self.inner.begin()),
             }
         };
@@ -89,7 +89,7 @@ struct Gate {
 enum Phase {
     /// The output so far may be the beginning of the opening tag, or of a text that the grammar allows.
     Before {
-        opened: Vec<u8>,
+        tag_start: Vec<u8>,
         inner: Option<Box<dyn GrammarState>>,
     },
     /// Inside the reasoning. Holds its last bytes, at most as many as the closing tag has.
@@ -114,15 +114,15 @@ impl Gate {
     }
 
     /// Appends a token to the partly written opening tag.
-    fn append_to_tag(&self, opened: &mut Vec<u8>, token: u32) -> TagStep {
+    fn append_to_tag(&self, tag_start: &mut Vec<u8>, token: u32) -> TagStep {
         match &self.open {
-            Tag::Token(id) if *id == token && opened.is_empty() => TagStep::Complete,
+            Tag::Token(id) if *id == token && tag_start.is_empty() => TagStep::Complete,
             Tag::Token(_) => TagStep::Broken,
             Tag::Text(tag) => {
-                opened.extend_from_slice(self.trie().token(token));
+                tag_start.extend_from_slice(self.trie().token(token));
                 match (
-                    tag.len() <= opened.len(),
-                    tag.as_bytes().starts_with(opened),
+                    tag.len() <= tag_start.len(),
+                    tag.as_bytes().starts_with(tag_start),
                 ) {
                     (true, true) => TagStep::Complete,
                     (false, true) => TagStep::Open,
@@ -177,14 +177,14 @@ impl Gate {
 
     fn before(
         &mut self,
-        mut opened: Vec<u8>,
+        mut tag_start: Vec<u8>,
         inner: Option<Box<dyn GrammarState>>,
         token: u32,
     ) -> Result<GrammarProgress, GrammarFailure> {
         let step = if self.is_end(token) {
             TagStep::Broken
         } else {
-            self.append_to_tag(&mut opened, token)
+            self.append_to_tag(&mut tag_start, token)
         };
         if matches!(step, TagStep::Complete) {
             self.phase = Phase::Inside(Vec::new());
@@ -193,7 +193,7 @@ impl Gate {
         let is_open = matches!(step, TagStep::Open);
         let Some(mut inner) = inner else {
             self.phase = Phase::Before {
-                opened,
+                tag_start,
                 inner: None,
             };
             return if is_open {
@@ -210,14 +210,14 @@ impl Gate {
             }
             (Ok(_), true) => {
                 self.phase = Phase::Before {
-                    opened,
+                    tag_start,
                     inner: Some(inner),
                 };
                 Ok(GrammarProgress::Open)
             }
             (Err(GrammarFailure::NoToken), true) => {
                 self.phase = Phase::Before {
-                    opened,
+                    tag_start,
                     inner: None,
                 };
                 Ok(GrammarProgress::Open)
@@ -229,10 +229,10 @@ impl Gate {
 
 impl GrammarState for Gate {
     fn mask(&mut self, mask: &mut TokenMask) -> Result<Allowed, GrammarFailure> {
-        let (opened, inner) = match &mut self.phase {
+        let (tag_start, inner) = match &mut self.phase {
             Phase::Inside(_) => return Ok(Allowed::All),
             Phase::After(inner) => return inner.mask(mask),
-            Phase::Before { opened, inner } => (opened, inner),
+            Phase::Before { tag_start, inner } => (tag_start, inner),
         };
         mask.clear();
         let allowed = match inner.as_mut().map(|inner| inner.mask(mask)) {
@@ -242,12 +242,12 @@ impl GrammarState for Gate {
         match &self.open {
             _ if allowed == Allowed::All => {}
             Tag::Token(id) => {
-                if opened.is_empty() {
+                if tag_start.is_empty() {
                     mask.allow(*id);
                 }
             }
             Tag::Text(tag) => {
-                let rest = tag.as_bytes().get(opened.len()..).unwrap_or_default();
+                let rest = tag.as_bytes().get(tag_start.len()..).unwrap_or_default();
                 let tokens = self.tokens.tok_trie().all_prefixes(rest);
                 tokens.into_iter().for_each(|token| mask.allow(token));
             }
@@ -263,7 +263,7 @@ impl GrammarState for Gate {
                 progress
             }
             Phase::Inside(tail) => self.inside(tail, token),
-            Phase::Before { opened, inner } => self.before(opened, inner, token),
+            Phase::Before { tag_start, inner } => self.before(tag_start, inner, token),
         }
     }
 }

@@ -44,7 +44,7 @@ impl Markers {
         let names = self.by_letter.get(&name.chars().next()?)?;
         names
             .iter()
-            .find(|(known, _)| known == name)
+            .find(|(marker, _)| marker == name)
             .map(|(_, id)| *id)
     }
 

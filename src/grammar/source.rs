@@ -30,7 +30,7 @@ pub(super) struct Source {
     /// The schemas and grammars that the rules refer to as `@s0`, `@s1` and so on.
     nested: Vec<Nested>,
     /// Indices in `nested`, by the text of the schema or grammar.
-    known: HashMap<String, usize>,
+    indices: HashMap<String, usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ impl Source {
             field,
             lark,
             nested: Vec::new(),
-            known: HashMap::new(),
+            indices: HashMap::new(),
         }
     }
 
@@ -66,7 +66,7 @@ impl Source {
         let (is_flexible, pattern) = match whitespace {
             JsonWhitespace::Bounded => (true, Some(BOUNDED.to_owned())),
             JsonWhitespace::Compact => (false, None),
-            JsonWhitespace::Pattern(pattern) => (true, Some(regex::rewritten(pattern))),
+            JsonWhitespace::Pattern(pattern) => (true, Some(regex::rewrite_checked(pattern))),
         };
         regex::quote_patterns(&mut schema);
         let options = JsonCompileOptions {
@@ -86,7 +86,7 @@ impl Source {
 
     fn nested(&mut self, text: String, nested: Nested) -> String {
         let next = self.nested.len();
-        let at = *self.known.entry(text).or_insert(next);
+        let at = *self.indices.entry(text).or_insert(next);
         if at == next {
             self.nested.push(nested);
         }

@@ -20,12 +20,13 @@ pub(super) struct Template {
     opening: Vec<u32>,
 }
 
+/// The parser of one output.
 struct Parsing {
     parser: TokenParser,
 }
 
-/// Resets the lexer's fuel and limit of states, which llguidance does only when it computes a mask. Otherwise an output
-/// that is replayed from its beginning would run out of fuel, and forced text would have no limit.
+/// Resets the lexer's fuel and its limit of states. llguidance does this only when it computes a mask: without masks,
+/// an output that is replayed from its beginning would run out of fuel, and forced text would have no limit.
 struct Refuel(TokEnv);
 
 impl BiasComputer for Refuel {

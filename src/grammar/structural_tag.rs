@@ -1,4 +1,4 @@
-//! Reads structural tags: SGLang's older form, and XGrammar's tree of formats.
+//! Reads structural tags, which constrain tagged parts of outputs: SGLang's older form, and XGrammar's tree of formats.
 
 use serde_json::{Map, Value};
 
@@ -11,7 +11,7 @@ use super::tools::xml;
 use souffleur_base::error::FieldError;
 use souffleur_base::field::Cut;
 
-/// The field that errors name.
+/// The field of the request that errors name.
 const FIELD: &str = "structural_tag";
 
 /// Converts a structural tag to a part.
@@ -28,7 +28,7 @@ pub(super) fn read(tag: &Value, limits: &GrammarLimits) -> Result<Part, FieldErr
     }
     match (object.get("format"), object.get("structures")) {
         (Some(format), None) => reader.format(format, "#/format", 0),
-        (None, Some(structures)) => reader.old(structures, object.get("triggers")),
+        (None, Some(structures)) => reader.older_form(structures, object.get("triggers")),
         _ => Err(refusal("#", "needs either a format or structures")),
     }
 }
@@ -39,7 +39,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Reads SGLang's older form: `structures` of `begin`, `schema` and `end`, and `triggers`.
-    fn old(&self, structures: &Value, triggers: Option<&Value>) -> Result<Part, FieldError> {
+    fn older_form(&self, structures: &Value, triggers: Option<&Value>) -> Result<Part, FieldError> {
         let mut tags = Vec::new();
         for (at, structure) in self.list(structures, "#/structures")?.iter().enumerate() {
             let place = format!("#/structures/{at}");
@@ -232,10 +232,10 @@ impl Reader<'_> {
             .map(|trigger| (trigger.clone(), Vec::new()))
             .collect();
         for tag in tags {
-            let mut begins = by_trigger
+            let mut matching = by_trigger
                 .iter_mut()
                 .filter(|(trigger, _)| tag.begin.starts_with(trigger.as_str()));
-            let (Some((trigger, rests)), None) = (begins.next(), begins.next()) else {
+            let (Some((trigger, rests)), None) = (matching.next(), matching.next()) else {
                 let begin = &tag.begin;
                 return Err(refusal(
                     place,

@@ -143,7 +143,7 @@ fn choice(texts: &[String], limits: &GrammarLimits) -> Result<Part, FieldError> 
 fn check_whitespace(whitespace: &JsonWhitespace, limits: &GrammarLimits) -> Result<(), FieldError> {
     match whitespace {
         JsonWhitespace::Pattern(pattern) => {
-            regex::plain("whitespace_pattern", pattern, limits).map(drop)
+            regex::rewrite("whitespace_pattern", pattern, limits).map(drop)
         }
         JsonWhitespace::Bounded | JsonWhitespace::Compact => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! Writes the part tree of an output as a Lark grammar.
+//! Converts a constraint, a tree of [`Part`]s of the output, to a Lark grammar.
 //!
 //! The lexer takes the longest match and does not backtrack. So free text and the text that ends it are one terminal
 //! with a lazy match, and two texts that could form one longer match are never adjacent.
@@ -38,14 +38,14 @@ struct Writer<'a> {
     n_names: usize,
 }
 
-/// The grammar of free text, which consists of texts with markers between them.
+/// The grammar of free text, which consists of texts with markers (special or added tokens) between them.
 struct Texts {
     /// The markers that the free text may contain.
-    others: Option<String>,
+    inner_markers: Option<String>,
     /// Terminals that each text must match.
     conditions: Vec<String>,
     /// The condition that no text contains an end. Lazy terminals, which stop at the first end, do not need it.
-    before_ends: Option<String>,
+    without_ends: Option<String>,
     /// A regular expression that the beginning of the first text must not match.
     not_at_first: Option<String>,
 }
@@ -274,26 +274,26 @@ impl Writer<'_> {
 
     /// The grammar of texts that end before any of `ends`.
     fn texts<'a>(&mut self, free: &Free, ends: impl Iterator<Item = &'a String>) -> Texts {
-        let mut letters = Vec::new();
-        let mut without = Vec::new();
+        let mut text_ends = Vec::new();
+        let mut marker_ends = Vec::new();
         for end in ends {
             match self.markers.spans(end).first() {
-                Some(Span::Marker(id)) => without.push(*id),
+                Some(Span::Marker(id)) => marker_ends.push(*id),
                 // If an end is a text and then a marker, the text alone does not end free text.
-                Some(Span::Text(text)) if text == end => letters.push(end.clone()),
+                Some(Span::Text(text)) if text == end => text_ends.push(end.clone()),
                 _ => {}
             }
         }
         let conditions = free.matches.iter().cloned();
         let conditions = conditions.chain(without_texts(&free.excludes)).collect();
         Texts {
-            others: if free.is_plain {
+            inner_markers: if free.is_plain {
                 None
             } else {
-                self.markers.all_except(&without)
+                self.markers.all_except(&marker_ends)
             },
             conditions,
-            before_ends: without_texts(&letters),
+            without_ends: without_texts(&text_ends),
             not_at_first: free.not_at_first.clone(),
         }
     }
@@ -302,10 +302,10 @@ impl Writer<'_> {
     fn run(&mut self, texts: &Texts, is_first: bool) -> String {
         let first = self.text_terminal(texts, "", is_first);
         let later = self.text_terminal(texts, "", false);
-        match &texts.others {
+        match &texts.inner_markers {
             None => first,
-            Some(others) => {
-                let marker = self.hoist("r", &format!("{others} {later}"));
+            Some(inner_markers) => {
+                let marker = self.hoist("r", &format!("{inner_markers} {later}"));
                 format!("{first} {marker}*")
             }
         }
@@ -336,12 +336,12 @@ impl Writer<'_> {
         };
         let at_once = ending(self, is_first);
         let mut runs = vec![at_once.clone()];
-        if let Some(others) = &texts.others {
+        if let Some(inner_markers) = &texts.inner_markers {
             let first = self.text_terminal(texts, "", is_first);
             let later = self.text_terminal(texts, "", false);
-            let marker = self.hoist("r", &format!("{later} {others}"));
+            let marker = self.hoist("r", &format!("{later} {inner_markers}"));
             let after = ending(self, false);
-            runs.push(format!("{first} {others} {marker}* {after}"));
+            runs.push(format!("{first} {inner_markers} {marker}* {after}"));
         }
         let run = self.choice(runs);
         format!("{run} {rest}")
@@ -357,7 +357,7 @@ impl Writer<'_> {
         let mut all = vec![ANY.to_owned()];
         all.extend(texts.conditions.iter().cloned());
         if !is_lazy {
-            all.extend(texts.before_ends.clone());
+            all.extend(texts.without_ends.clone());
         }
         if let (true, Some(begin)) = (is_first, &texts.not_at_first) {
             all.push(format!("~/(?:{begin})(?s:.*)/"));

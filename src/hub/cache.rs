@@ -53,7 +53,7 @@ impl RepoCache {
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    pub fn keep_commit(&self, commit: &str) -> Result<(), HubError> {
+    pub fn save_commit(&self, commit: &str) -> Result<(), HubError> {
         // An unchanged reference is not written, as the cache may be read-only.
         if self.known_commit().as_deref() == Some(commit) {
             return Ok(());
@@ -66,8 +66,8 @@ impl RepoCache {
             fs::write(&new, commit)?;
             fs::rename(&new, &path)
         };
-        let kept = put().inspect_err(|_| drop(fs::remove_file(&new)));
-        kept.map_err(HubError::io(&path))
+        let saved = put().inspect_err(|_| drop(fs::remove_file(&new)));
+        saved.map_err(HubError::io(&path))
     }
 
     fn reference(&self) -> PathBuf {

@@ -110,17 +110,17 @@ impl<'a> Client<'a> {
         let (endpoint, repo) = (&self.settings.endpoint, self.repo);
         let revision = escaped(self.revision, &[]);
         let url = format!("{endpoint}/api/models/{repo}/revision/{revision}?blobs=true");
-        let answer = self.get(&url, None)?;
-        let status = answer.status();
+        let response = self.get(&url, None)?;
+        let status = response.status();
         if status != StatusCode::OK {
-            return Err(self.refusal(status, answer.headers(), &repo.to_string()));
+            return Err(self.refusal(status, response.headers(), &repo.to_string()));
         }
         let protocol = |reason: String| HubError::Protocol {
             host: host_of(&url),
             what: repo.to_string(),
             reason,
         };
-        let body = answer
+        let body = response
             .into_body()
             .into_with_config()
             .limit(MAX_LISTING_BYTES);
@@ -143,8 +143,8 @@ impl<'a> Client<'a> {
         let mut url = self.url(&listing.commit, path);
         let (mut etag, mut bytes) = (None, None);
         for _ in 0..=MAX_REDIRECTS {
-            let answer = self.call(self.agent.head(&url), &url, None)?;
-            let (status, headers) = (answer.status(), answer.headers());
+            let response = self.call(self.agent.head(&url), &url, None)?;
+            let (status, headers) = (response.status(), response.headers());
             if !status.is_success() && !status.is_redirection() {
                 return Err(self.refusal(status, headers, path));
             }
@@ -164,7 +164,7 @@ impl<'a> Client<'a> {
                     etag: etag.clone(),
                 });
             }
-            let Some(next) = redirection(&url, &answer)? else {
+            let Some(next) = redirection(&url, &response)? else {
                 break;
             };
             url = next;
@@ -178,11 +178,11 @@ impl<'a> Client<'a> {
 
     pub fn part(&self, commit: &str, file: &RemoteFile, from: u64) -> Result<Part, HubError> {
         let url = self.url(commit, &file.path);
-        let answer = self.get(&url, (from > 0).then_some(from))?;
-        let status = answer.status();
+        let response = self.get(&url, (from > 0).then_some(from))?;
+        let status = response.status();
         let from = match status {
             StatusCode::OK => 0,
-            StatusCode::PARTIAL_CONTENT if begins_at(answer.headers(), from) => from,
+            StatusCode::PARTIAL_CONTENT if begins_at(response.headers(), from) => from,
             StatusCode::PARTIAL_CONTENT => {
                 return Err(HubError::Protocol {
                     host: host_of(&url),
@@ -190,11 +190,11 @@ impl<'a> Client<'a> {
                     reason: format!("the response does not start at byte {from}"),
                 });
             }
-            _ => return Err(self.refusal(status, answer.headers(), &file.path)),
+            _ => return Err(self.refusal(status, response.headers(), &file.path)),
         };
         Ok(Part {
             from,
-            body: answer.into_body(),
+            body: response.into_body(),
         })
     }
 
@@ -210,9 +210,9 @@ impl<'a> Client<'a> {
     fn get(&self, url: &str, from: Option<u64>) -> Result<Response<Body>, HubError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
-            let answer = self.call(self.agent.get(&url), &url, from)?;
-            let Some(next) = redirection(&url, &answer)? else {
-                return Ok(answer);
+            let response = self.call(self.agent.get(&url), &url, from)?;
+            let Some(next) = redirection(&url, &response)? else {
+                return Ok(response);
             };
             url = next;
         }
@@ -288,11 +288,11 @@ fn begins_at(headers: &HeaderMap, from: u64) -> bool {
     start.and_then(|start| start.trim().parse().ok()) == Some(from)
 }
 
-fn redirection(url: &str, answer: &Response<Body>) -> Result<Option<String>, HubError> {
-    if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+fn redirection(url: &str, response: &Response<Body>) -> Result<Option<String>, HubError> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
     }
-    let location = answer.headers().get(LOCATION);
+    let location = response.headers().get(LOCATION);
     let location = location.and_then(|location| location.to_str().ok());
     let next = location.and_then(|location| resolved(url, location));
     let next = next.ok_or_else(|| unreachable_host(url, "it redirects to an invalid URL"))?;

@@ -12,7 +12,6 @@ use super::settings::HubSettings;
 
 const MAX_ATTEMPTS: u32 = 5;
 const BUFFER_BYTES: usize = 1 << 20;
-/// HTTP status 416.
 const RANGE_NOT_SATISFIABLE: u16 = 416;
 
 pub(super) struct FileDownloader<'a> {
@@ -170,9 +169,9 @@ impl Fetch<'_> {
             partial.restart(file).map_err(self.io())?;
         }
         // Reads at most one byte more than expected, to detect a host that sends another file.
-        let most = (file.bytes - partial.bytes).saturating_add(1);
+        let limit = (file.bytes - partial.bytes).saturating_add(1);
         let body = part.body.into_with_config().limit(u64::MAX);
-        let mut body = body.reader().take(most);
+        let mut body = body.reader().take(limit);
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             let read = match body.read(&mut buffer) {

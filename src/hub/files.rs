@@ -13,7 +13,7 @@ const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Files that are read in addition to the weights, if present.
-const SMALL: [&str; 6] = [
+const METADATA: [&str; 6] = [
     CONFIG,
     "generation_config.json",
     TOKENIZER,
@@ -41,7 +41,7 @@ pub enum Extent {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Choice {
-    pub small: Vec<&'static str>,
+    pub metadata: Vec<&'static str>,
     pub weights: WeightFiles,
 }
 
@@ -52,7 +52,7 @@ impl Choice {
             (WeightFiles::None, _) | (WeightFiles::Gguf(_), Wish::File(_)) => true,
             // Another program may have downloaded the weights without the tokenizer's files.
             (WeightFiles::Single | WeightFiles::Sharded, _) => {
-                self.small.contains(&TOKENIZER) && self.small.contains(&TOKENIZER_CONFIG)
+                self.metadata.contains(&TOKENIZER) && self.metadata.contains(&TOKENIZER_CONFIG)
             }
             (WeightFiles::Gguf(files), Wish::Quantisation(name)) => {
                 let first = files.first();
@@ -83,7 +83,7 @@ pub(super) fn choose(
         reason,
     };
     let gguf = |files: Vec<String>| Choice {
-        small: Vec::new(),
+        metadata: Vec::new(),
         weights: WeightFiles::Gguf(files),
     };
     let models = gguf_models(names);
@@ -103,12 +103,12 @@ pub(super) fn choose(
                 (Extent::Whole, false) => WeightFiles::Sharded,
             };
             let wanted = match extent {
-                Extent::Whole => &SMALL[..],
-                Extent::Shape => &SMALL[..1],
+                Extent::Whole => &METADATA[..],
+                Extent::Shape => &METADATA[..1],
             };
-            let small = wanted.iter().copied().filter(|name| names.contains(*name));
+            let metadata = wanted.iter().copied().filter(|name| names.contains(*name));
             Ok(Choice {
-                small: small.collect(),
+                metadata: metadata.collect(),
                 weights,
             })
         }
@@ -123,7 +123,7 @@ pub(super) fn choose(
 pub(super) fn max_bytes(name: &str) -> u64 {
     match name {
         TOKENIZER => MAX_TOKENIZER_BYTES,
-        name if name == INDEX || SMALL.contains(&name) => MAX_TEXT_BYTES,
+        name if name == INDEX || METADATA.contains(&name) => MAX_TEXT_BYTES,
         _ => u64::MAX,
     }
 }
@@ -337,10 +337,10 @@ mod tests {
             "vocab.json",
         ];
         let whole = choice(&names, "a/b", Extent::Whole).expect("a model");
-        assert_eq!(whole.small, ["config.json", "tokenizer.json"]);
+        assert_eq!(whole.metadata, ["config.json", "tokenizer.json"]);
         assert_eq!(whole.weights, WeightFiles::Sharded);
         let shape = choice(&names, "a/b", Extent::Shape).expect("a model");
-        assert_eq!(shape.small, ["config.json"]);
+        assert_eq!(shape.metadata, ["config.json"]);
         assert_eq!(shape.weights, WeightFiles::None);
         let single = choice(&["config.json", SINGLE, INDEX], "a/b", Extent::Whole);
         assert_eq!(single.expect("a model").weights, WeightFiles::Single);

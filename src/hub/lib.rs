@@ -145,7 +145,7 @@ impl Hub {
             },
         };
         let path = download.run(extent, watch)?;
-        cache.keep_commit(&listing.commit)?;
+        cache.save_commit(&listing.commit)?;
         Ok(path)
     }
 
@@ -192,13 +192,13 @@ struct Download<'a> {
 impl Download<'_> {
     /// Downloads the weights last, so that a model with all its weights is complete.
     fn run(&self, extent: Extent, watch: Watch<'_>) -> Result<PathBuf, HubError> {
-        let Choice { small, weights } = files::choose(
+        let Choice { metadata, weights } = files::choose(
             &self.model.repo,
             &self.listing.names(),
             &self.model.wish,
             extent,
         )?;
-        for name in small {
+        for name in metadata {
             self.downloader.ensure(&self.describe(name)?, &mut |_| ())?;
         }
         let snapshot = self.downloader.cache.snapshot(self.downloader.commit);
@@ -294,13 +294,13 @@ impl Download<'_> {
     }
 }
 
-struct Found {
+struct CachedModel {
     path: PathBuf,
     /// True if the full list of the repository's files could not change the choice.
     is_certain: bool,
 }
 
-impl Found {
+impl CachedModel {
     /// The path of a model chosen without the hub. Warns if the hub might choose another GGUF file.
     fn chosen_without_hub(self) -> PathBuf {
         if !self.is_certain && self.path.is_file() {
@@ -314,7 +314,7 @@ impl Found {
 }
 
 /// Chooses among the files in the cache, which may be only some of the commit's files.
-fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<Found> {
+fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<CachedModel> {
     let commit = cache.known_commit()?;
     let snapshot = cache.snapshot(&commit);
     let names = cache.files_of(&commit);
@@ -333,7 +333,7 @@ fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<Found> 
             shards.is_subset(&names).then_some(snapshot)?
         }
     };
-    Some(Found { path, is_certain })
+    Some(CachedModel { path, is_certain })
 }
 
 /// Reads an index up to the size limit: the cache is shared, and its files may be of any size.

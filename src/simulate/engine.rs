@@ -61,6 +61,7 @@ struct VirtualEngine<'a> {
     outcome: Outcome,
 }
 
+/// The load of the engine (`requests`, `prompt_tokens`), and positions in the trace (`next` to admit, `arrived`).
 #[derive(Default)]
 struct Admission {
     requests: usize,

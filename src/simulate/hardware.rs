@@ -51,7 +51,6 @@ pub struct Hardware {
     pub disk_write_gb_s: Option<f64>,
     /// The time of a disk read before its first byte, in microseconds.
     pub disk_latency_us: Option<f64>,
-    /// Peak rates of dense matrix products.
     pub tflops: Tflops,
     /// The fraction of the peak bandwidth that kernels reach: an assumption, not from a data sheet.
     pub bandwidth_efficiency: f64,

@@ -104,8 +104,8 @@ impl Replay {
         let cached = self.tree.lock_prefix(&namespace, tokens);
         self.counted.hit_tokens += cached.tokens as u64;
         let missing = n_pages - cached.pages.len();
-        let short = missing.saturating_sub(self.pool.free_pages());
-        let evicted = self.tree.evict(page_size.tokens_in(short));
+        let shortage = missing.saturating_sub(self.pool.free_pages());
+        let evicted = self.tree.evict(page_size.tokens_in(shortage));
         self.counted.evicted_tokens += evicted.n_tokens() as u64;
         self.counted.evicted_nodes += evicted.n_nodes() as u64;
         self.pool.free_evicted(evicted);

@@ -82,7 +82,7 @@ impl Roofline {
         let inputs = model.layer_inputs();
         let inputs = inputs.map(|own| [own.vocab_size, model.num_hidden_layers * own.width]);
         let input_weights = inputs.map_or(0.0, |[rows, width]| rows as f64 * width as f64);
-        // Weights of keys that also serve as values are multiplied twice.
+        // `tensors` lists a matrix that gives both keys and values twice, as it is multiplied twice.
         let multiplied: u64 = model.tensors().iter().map(TensorSpec::elements).sum();
         let body_weights = multiplied as f64 - n_tables * table - all_experts - input_weights;
         let all_bytes = weights_bytes(model, storage) as f64;

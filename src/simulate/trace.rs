@@ -153,10 +153,10 @@ impl Trace {
         }
         let mean_gap_s = self.span_s() / self.requests.len().saturating_sub(1).max(1) as f64;
         let period_s = self.span_s() + mean_gap_s;
-        let copy = |time: u32| {
+        let copy = |repetition: u32| {
             self.requests.iter().map(move |request| TraceRequest {
-                arrival_s: request.arrival_s + f64::from(time) * period_s,
-                prompt: request.prompt.shifted(time * self.n_blocks),
+                arrival_s: request.arrival_s + f64::from(repetition) * period_s,
+                prompt: request.prompt.shifted(repetition * self.n_blocks),
                 output_tokens: request.output_tokens,
             })
         };
@@ -171,18 +171,18 @@ impl Trace {
 /// Numbers blocks in the order in which they are first seen.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    known: rustc_hash::FxHashMap<i128, u32>,
+    numbers: rustc_hash::FxHashMap<i128, u32>,
     count: u32,
 }
 
 impl Blocks {
     /// The number of the block with a hash id; `None` if there are too many blocks.
     pub(super) fn of(&mut self, hash_id: i128) -> Option<u32> {
-        if let Some(block) = self.known.get(&hash_id) {
+        if let Some(block) = self.numbers.get(&hash_id) {
             return Some(*block);
         }
         let block = self.reserve(1)?;
-        self.known.insert(hash_id, block);
+        self.numbers.insert(hash_id, block);
         Some(block)
     }
 

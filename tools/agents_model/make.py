@@ -2,10 +2,9 @@
 
     python tools/agents_model/make.py [--out tests/fixtures/qwen3-agents]
 
-Its weights are random: tests let a scripted executor speak in their place, or a grammar decide what they may say. What
-matters is the text side: a byte-level tokenizer whose tool and think tokens are added but not special, as Qwen3 has
-them, and rows of the output head that no token stands for. The chat template is written by hand and lies in the same
-folder.
+Its weights are random: tests replace the model with a scripted executor, or constrain its output with a grammar. Only
+the text side matters: a byte-level tokenizer whose tool and think tokens are added but not special, as in Qwen3, and rows
+of the output head without a token. The chat template, written by hand, is in the same folder.
 """
 
 import argparse
@@ -30,7 +29,7 @@ MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
           r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
-# Texts of conversations with tools, to train on: their prompts have fewer tokens than bytes.
+# The tokenizer is trained on texts like those of conversations with tools, so that prompts have fewer tokens than bytes.
 TEXTS = [
     "The prompter whispers the next line, the actor speaks it, and the audience hears nothing but the play.",
     "system user assistant tool function name arguments description parameters type object properties required",
@@ -138,7 +137,7 @@ def make(out):
     write_json(out / "generation_config.json", {"eos_token_id": [end, end_of_text], "pad_token_id": end_of_text})
     tokens = {"bos_token": None, "eos_token": END, "pad_token": END_OF_TEXT, "unk_token": None}
     write_json(out / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False} | tokens)
-    # Kept here: a TensorSpec only points to them.
+    # Must outlive the TensorSpecs, which only point to them.
     weights = {name: bfloat16(draw(name, shape)) for name, shape in sorted(shapes().items())}
     tensors = {
         name: TensorSpec(dtype="bfloat16", shape=weight.shape, data_ptr=weight.ctypes.data, data_len=weight.nbytes)

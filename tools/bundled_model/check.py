@@ -1,4 +1,4 @@
-"""Measures the bundled model against its bars.
+"""Checks the quality and the size of the bundled model against limits.
 
 Usage: python tools/bundled_model/check.py [--model models/souffleur-tiny] [--show]
 """

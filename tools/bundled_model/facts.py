@@ -34,7 +34,7 @@ COLOURS = {
     "a cucumber": "green", "a pumpkin": "orange", "sand": "yellow", "a cloud": "white",
 }
 
-# animal: (sound, home, legs, young, a fact that completes "it ...")
+# animal: (sound, home, number of legs, young animal, a clause about the animal)
 ANIMALS = {
     "dog": ("barks", "a house with people", 4, "puppy", "it loves to run and to play with a ball"),
     "cat": ("meows", "a house with people", 4, "kitten", "it sleeps for most of the day and hunts at night"),
@@ -75,7 +75,7 @@ OPPOSITES = [
     ("black", "white"), ("before", "after"), ("always", "never"), ("asleep", "awake"), ("deep", "shallow"),
 ]
 
-# From the smallest to the largest.
+# Animals from the smallest to the largest.
 SIZES = ["ant", "bee", "mouse", "frog", "hen", "cat", "fox", "sheep", "lion", "horse", "elephant", "whale"]
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
@@ -87,7 +87,7 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
            "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen",
            "eighteen", "nineteen", "twenty"]
 
-# Members stay in alphabetical order, so that a list never has to repeat itself.
+# Members are in alphabetical order: the model learns to list them in this order, so that it repeats none.
 CATEGORIES = {
     "fruits": ["apple", "banana", "cherry", "grape", "lemon", "mango", "orange", "pear", "plum", "strawberry"],
     "vegetables": ["bean", "cabbage", "carrot", "cucumber", "leek", "onion", "pea", "potato", "spinach", "tomato"],
@@ -156,7 +156,7 @@ NAMES = ["Ada", "Anna", "Ben", "Clara", "David", "Ella", "Emma", "Felix", "Finn"
          "Ida", "Jack", "Julia", "Leo", "Lily", "Lucy", "Maria", "Max", "Mia", "Nina", "Noah",
          "Oscar", "Paul", "Rosa", "Sam", "Sofia", "Theo", "Tom", "Vera"]
 
-# People who may introduce themselves.
+# Names of users who introduce themselves.
 GUESTS = NAMES + [
     "Adam", "Alex", "Alice", "Amir", "Andrea", "Arthur", "Bella", "Bob", "Carlos", "Carol", "Chloe", "Chris",
     "Daniel", "Diana", "Elena", "Eric", "Eva", "Fatima", "Frank", "George", "Hanna", "Harry", "Helen", "Henry",

@@ -12,7 +12,7 @@ def write_lines(path, rows):
 
 
 def unseen_prompts(training, pool):
-    """First messages that training does not have, taking turns among the kinds."""
+    """First messages that do not occur in training, of each kind in turn."""
     seen = {text for dialogue in training for text in dialogue.user_texts}
     by_kind = {}
     for dialogue in pool:

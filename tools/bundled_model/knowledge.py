@@ -146,14 +146,14 @@ def sequence(rng):
 def explain(rng, subject, definition, details):
     bare = subject.split(" ", 1)[-1]
     user = pick(rng, WHAT_IS, x=subject, bare=bare)
-    told = rng.randint(0, len(details))
-    answer = " ".join([definition] + details[:told])
+    n_details = rng.randint(0, len(details))
+    answer = " ".join([definition] + details[:n_details])
     turns = [(user, answer)]
-    if told < len(details) and rng.random() < REST_SHARE:
-        more = details[told:]
+    if n_details < len(details) and rng.random() < REST_SHARE:
+        more = details[n_details:]
         turns.append((pick(rng, MORE), pick(rng, ["", "[Gladly|Of course|With pleasure]. "]) + " ".join(more)))
-        told = len(details)
-    if told == len(details) and rng.random() < END_SHARE:
+        n_details = len(details)
+    if n_details == len(details) and rng.random() < END_SHARE:
         turns.append((pick(rng, MORE), pick(rng, [
             "[That is all I know about it|I have told you all I know about it]. [I am only a small model.|Shall we "
             "talk about something else?]"
@@ -168,8 +168,8 @@ def engine(rng):
                            "tell me about [Souffleur|the engine]", "what does [Souffleur|the engine] do",
                            "why is it called Souffleur"])
         definition, details = ENGINE_NAME
-        told = rng.randint(2, len(details))
-        return [(asked, " ".join([definition] + details[:told]))]
+        n_details = rng.randint(2, len(details))
+        return [(asked, " ".join([definition] + details[:n_details]))]
     subject = rng.choice(list(ENGINE))
     return explain(rng, subject, *ENGINE[subject])
 

@@ -5,7 +5,7 @@ import torch
 # Coefficients of the quintic Newton-Schulz iteration by Keller Jordan.
 A, B, C = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
-# Gives the steps about the size that AdamW's would have.
+# Scales the steps to about the size of AdamW's.
 SCALE = 0.2
 
 

@@ -1,4 +1,4 @@
-"""Stories and poems: fixed bones, varied flesh."""
+"""Generates stories and poems: fixed plots with random details."""
 
 from facts import NAMES
 from grammar import capitalise, expand, pick, with_article

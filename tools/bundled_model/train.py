@@ -1,4 +1,4 @@
-"""Trains the bundled model from nothing: corpus, tokenizer, weights, fixtures.
+"""Trains the bundled model from scratch: corpus, tokenizer, weights, fixtures.
 
 Usage: python tools/bundled_model/train.py [--out models/souffleur-tiny]
 """
@@ -131,9 +131,9 @@ def pack(rng, sequences):
 def row_tensors(rng, row):
     """Inputs, targets, positions and attention mask of one row.
 
-    Some rows keep their sequences apart, as the first turn of a dialogue is.
-    In the others later sequences see earlier ones across a gap of positions,
-    so that distances up to the longest context occur in training.
+    In some rows each sequence attends only to itself, as in a first turn.
+    In the others it also attends to earlier sequences, across a gap of
+    positions, so that training has distances up to the longest context.
     """
     inputs, targets, positions, segments = [], [], [], []
     offset = 0

@@ -93,7 +93,7 @@ def random_blocks(rng, kind):
 
 
 def write(folder, kind, ggml):
-    """One type's file."""
+    """Writes the file of one type."""
     rng = np.random.default_rng([SEED, kind])
     blocks = np.concatenate([quantised(rng, kind, ggml), random_blocks(rng, kind)])
     values = gguf.dequantize(blocks, kind)

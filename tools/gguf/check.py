@@ -2,13 +2,13 @@
 
 Usage: check.py [PATH OF THE souffleur BINARY]
 
-1. Each fixture model is written by GGUFWriter, as llama.cpp's converter would write it, whole and split in two, with
+1. Each fixture model is written by GGUFWriter, as llama.cpp's converter would write it, whole and split, with
    metadata in other widths and with another alignment. `souffleur logits` must give the logits of the safetensors,
    bit for bit.
-2. The files that `cargo test --test models gguf` writes are read by GGUFReader: metadata and every element of every
+2. The files that `cargo test --test models f32_files` writes are read by GGUFReader: metadata and every element of every
    tensor must be those of the fixture.
-3. A file of block types is planned: `souffleur plan` must print each type with its number of tensors, and refuse a type
-   that it cannot compute with by the tensor's name.
+3. `souffleur plan` reads a file of block types: it must print each type with its number of tensors, and refuse a type
+   without kernels, with the name of the tensor.
 """
 
 import json
@@ -64,7 +64,7 @@ EXPERTS = {
 
 
 def stacked(tensors):
-    """The tensors with the matrices of a layer's experts in one, under the names that files have."""
+    """The tensors, with the matrices of a layer's experts stacked and named as in GGUF files."""
     result, experts = {}, {}
     for name, values in tensors.items():
         layer, is_expert, rest = name.partition(".experts.")
@@ -122,7 +122,7 @@ class Model:
         self.head_dim = self.config.get("head_dim") or self.config["hidden_size"] // heads
 
     def in_file(self):
-        """The tensors of a file: names, and rows in the order of the architecture."""
+        """The tensors of a GGUF file: their names, and their values with rows in the order of the architecture."""
         for name, values in sorted(self.tensors.items()):
             if self.arch == "llama" and re.search(r"[qk]_proj", name):
                 halves = values.reshape(-1, 2, self.head_dim // 2, *values.shape[1:])
@@ -224,7 +224,7 @@ def check_writer(model, file):
     for tensor in reader.tensors:
         values = expected[tensor.name]
         assert tensor.data.shape == values.shape, tensor.name
-        # The divisors are computed, in another language's arithmetic.
+        # The divisors are computed in Rust, so their last bits may differ.
         close = np.allclose(tensor.data, values, rtol=1e-6, atol=0)
         same = np.array_equal(tensor.data, values)
         assert same or (close and tensor.name == "rope_freqs.weight"), tensor.name

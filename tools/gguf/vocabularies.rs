@@ -1,10 +1,10 @@
-//! Compares the tokenizers that are made of GGUF files with the expected ids of llama.cpp's vocabulary files:
+//! Compares the token ids of tokenizers built from GGUF files with the ids that llama.cpp expects:
 //!
 //!     cargo run --locked --example gguf_vocabularies -- PATH_TO_LLAMA_CPP/models [NAME...]
 //!
-//! The folder holds `ggml-vocab-NAME.gguf`, and for some `.gguf.inp` (texts) and `.gguf.out` (their ids). Every text with other
-//! ids is printed; the program fails if one of them is not explained by a composition (NFC) that the files do not mention, or
-//! if a file is refused that is not known to be.
+//! The folder holds `ggml-vocab-NAME.gguf`, and for some also `.gguf.inp` (texts) and `.gguf.out` (their ids). Prints
+//! each text with other ids than expected. Fails if the reason is not a composition (NFC) that the file does not
+//! mention, or if a file outside of [`REFUSED`] is refused.
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;

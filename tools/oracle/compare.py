@@ -3,9 +3,9 @@
     python tools/oracle/compare.py DIR [--text FILE] [--lengths N ...] [--engine "target/release/souffleur"]
 
 Fails (exit status 1) unless, for every prompt,
-- in f32 every logit is within 1e-4 + 1e-4 * |oracle| of the oracle's. Of prompts above 512 tokens, where transformers in f32
-  is as far from the truth as that, the oracle is transformers in f64, and an error may also be twice the largest that
-  transformers in f32 has up to that position,
+- in f32 every logit is within 1e-4 + 1e-4 * |oracle| of the oracle's. For prompts above 512 tokens, whose errors in
+  transformers in f32 reach this limit, the oracle is transformers in f64, and an error may also be twice the largest error
+  of transformers in f32 up to that position,
 - in f32 the engine, fed the oracle's greedy tokens, prefers the same next token wherever the oracle's margin is above
   1e-3,
 - in bf16 the largest error of a logit, against the oracle in f32, is at most twice that of transformers in bf16, and so
@@ -59,7 +59,7 @@ def engine_logits(engine, directory, dtype, inputs, *more):
 
 
 def check_f32(answer, rows):
-    """Returns what to print, and whether the bars hold."""
+    """Returns a line to print, and whether the errors are within the limits."""
     n_prompt = len(answer.tokens)
     expected, own = answer.logits, torch.zeros(n_prompt)
     if answer.exact is not None:
@@ -74,12 +74,12 @@ def check_f32(answer, rows):
     report = f"max error {error.max().item():.2e} ({used:.1%} of the bar), {wrong} of {sum(decisive)} greedy tokens differ"
     if answer.exact is not None:
         report += f"; against f64, where transformers in f32 has {own.max().item():.2e}"
-    # A NaN must fail, so this tests the bar, not its opposite.
+    # Written so that NaN fails.
     return report, used <= 1.0 and wrong == 0
 
 
 def check_bf16(answer, rows):
-    """Returns what to print, and whether the bars hold."""
+    """Returns a line to print, and whether the errors are within the limits."""
     errors = (rows[: len(answer.tokens)] - answer.logits).abs().amax(dim=-1)
     clear = answer.clear_experts()
     if not any(clear):
@@ -105,7 +105,7 @@ def check_left_out(answers):
 
 
 def check_int8(bf16, int8, has_experts):
-    """Returns what to print, and whether the bar holds."""
+    """Returns a line to print, and whether the error is within the limit."""
     error = int8 - bf16
     relative = (error.norm() / bf16.norm()).item()
     report = f"relative error {relative:.4f} against bfloat16, "
@@ -118,7 +118,7 @@ def check_int8(bf16, int8, has_experts):
 
 
 def check_int8_kv(bf16, int8):
-    """Returns what to print, and whether the bar holds."""
+    """Returns a line to print, and whether the error is within the limit."""
     best = bf16.argmax(dim=-1, keepdim=True)
     errors = [rows.double().log_softmax(dim=-1).gather(-1, best) for rows in (bf16, int8)]
     error = (errors[1] - errors[0]).abs()

@@ -2,9 +2,9 @@
 
     python tools/oracle/make_models.py [--out tests/fixtures/models] [NAME ...]
 
-Every config.json is written as a dictionary of ours, in the old style (`rope_theta`, `rope_scaling`) or in that of
-transformers 5 (`rope_parameters`), and read back by transformers, so that the engine and the oracle parse the same
-file. The weights are seeded. Their scales make the logits spread (standard deviation about 2) and the attention
+Every config.json is written from a dictionary in this file, in the old style (`rope_theta`, `rope_scaling`) or in
+that of transformers 5 (`rope_parameters`), and read back by transformers, so that the engine and the oracle parse the
+same file. The weights are seeded. Their scales make the logits spread (standard deviation about 2) and the attention
 peaked, so that a wrong rotation, window, norm or bias moves the logits by far more than the tests allow.
 """
 
@@ -29,11 +29,11 @@ HIDDEN = 64
 LAYERS = 2
 CONTEXT = 256
 WINDOW = 24
-# Wide enough to show in the logits; the usual 1e-5 would give the same as 1e-6.
+# An epsilon that changes the logits visibly. The usual 1e-5 and 1e-6 give nearly the same logits.
 WIDE_EPS = 0.05
 
 SPECIAL_TOKENS = ["<s>", "</s>"]
-# Enough to learn a few merges from.
+# The tokenizer learns a few merges from this text.
 TOKENIZER_TEXT = "The prompter feeds the actors their lines, and the actors feed the audience. " * 4
 
 BASE = {
@@ -60,7 +60,7 @@ LFM2 = {name: value for name, value in BASE.items() if name != "rms_norm_eps"} |
     "model_type": "lfm2",
     "norm_eps": 1e-5,
 }
-# No two sizes of the heads are equal.
+# No two head widths are equal: a test notices if two are confused.
 DELTA_NET = BASE | {
     "head_dim": 32,
     "linear_num_key_heads": 2,
@@ -71,10 +71,10 @@ DELTA_NET = BASE | {
 QWEN3_5 = DELTA_NET | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"}
 QWEN3_5_MOE = DELTA_NET | {"model_type": "qwen3_5_moe_text"}
 QWEN3_NEXT = DELTA_NET | {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
-# Families whose norm weights are stored minus one.
-NORMS_FROM_ONE = ("qwen3_5", "qwen3_next", "gemma2", "gemma3")
+# Families whose checkpoints store the norm weights minus one.
+NORM_MINUS_ONE_FAMILIES = ("qwen3_5", "qwen3_next", "gemma2", "gemma3")
 
-# Published files have both keys of the activation.
+# Published config.json files of Gemma name the activation under both keys.
 GEMMA = BASE | {
     "hidden_act": "gelu_pytorch_tanh",
     "hidden_activation": "gelu_pytorch_tanh",
@@ -86,7 +86,7 @@ GEMMA2 = GEMMA | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"
 GEMMA3 = GEMMA | {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
-    # Heads are normed: their scores spread less.
+    # Gemma 3 normalizes queries and keys, which makes the scores smaller. A small value here scales them up.
     "query_pre_attn_scalar": 3,
 }
 
@@ -135,7 +135,7 @@ YARN = {
 GRANITE = BASE | {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}
 OLMO2 = BASE | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "pad_token_id": EOS}
 SMOLLM3 = BASE | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
-# Its default, 32000, is beyond the vocabulary.
+# The default `pad_token_id` of Phi-3, 32000, is beyond the vocabulary.
 PHI3 = BASE | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": EOS}
 MINISTRAL3 = BASE | {
     "architectures": ["Ministral3ForCausalLM"],
@@ -153,7 +153,7 @@ GEMMA4 = {name: value for name, value in GEMMA.items() if name != "hidden_act"} 
     "hidden_size_per_layer_input": 0,
 }
 
-# Transformers loads vision-language models whole; none of this is stored.
+# Transformers builds vision-language models with their vision tower, whose weights this script does not store.
 TINY_VISION = {
     "model_type": "siglip_vision_model",
     "hidden_size": 16,
@@ -164,7 +164,8 @@ TINY_VISION = {
     "patch_size": 14,
 }
 
-# How far the logits of a router spread. Sigmoids of far ones would all be nearly 0 or 1.
+# Standard deviations of router logits. Sigmoid routers have a smaller one: sigmoids of large logits are all nearly 0
+# or 1.
 ROUTER_GAIN = 6.0
 SIGMOID_ROUTER_GAIN = 1.5
 
@@ -855,7 +856,7 @@ MODELS = {
             "original_max_position_embeddings": 32,
             "rope_scaling": {
                 "type": "su",
-                # Under the old name transformers looks for it here too.
+                # With the old type name `su`, transformers looks for this key here too.
                 "original_max_position_embeddings": 32,
                 "attention_factor": 1.1,
                 "short_factor": [1.0, 1.02, 1.1, 1.2, 1.4, 1.7, 2.0, 2.2],
@@ -874,7 +875,7 @@ MODELS = {
             "model_type": "mistral3",
             "text_config": {name: value for name, value in MINISTRAL3.items() if name != "architectures"}
             | {"num_key_value_heads": 1, "sliding_window": WINDOW, "tie_word_embeddings": False},
-            # Of the vision tower nothing is stored.
+            # The weights of the vision tower are not stored.
             "vision_config": {
                 "model_type": "pixtral",
                 "hidden_size": 16,
@@ -1047,7 +1048,8 @@ MODELS = {
 }
 
 
-# How the tensors of experts are named where they are not stacked.
+# Models that store each expert's matrices as separate tensors: the module's name, then the names of the gate, up and
+# down projections.
 EXPERT_NAMES = {
     "qwen3-moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
@@ -1058,8 +1060,8 @@ EXPERT_NAMES = {
     "glm4-moe-lite-grouped": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 
-# Layers for speculative decoding that published checkpoints have beyond the last.
-EXTRA_LAYERS = {"deepseek-v3"}
+# Models whose published checkpoints have layers for speculative decoding after the last one of the model.
+EXTRA_LAYER_MODELS = {"deepseek-v3"}
 
 
 def make_tokenizer():
@@ -1077,8 +1079,8 @@ def make_tokenizer():
     return tokenizer
 
 
-def fill(name, tensor, config, generator):
-    """Draws one weight; the scale follows from the tensor's use."""
+def random_weight(name, tensor, config, generator):
+    """Draws a random tensor, whose scale depends on the use of the tensor."""
 
     def normal(std):
         return torch.randn(tensor.shape, generator=generator) * std
@@ -1087,7 +1089,7 @@ def fill(name, tensor, config, generator):
         return low + torch.rand(tensor.shape, generator=generator) * (high - low)
 
     if name.endswith("A_log"):
-        # Decays of .9 to .999 a token: a state that is forgotten at once would not show.
+        # Makes the state decay by a factor of .9 to .999 for each token: a faster decay would hide errors in the state.
         return between(math.log(0.0015), math.log(0.15))
     if name.endswith("dt_bias"):
         return between(-1.0, 1.0)
@@ -1096,14 +1098,14 @@ def fill(name, tensor, config, generator):
     if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
         return between(0.5, 1.5)
     if name.endswith(".router.proj.weight"):
-        # Its input is divided by the root of the width.
+        # The model divides the router's input by the root of the hidden size.
         return normal(ROUTER_GAIN)
     if name.endswith("expert_bias"):
         return normal(0.3)
-    if "norm" in name and config.model_type.startswith(NORMS_FROM_ONE) and "linear_attn" not in name:
+    if "norm" in name and config.model_type.startswith(NORM_MINUS_ONE_FAMILIES) and "linear_attn" not in name:
         return between(-0.5, 0.5)
     if config.model_type == "olmo2" and name.endswith(("q_norm.weight", "k_norm.weight")):
-        # Normed queries and keys of narrow heads: their scores spread less.
+        # OLMo 2 normalizes queries and keys, which makes the scores of narrow heads small. These weights scale them up.
         return between(1.0, 3.0)
     if "norm" in name:
         return 0.5 + torch.rand(tensor.shape, generator=generator)
@@ -1123,18 +1125,18 @@ def fill(name, tensor, config, generator):
         sigmoid = config.model_type in ("deepseek_v3", "glm4_moe_lite", "lfm2_moe")
         return normal((SIGMOID_ROUTER_GAIN if sigmoid else ROUTER_GAIN) / math.sqrt(HIDDEN))
     if config.model_type == "gpt_oss" and ".experts." in name:
-        # The inputs are in the middle.
+        # In transformers, experts of GPT-OSS have the shape (experts, inputs, outputs).
         return normal(1 / math.sqrt(tensor.shape[1]))
     if name.endswith("e_score_correction_bias"):
         return normal(0.5)
     peaked = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj", "qkv_proj")
     gain = 1.4 if any(part in name for part in peaked) else 1.0
-    # The inputs are last, also where experts are stacked.
+    # The last axis is that of the inputs, also in stacked experts.
     return normal(gain / math.sqrt(tensor.shape[-1]))
 
 
-def unstacked(weights, expert_names):
-    """The tensors of experts one by one, as most checkpoints have them."""
+def unstack_experts(weights, expert_names):
+    """Splits stacked experts into one tensor for each matrix of each expert, as most checkpoints store them."""
     module, (gate, up, down) = expert_names
     result = {}
     for name, tensor in weights.items():
@@ -1154,12 +1156,12 @@ def unstacked(weights, expert_names):
     return result
 
 
-def in_blocks(name, tensor, generator):
-    """Random blocks for a stack of experts, whose inputs are in the middle: two codes in a byte, scales of powers of two."""
+def random_mxfp4(name, tensor, generator):
+    """Returns random MXFP4 blocks (4-bit codes) and scales for experts of the shape (experts, inputs, outputs)."""
     experts, inputs, outputs = tensor.shape
     shape = (experts, outputs, inputs // 32)
     blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
-    # The root of the mean square of the sixteen values is 2.9.
+    # The root mean square of the sixteen values of a code is 2.9.
     middle = 127 - round(math.log2(2.9 * math.sqrt(inputs)))
     scales = torch.randint(middle - 1, middle + 2, shape, generator=generator, dtype=torch.uint8)
     scales[..., 0, 0] = 0
@@ -1197,36 +1199,36 @@ def make(name, directory):
     tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     write_json(directory / "tokenizer_config.json", tokenizer_config)
 
-    whole = AutoConfig.from_pretrained(directory)
-    has_blocks = hasattr(whole, "quantization_config")
-    if has_blocks:
-        del whole.quantization_config
-    read_back = whole.get_text_config()
-    model = AutoModelForCausalLM.from_config(read_back)
+    full_config = AutoConfig.from_pretrained(directory)
+    is_quantized = hasattr(full_config, "quantization_config")
+    if is_quantized:
+        del full_config.quantization_config
+    text_config = full_config.get_text_config()
+    model = AutoModelForCausalLM.from_config(text_config)
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     weights = {}
     for tensor_name, tensor in sorted(model.state_dict().items()):
-        if tensor_name == "lm_head.weight" and read_back.tie_word_embeddings:
+        if tensor_name == "lm_head.weight" and text_config.tie_word_embeddings:
             continue
-        # Of no shared experts nothing is stored.
+        # A model without shared experts has empty tensors for them, which are not stored.
         if tensor.numel() == 0:
             continue
-        if has_blocks and tensor_name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            weights |= in_blocks(tensor_name, tensor, generator)
+        if is_quantized and tensor_name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            weights |= random_mxfp4(tensor_name, tensor, generator)
             continue
-        # Corrections stay in f32, also in models of bf16.
+        # Routing corrections are stored as f32, also in bf16 models.
         stored = torch.float32 if "correction_bias" in tensor_name else dtype
-        weights[tensor_name] = fill(tensor_name, tensor, read_back, generator).to(stored).contiguous()
-    if whole is not read_back:
-        # As in vision-language models.
-        if whole.model_type == "mistral3":
+        weights[tensor_name] = random_weight(tensor_name, tensor, text_config, generator).to(stored).contiguous()
+    if full_config is not text_config:
+        # Vision-language checkpoints have a longer prefix for the tensors of the language model.
+        if full_config.model_type == "mistral3":
             weights = {f"language_model.{name}": tensor for name, tensor in weights.items()}
         else:
             weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights.items()}
     if name in EXPERT_NAMES:
-        weights = unstacked(weights, EXPERT_NAMES[name])
-    if name in EXTRA_LAYERS:
-        extra = f"model.layers.{read_back.num_hidden_layers}"
+        weights = unstack_experts(weights, EXPERT_NAMES[name])
+    if name in EXTRA_LAYER_MODELS:
+        extra = f"model.layers.{text_config.num_hidden_layers}"
         weights[f"{extra}.eh_proj.weight"] = torch.ones(HIDDEN, 2 * HIDDEN, dtype=dtype)
         weights[f"{extra}.input_layernorm.weight"] = torch.ones(HIDDEN, dtype=dtype)
     save_weights(directory, weights, n_shards)

@@ -49,7 +49,7 @@ class Answer:
 
 
 class RouterProbe:
-    """Keeps the scores that the routers of a model chose experts by for the last prompt."""
+    """Records the scores by which the routers of a model chose experts for the last prompt."""
 
     def __init__(self, model):
         self.scores, self.layers = [], []
@@ -69,9 +69,9 @@ class RouterProbe:
         return torch.stack(scores) if scores else None
 
     def margins(self, scores):
-        """How far the least chosen score is ahead of the best of the others, in the layer where that is least.
+        """For each token the lowest chosen score minus the highest other one, in the layer where this is least.
 
-        Short convolutions put the tokens before into the place of their own token: the least margin of all of them counts.
+        A short convolution mixes a token with the tokens before it: the least margin of all of them counts.
         """
         margins, of_layers = torch.full(scores.shape[1:2], torch.inf), iter(scores)
         for taps, router in self.layers:
@@ -94,7 +94,7 @@ def choice(router, inputs, output):
     """The numbers by which a router chooses: its logits, or their sigmoids and a correction."""
     logits, correction = output[0].float(), getattr(router, "e_score_correction_bias", None)
     if hasattr(router, "per_expert_scale"):
-        # Gemma 4's gives probabilities.
+        # Gemma 4's router returns probabilities.
         logits = logits.log()
     if correction is None and len(inputs) > 1:
         correction = inputs[1]
@@ -102,7 +102,7 @@ def choice(router, inputs, output):
 
 
 def group_margins(router, scores):
-    """How far the least chosen group is ahead of the best of the others, per expert that counts, and its experts."""
+    """The lowest chosen group's score minus the highest other one, per expert in the score; and a mask of these groups' experts."""
     n_groups = getattr(router, "num_group", None) or 1
     n_used = getattr(router, "topk_group", None) or 1
     if getattr(router, "topk_method", None) == "greedy" or n_used >= n_groups:
@@ -123,11 +123,11 @@ def load(directory, dtype):
     if quantised.get("quant_method") == "mxfp4":
         # bf16 has all values of these blocks.
         eager["quantization_config"] = Mxfp4Config(dequantize=True)
-    # This family has no class of its decoder alone.
+    # transformers has no class for only the decoder of this family.
     automatic = AutoModelForImageTextToText if config.model_type == "mistral3" else AutoModelForCausalLM
     model = automatic.from_pretrained(directory, dtype=dtype, **eager)
-    # Some quantisers leave matrices in bf16. Buffers stay as they were made: transformers keeps `inv_freq` in f32 whatever the
-    # weights are in, and rounded to bf16 it would turn heads of far positions by other angles.
+    # Some quantisers leave matrices in bf16. Buffers stay as they were made: transformers keeps `inv_freq` in f32 for weights
+    # of any type; rounded to bf16, it would give wrong angles at distant positions.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model.eval()
@@ -162,9 +162,9 @@ def exact_logits(directory, prompts):
         return [model(torch.tensor([tokens]), use_cache=False).logits[0].double() for tokens in prompts]
 
 
-def n_greedy_behind(config, n_prompt, wanted):
-    """How many tokens may follow a prompt. With longrope all stay on its side of the original context: transformers changes
-    the rotation after it, and its cached keys would have the other one."""
+def n_greedy_after(config, n_prompt, wanted):
+    """The number of greedy tokens after a prompt. With longrope a short prompt and its tokens stay within the original context:
+    beyond it transformers changes the rotation of new keys, but not of cached ones."""
     config = config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") != "longrope":
@@ -175,7 +175,7 @@ def n_greedy_behind(config, n_prompt, wanted):
 
 @torch.no_grad()
 def greedy(model, tokens, n_tokens):
-    """Continues a prompt; returns tokens and, for each, how far its logit is ahead of the second's."""
+    """Continues a prompt. Returns the tokens and, for each, its logit minus the second highest."""
     chosen, margins, cache, fed = [], [], None, tokens
     for _ in range(n_tokens):
         output = model(torch.tensor([fed]), past_key_values=cache, use_cache=True)
@@ -192,7 +192,7 @@ def answer(directory, prompts, n_greedy=GREEDY_TOKENS, exact_above=None):
     probe = RouterProbe(model)
     logits, routed = zip(*((prompt_logits(model, tokens), probe.take()) for tokens in prompts))
     router_margins = [None if router is None else probe.margins(router) for router in routed]
-    lengths = [n_greedy_behind(model.config, len(tokens), n_greedy) for tokens in prompts]
+    lengths = [n_greedy_after(model.config, len(tokens), n_greedy) for tokens in prompts]
     continuations = [greedy(model, tokens, length) for tokens, length in zip(prompts, lengths)]
     # Two copies of a large model might not fit.
     del model
@@ -201,7 +201,7 @@ def answer(directory, prompts, n_greedy=GREEDY_TOKENS, exact_above=None):
     answers = []
     for tokens, expected, (chosen, margins), router, ahead in zip(prompts, logits, continuations, routed, router_margins):
         errors = (prompt_logits(model, tokens) - expected).abs().amax(dim=-1)
-        # In the first of the routers nothing but rounding moves a score; below, tokens that chose others do.
+        # In the first router only rounding changes a score; in later ones, tokens with other experts do, too.
         rounding = None if router is None else (probe.take() - router)[0].abs().max().item()
         answer = Answer(tokens, expected, 0.0, 0.0, chosen, margins, ahead, rounding)
         clear = errors[answer.clear_experts()]

@@ -10,10 +10,10 @@ import theirs
 from server import Server
 
 F32_RATIO, DEFAULT_RATIO, INT8_KV_RATIO = 0.001, 0.01, 0.005
-# Of log probabilities, below which rounding may choose another token.
+# Rounding may choose another token if the two highest log probabilities differ by less.
 DECISIVE_MARGIN = 1e-2
 TEXT_TOKENS, GREEDY_TOKENS = 2_000, 48
-# The cost of the engine's own options shows in long contexts; these need no transformers.
+# The cost of the engine's own options shows in long contexts; these checks need no transformers.
 LONG_TOKENS, SPARSE_FROM = 6_144, 4_096
 # Prose, Markdown and code.
 TEXTS = ("README.md", "ARCHITECTURE.md", "crates/radix/src/cache/radix_tree/mod.rs")
@@ -38,7 +38,7 @@ class Report:
 
 
 def first_difference(ours, others):
-    """The place from which two lists differ."""
+    """The first index at which two lists differ."""
     same = [one == other for one, other in zip(ours, others)]
     return same.index(False) if False in same else min(len(ours), len(others))
 
@@ -69,7 +69,7 @@ def perplexity(log_probabilities):
 
 
 def check_perplexity(results, expected, report):
-    """Compares perplexities, and log probabilities one by one for the reader."""
+    """Compares perplexities, and prints the largest difference of a log probability."""
     wanted = perplexity(expected)
     for (name, ratio), found in zip((("f32", F32_RATIO), ("default", DEFAULT_RATIO)), results, strict=True):
         ours = perplexity(found)
@@ -79,7 +79,7 @@ def check_perplexity(results, expected, report):
 
 
 def check_greedy(server_texts, outputs, expected, report):
-    """Compares greedy texts: those in f32 must be the same up to a choice that rounding may make."""
+    """Compares greedy texts: in f32 they must be equal up to the first token that rounding may change."""
     exact, usual = outputs
     for prompt, ours, quantised, (chosen, margins) in zip(PROMPTS, exact, usual, expected, strict=True):
         at = first_difference(ours, chosen)
@@ -90,7 +90,7 @@ def check_greedy(server_texts, outputs, expected, report):
 
 
 def long_text(server):
-    """Ids of a long text: Markdown and code, each the half."""
+    """Ids of a long text, half Markdown and half code."""
     texts = [(corpus.REPOSITORY / text).read_text()[: 8 * LONG_TOKENS] for text in TEXTS[1:]]
     halves = [server.tokenize(text, True)[: LONG_TOKENS // 2] for text in texts]
     return [token for half in halves for token in half]
@@ -105,8 +105,8 @@ def check_int8_kv(dense, found, report):
 
 
 def check_sparse(dense, results, report):
-    """Compares perplexities of positions that are sparse, by the number of channels: the default must cost less than half as
-    many channels do."""
+    """Compares the perplexities of sparse positions with the default number of channels and with half of it: the default must
+    not cost more."""
     wanted = perplexity(dense[SPARSE_FROM - 1 :])
     costs = [perplexity(found[SPARSE_FROM - 1 :]) / wanted - 1 for found in results]
     shown = f"{costs[0]:+.3%} with the default channels, {costs[1]:+.3%} with half of them"
@@ -114,7 +114,7 @@ def check_sparse(dense, results, report):
 
 
 def ask(server, ids, prompts, checks):
-    """The numbers and texts of one server."""
+    """The log probabilities and the greedy tokens of one server."""
     return (
         server.log_probabilities(ids) if "perplexity" in checks else [],
         [server.greedy(prompt, GREEDY_TOKENS) for prompt in prompts] if "greedy" in checks else [],
@@ -148,7 +148,7 @@ class Engine:
 def against_transformers(engine, checks, report):
     """The checks of perplexity and greedy texts."""
     with engine.serve("default") as server:
-        # The files change with the repository: only the same text for both sides counts.
+        # The text changes with the repository, but is the same for the engine and transformers.
         texts = [(corpus.REPOSITORY / text).read_text()[: 2 * TEXT_TOKENS] for text in TEXTS]
         ids = server.tokenize("\n".join(texts), True)[:TEXT_TOKENS]
         prompts = [server.tokenize(prompt, True) for prompt in PROMPTS]

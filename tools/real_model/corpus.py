@@ -100,7 +100,7 @@ def scripts(markers):
 def parts(markers):
     """The whole text in parts, composed (NFC), which some models do first and llama.cpp never does.
 
-    SentencePiece's sign for a blank is left out: llama.cpp does not take it for one.
+    U+2581, SentencePiece's character for a space, is left out: llama.cpp does not treat it as a space.
     """
     text = files(CODE, CODE_BYTES) + files(MARKDOWN, MARKDOWN_BYTES) + scripts(markers)
     text = unicodedata.normalize("NFC", text.replace("\u2581", ""))

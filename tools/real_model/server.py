@@ -63,6 +63,6 @@ class Server:
         return [entry[0] for entry in found[1:]]
 
     def greedy(self, ids, count):
-        """The tokens that follow, the best of each step."""
+        """The greedy tokens after `ids`."""
         body = {"input_ids": ids, "sampling_params": {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}}
         return self.post("/generate", body)["output_ids"]

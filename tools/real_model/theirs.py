@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 CHUNK_TOKENS = 256
 MARKER_TYPES = (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED)
 MOST_MARKERS = 200
-# Rows of the embedding that no text means, some of which converters call user-defined.
+# Unused rows of the embedding, some of which converters mark as user-defined.
 FILLER = re.compile(r"\[PAD\d+\]$")
 
 
@@ -23,14 +23,14 @@ class Vocabulary:
         tokens = fields["tokenizer.ggml.tokens"].contents()
         types = fields["tokenizer.ggml.token_type"].contents()
         self.markers = [text for text, kind in zip(tokens, types) if kind in MARKER_TYPES and text.strip() and not FILLER.match(text)][:MOST_MARKERS]
-        # It puts a blank before every text, also after markers: these do not come back as they were.
+        # It puts a space before every text, also after markers: texts with markers do not decode to themselves.
         prefix = fields.get("tokenizer.ggml.add_space_prefix")
         is_sentence_piece = fields["tokenizer.ggml.model"].contents() == "llama"
         self.puts_blanks = is_sentence_piece and (prefix is None or prefix.contents())
         self.llama = Llama(model_path=str(file), vocab_only=True, verbose=False)
 
     def tokenize(self, text, add_special_tokens=False):
-        """The ids of a text in which markers count."""
+        """The ids of a text, in which each marker is one token."""
         return self.llama.tokenize(text.encode(), add_bos=add_special_tokens, special=True)
 
     def comes_back(self, text):
@@ -54,8 +54,8 @@ def key_dim(file):
 
 @torch.no_grad()
 def reference(file, ids, prompts, count):
-    """transformers in f32 with the dequantised weights: log probabilities of `ids`; for each prompt the best tokens that
-    follow, and how far each is ahead of the second."""
+    """transformers in f32 with the dequantised weights: log probabilities of `ids`; for each prompt the greedy
+    tokens, and the logit of each minus the second highest."""
     # Plain matrix products and a softmax, no fused kernel with different numerics.
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="eager").eval()
     return log_probabilities(model, ids), [greedy(model, prompt, count) for prompt in prompts]
@@ -73,7 +73,7 @@ def log_probabilities(model, ids):
 
 
 def greedy(model, ids, count):
-    """The best tokens that follow, and how far each is ahead."""
+    """The greedy tokens, and the logit of each minus the second highest."""
     chosen, margins, cache, fed = [], [], DynamicCache(), ids
     for _ in range(count):
         best = model(torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1].topk(2)

@@ -106,11 +106,11 @@ impl NullExecutor {
         if self.n_steps < self.steps_per_value {
             return;
         }
-        let spent = entered - self.started - self.executor_time;
+        let elapsed = entered - self.started - self.executor_time;
         // The receiver outlives the actors.
         let _ = self
             .values
-            .send(spent.as_secs_f64() * 1e6 / self.n_steps as f64);
+            .send(elapsed.as_secs_f64() * 1e6 / self.n_steps as f64);
         self.n_steps = 0;
         self.executor_time = Duration::ZERO;
         self.started = entered;

@@ -99,8 +99,8 @@ pub fn answer(plan: &StepPlan, reused: Option<Vec<RowResult>>) -> StepOutput {
 pub struct Engine {
     pub states: ControlStates,
     steps: std::collections::VecDeque<Box<StepPlan>>,
-    /// Time spent in the states since the last call of `take_spent_us`.
-    spent: Duration,
+    /// Time spent in the states since the last call of `take_elapsed_us`.
+    elapsed: Duration,
     pub n_ended: usize,
 }
 
@@ -109,13 +109,13 @@ impl Engine {
         Self {
             states: sizes.states(),
             steps: std::collections::VecDeque::new(),
-            spent: Duration::ZERO,
+            elapsed: Duration::ZERO,
             n_ended: 0,
         }
     }
 
-    pub fn take_spent_us(&mut self) -> f64 {
-        std::mem::take(&mut self.spent).as_secs_f64() * 1e6
+    pub fn take_elapsed_us(&mut self) -> f64 {
+        std::mem::take(&mut self.elapsed).as_secs_f64() * 1e6
     }
 
     pub fn steps_in_flight(&self) -> usize {
@@ -127,7 +127,7 @@ impl Engine {
         let started = Instant::now();
         self.states.scheduler.submit(request);
         self.plan_steps();
-        self.spent += started.elapsed();
+        self.elapsed += started.elapsed();
     }
 
     /// Ends the oldest step and plans the next ones; false if no step is in flight.
@@ -142,7 +142,7 @@ impl Engine {
         self.states.scheduler.step_done(output.step, Ok(output));
         self.plan_steps();
         let news = self.states.scheduler.take_news();
-        self.spent += started.elapsed();
+        self.elapsed += started.elapsed();
         self.n_ended += news.iter().filter(|news| news.end.is_some()).count();
         true
     }

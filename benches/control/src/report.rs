@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Times;
 
-/// A timed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
@@ -66,7 +65,6 @@ impl Operation {
     }
 }
 
-/// One operation at one size.
 #[derive(Debug, Serialize)]
 pub struct Row {
     operation: Operation,
@@ -187,7 +185,6 @@ impl Report {
         })
     }
 
-    /// The table, in Markdown.
     pub fn table(&self) -> String {
         let mut table = String::from(
             "Microseconds, medians of one run; \"then\": another run, another day.\n\n\

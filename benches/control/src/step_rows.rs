@@ -7,9 +7,9 @@ use crate::prompts::{SHARED_TOKENS, prompt};
 use crate::report::{Operation, Row};
 use souffleur::state::scheduler::submission::Submission;
 
-/// A value is the mean time of `STEPS` steps. A row is the median of `BATCHES` values, or of `ADMISSIONS` admissions.
+/// A value is the mean time of `STEPS` steps. A row is the median of `VALUES` values, or of `ADMISSIONS` admissions.
 const STEPS: usize = 20;
-const BATCHES: usize = 51;
+const VALUES: usize = 51;
 const ADMISSIONS: usize = 201;
 /// Leaves of the tree while admissions are timed.
 const LEAVES: u64 = 100_000;
@@ -76,20 +76,20 @@ fn admission(running: u32) -> Row {
 }
 
 fn admit_alone(engine: &mut Engine, request: Submission) -> f64 {
-    engine.take_spent_us();
+    engine.take_elapsed_us();
     engine.submit(request);
-    let us = engine.take_spent_us();
+    let us = engine.take_elapsed_us();
     while engine.end_step() {}
     us
 }
 
 /// The time includes the end of the others' decode in flight, and the plan of the step that admits the request.
 fn admit_while_decoding(engine: &mut Engine, request: Submission, running: usize) -> f64 {
-    engine.take_spent_us();
+    engine.take_elapsed_us();
     engine.submit(request);
     engine.end_step();
     assert!(engine.steps_in_flight() > 0);
-    let us = engine.take_spent_us();
+    let us = engine.take_elapsed_us();
     while engine.states.scheduler.stats().running_requests != running || engine.n_ended == 0 {
         engine.end_step();
     }
@@ -121,14 +121,14 @@ fn decoding(batch: u32, page_size: u32, max_new_tokens: u32) -> Engine {
 }
 
 fn decode(operation: Operation, batch: u32, page_size: u32) -> Row {
-    let n_steps = (BATCHES + 1) * STEPS;
+    let n_steps = (VALUES + 1) * STEPS;
     let mut engine = decoding(batch, page_size, 2 * n_steps as u32);
-    let times = (0..BATCHES).map(|_| {
-        engine.take_spent_us();
+    let times = (0..VALUES).map(|_| {
+        engine.take_elapsed_us();
         for _ in 0..STEPS {
             engine.end_step();
         }
-        engine.take_spent_us() / STEPS as f64
+        engine.take_elapsed_us() / STEPS as f64
     });
     let times = times.collect();
     let stats = engine.states.scheduler.stats();
@@ -142,8 +142,8 @@ fn churn(batch: u32) -> Row {
     let mut engine = decoding(batch, 1, REQUEST_STEPS);
     let mut number = u64::from(batch);
     let mut times = Vec::new();
-    for _ in 0..BATCHES {
-        engine.take_spent_us();
+    for _ in 0..VALUES {
+        engine.take_elapsed_us();
         for _ in 0..STEPS {
             for _ in 0..std::mem::take(&mut engine.n_ended) {
                 engine.submit(request(number, &prompt(number), REQUEST_STEPS));
@@ -151,13 +151,13 @@ fn churn(batch: u32) -> Row {
             }
             engine.end_step();
         }
-        times.push(engine.take_spent_us() / STEPS as f64);
+        times.push(engine.take_elapsed_us() / STEPS as f64);
     }
     assert_eq!(engine.states.scheduler.stats().integrity_failures, 0);
     row(Operation::StepChurn, &batch_size(batch), times)
 }
 
 fn actors(batch: u32) -> Row {
-    let times = decode_us(batch, STEPS, BATCHES);
+    let times = decode_us(batch, STEPS, VALUES);
     row(Operation::StepActors, &batch_size(batch), times)
 }

@@ -1,4 +1,4 @@
-//! Generates random prompts from a seed, which share no prefixes, so that no prefix cache speeds them up.
+//! Generates random prompts from a seed. They share no prefixes, so that no prefix cache speeds them up.
 
 use fastrand::Rng;
 

@@ -60,24 +60,24 @@ pub struct AnswerFlags {
 
 impl AnswerFlags {
     pub fn params(&self, model: &GenerationConfig) -> SamplingParams {
-        let plain = SamplingParams::default();
+        let default = SamplingParams::default();
         let number =
-            |given: Option<f32>, own: Option<f32>, plain: f32| given.or(own).unwrap_or(plain);
+            |given: Option<f32>, own: Option<f32>, default: f32| given.or(own).unwrap_or(default);
         SamplingParams {
             max_new_tokens: self.max_new_tokens,
-            temperature: number(self.temperature, model.temperature, plain.temperature),
-            top_p: number(self.top_p, model.top_p, plain.top_p),
-            top_k: self.top_k.or(model.top_k).unwrap_or(plain.top_k),
-            min_p: number(self.min_p, model.min_p, plain.min_p),
-            frequency_penalty: number(self.frequency_penalty, None, plain.frequency_penalty),
-            presence_penalty: number(self.presence_penalty, None, plain.presence_penalty),
+            temperature: number(self.temperature, model.temperature, default.temperature),
+            top_p: number(self.top_p, model.top_p, default.top_p),
+            top_k: self.top_k.or(model.top_k).unwrap_or(default.top_k),
+            min_p: number(self.min_p, model.min_p, default.min_p),
+            frequency_penalty: number(self.frequency_penalty, None, default.frequency_penalty),
+            presence_penalty: number(self.presence_penalty, None, default.presence_penalty),
             repetition_penalty: number(
                 self.repetition_penalty,
                 model.repetition_penalty,
-                plain.repetition_penalty,
+                default.repetition_penalty,
             ),
             sampling_seed: self.sampling_seed,
-            ..plain
+            ..default
         }
     }
 

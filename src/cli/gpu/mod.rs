@@ -8,7 +8,7 @@ use souffleur::kernels::cuda::timing::{self, Extent, Rates, Timing};
 
 use super::failure::Failure;
 use super::output::say;
-use report::{Measured, TableArgs};
+use report::{Measurement, TableArgs};
 
 /// Flags of the command.
 #[derive(Args, Debug)]
@@ -57,7 +57,7 @@ fn probe(args: &DeviceArgs) -> Result<(), Failure> {
     let device = open(args)?;
     let memory = device.memory().map_err(Failure::failed)?;
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-    say(Measured::note(
+    say(Measurement::note(
         "probe",
         format!(
             "{}: {:.2} GiB free of {:.2} GiB",
@@ -86,21 +86,21 @@ fn kernels(args: &DeviceArgs, tiny: bool) -> Result<(), Failure> {
 
 fn say_rates(rates: &Rates) {
     let copied = rates.copy_bytes_per_s / 1e9;
-    say(Measured::rate("copy bandwidth", "GB/s", copied));
+    say(Measurement::rate("copy bandwidth", "GB/s", copied));
     let read = rates.read_bytes_per_s / 1e9;
-    say(Measured::rate(
+    say(Measurement::rate(
         "read bandwidth, by a matrix-vector product",
         "GB/s",
         read,
     ));
     let name = format!("large bf16 GEMM, {}", rates.product);
-    say(Measured::rate(&name, "TFLOP/s", rates.flop_per_s / 1e12));
+    say(Measurement::rate(&name, "TFLOP/s", rates.flop_per_s / 1e12));
 }
 
-fn line(rates: &Rates, timing: &Timing, extent: Extent) -> Measured {
+fn line(rates: &Rates, timing: &Timing, extent: Extent) -> Measurement {
     match extent {
-        Extent::Tiny => Measured::ran("kernels", &timing.name),
-        Extent::Full => Measured::cost(
+        Extent::Tiny => Measurement::ran("kernels", &timing.name),
+        Extent::Full => Measurement::cost(
             "kernels",
             &timing.name,
             timing.seconds * 1e6,

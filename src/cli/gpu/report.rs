@@ -22,7 +22,7 @@ pub struct TableArgs {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
+pub struct Measurement {
     part: String,
     /// The name of the measured work.
     name: String,
@@ -42,7 +42,7 @@ pub struct Measured {
     note: Option<String>,
 }
 
-impl Measured {
+impl Measurement {
     fn new(part: &str, name: &str) -> Self {
         Self {
             part: part.to_owned(),
@@ -113,7 +113,7 @@ impl Measured {
 }
 
 /// Writes a line of JSON.
-impl fmt::Display for Measured {
+impl fmt::Display for Measurement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = serde_json::to_string(self).map_err(|_| fmt::Error)?;
         f.write_str(&text)
@@ -129,7 +129,7 @@ pub fn print(args: &TableArgs) -> Result<(), Failure> {
         results.extend(read(file, &text)?);
     }
     let header = ["work", "part", "unit", "value", "floor", "of the floor"];
-    let cells: Vec<_> = results.iter().map(Measured::cells).collect();
+    let cells: Vec<_> = results.iter().map(Measurement::cells).collect();
     table::print(&header, &cells);
     let Some(file) = &args.json else {
         return Ok(());
@@ -140,7 +140,7 @@ pub fn print(args: &TableArgs) -> Result<(), Failure> {
     })
 }
 
-fn read(file: &Path, text: &str) -> Result<Vec<Measured>, Failure> {
+fn read(file: &Path, text: &str) -> Result<Vec<Measurement>, Failure> {
     if let Ok(record) = serde_json::from_str::<Value>(text)
         && let Some(rows) = record["rows"].as_array()
     {
@@ -148,7 +148,7 @@ fn read(file: &Path, text: &str) -> Result<Vec<Measured>, Failure> {
     }
     // An interrupted writer leaves a last line without a line end, which may be incomplete.
     let (lines, last) = text.rsplit_once('\n').unwrap_or(("", text));
-    let last = Some(last).filter(|last| serde_json::from_str::<Measured>(last).is_ok());
+    let last = Some(last).filter(|last| serde_json::from_str::<Measurement>(last).is_ok());
     let lines = lines.lines().chain(last);
     let lines = lines.filter(|line| !line.trim().is_empty());
     let parsed = lines.enumerate().map(|(index, line)| {
@@ -160,15 +160,15 @@ fn read(file: &Path, text: &str) -> Result<Vec<Measured>, Failure> {
     parsed.collect()
 }
 
-fn of_bench(record: &Value, row: &Value) -> Measured {
+fn of_bench(record: &Value, row: &Value) -> Measurement {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let name = format!("{}: {}", text(&record["model"]["name"]), text(&row["name"]));
-    Measured {
+    Measurement {
         unit: Some(text(&row["unit"])),
         value: row["median"].as_f64(),
         floor: row["floor"].as_f64(),
         fraction: row["fraction"]["median"].as_f64(),
-        ..Measured::new("engine", &name)
+        ..Measurement::new("engine", &name)
     }
 }
 
@@ -183,8 +183,8 @@ mod tests {
         let file = Path::new("x");
         let lines = format!(
             "{}\n{}\n",
-            Measured::cost("kernels", "rms_norm", 4.0, 3.0),
-            Measured::ran("kernels", "embed")
+            Measurement::cost("kernels", "rms_norm", 4.0, 3.0),
+            Measurement::ran("kernels", "embed")
         );
         let results = read(file, &lines).expect("both lines parse");
         assert_eq!(
@@ -218,8 +218,8 @@ mod tests {
 
     #[test]
     fn an_incomplete_last_line_is_skipped() {
-        let whole = Measured::ran("kernels", "embed");
-        let cut = Measured::cost("kernels", "rms_norm", 4.0, 3.0).to_string();
+        let whole = Measurement::ran("kernels", "embed");
+        let cut = Measurement::cost("kernels", "rms_norm", 4.0, 3.0).to_string();
         let results = |text: String| read(Path::new("x"), &text).expect("whole lines parse");
         let cut_short = format!("{whole}\n{}", &cut[..cut.len() / 2]);
         assert_eq!(results(cut_short), std::slice::from_ref(&whole));

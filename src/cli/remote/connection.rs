@@ -47,7 +47,7 @@ impl Connector {
     pub async fn send(
         &self,
         mut request: Request<Full<Bytes>>,
-    ) -> Result<Response<Answer>, String> {
+    ) -> Result<Response<ResponseBody>, String> {
         let uri = request.uri().clone();
         let opened = rt::time::timeout(CONNECT_TIMEOUT, self.open(&uri)).await;
         let stream = opened.map_err(|_| {
@@ -64,9 +64,9 @@ impl Connector {
         headers.insert(HOST, host_header(&uri)?);
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
         *request.uri_mut() = path_of(&uri)?;
-        let answer = sender.send_request(request).await;
-        let answer = answer.map_err(|error| explained(&error))?;
-        Ok(answer.map(|body| Answer { body, connection }))
+        let response = sender.send_request(request).await;
+        let response = response.map_err(|error| explained(&error))?;
+        Ok(response.map(|body| ResponseBody { body, connection }))
     }
 
     async fn open(&self, uri: &Uri) -> Result<Box<dyn Stream>, String> {
@@ -102,13 +102,13 @@ impl Drop for Connection {
 }
 
 /// The body of a response. Dropping it closes the connection, so that the server cancels the request.
-pub struct Answer {
+pub struct ResponseBody {
     body: Incoming,
     #[expect(dead_code, reason = "its drop closes the connection")]
     connection: Connection,
 }
 
-impl Answer {
+impl ResponseBody {
     pub async fn read(self, limit_bytes: usize) -> Result<Bytes, String> {
         let read = Limited::new(self, limit_bytes).collect().await;
         read.map(|body| body.to_bytes())
@@ -116,7 +116,7 @@ impl Answer {
     }
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = hyper::Error;
 

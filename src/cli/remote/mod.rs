@@ -13,7 +13,7 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use serde_json::Value;
 
 use super::failure::Failure;
-use connection::{Answer, Connector, explained};
+use connection::{Connector, ResponseBody, explained};
 
 /// The largest number of characters shown of a server's error text.
 const SHOWN_CHARS: usize = 300;
@@ -74,15 +74,15 @@ impl Remote {
     }
 
     async fn read(&self, path: &str) -> Result<(StatusCode, Bytes), String> {
-        let answer = self.send(Method::GET, path, String::new()).await?;
-        let status = answer.status();
-        Ok((status, answer.into_body().read(BODY_BYTES).await?))
+        let response = self.send(Method::GET, path, String::new()).await?;
+        let status = response.status();
+        Ok((status, response.into_body().read(BODY_BYTES).await?))
     }
 
-    /// Sends a JSON body. Returns the response's body as a stream. The error of a refused request quotes the answer.
+    /// Sends a JSON body, and streams the response's body. The error of a refused request quotes the response.
     pub async fn post(&self, path: &str, body: String) -> Result<Body, String> {
-        let answer = self.send(Method::POST, path, body).await?;
-        let (status, body) = (answer.status(), answer.into_body());
+        let response = self.send(Method::POST, path, body).await?;
+        let (status, body) = (response.status(), response.into_body());
         if status != StatusCode::OK {
             let refusal = body.read(BODY_BYTES).await.unwrap_or_default();
             return Err(format!("{status}: {}", shown(&refusal)));
@@ -96,7 +96,7 @@ impl Remote {
         method: Method,
         path: &str,
         body: String,
-    ) -> Result<Response<Answer>, String> {
+    ) -> Result<Response<ResponseBody>, String> {
         let mut request = Request::builder()
             .method(&method)
             .uri(format!("{}{path}", self.url))

@@ -74,10 +74,10 @@ impl LogConfig {
         let level = &self.log_level;
         let is_target = |part: &str| part.contains(['=', '[', ']']);
         let mut parts = level.split(',').map(str::trim);
-        let is_known = parts.all(|part| is_target(part) || is_level(part));
-        // actix logs the listening sockets at info level, which this program also does.
+        let is_valid = parts.all(|part| is_target(part) || is_level(part));
+        // Silences actix's messages about listening sockets, which this program logs itself.
         let filter = EnvFilter::try_new(format!("actix_server=warn,{level}"));
-        let filter = filter.ok().filter(|_| is_known);
+        let filter = filter.ok().filter(|_| is_valid);
         filter.ok_or_else(|| ConfigError {
             key: "log_level".to_owned(),
             reason: format!(

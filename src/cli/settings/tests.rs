@@ -317,8 +317,8 @@ fn rust_log_wins_over_the_file_and_loses_to_our_own_key() {
     };
     let file = Some("[log]\nlog_level = \"error\"\n");
     let rust_log = ("RUST_LOG", "souffleur,h2=off,span[{a=1}]=info,debug");
-    let known = "souffleur=trace,h2=off,span[{a=1}]=info,debug";
-    assert_eq!(level(file, &[rust_log], &[]), known);
+    let expected = "souffleur=trace,h2=off,span[{a=1}]=info,debug";
+    assert_eq!(level(file, &[rust_log], &[]), expected);
     assert_eq!(level(file, &[("RUST_LOG", " ")], &[]), "error");
     let own = ("SOUFFLEUR_LOG_LEVEL", "warn");
     assert_eq!(level(file, &[rust_log, own], &[]), "warn");

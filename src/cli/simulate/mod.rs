@@ -143,7 +143,7 @@ fn run_prompts(
     trace: &Trace,
     is_quiet: bool,
 ) -> Result<(), Failure> {
-    // By default, a page is a block of the trace, whose contents the trace does not describe.
+    // By default, a page is as large as a block of the trace, since a trace identifies only whole blocks.
     let page_tokens = args
         .flags
         .engine

@@ -22,7 +22,7 @@ const ORANGE: RGBColor = RGBColor(0xd9, 0x7a, 0x1a);
 const POINTS: usize = 256;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), Box<dyn std::error::Error>>;
+type DrawResult = Result<(), Box<dyn std::error::Error>>;
 type Line<'a> = (&'a str, Vec<(f64, f64)>, RGBColor);
 
 pub fn write(file: &Path, svg: Result<String, String>) -> Result<(), Failure> {
@@ -54,7 +54,7 @@ pub fn disks(title: &str, runs: &[Run]) -> Result<String, String> {
     Ok(svg)
 }
 
-fn draw_run(svg: &mut String, title: &str, outcome: &Outcome) -> Drawn {
+fn draw_run(svg: &mut String, title: &str, outcome: &Outcome) -> DrawResult {
     let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let panels = area.titled(title, ("sans-serif", 15))?.split_evenly((3, 1));
@@ -98,7 +98,7 @@ fn draw_run(svg: &mut String, title: &str, outcome: &Outcome) -> Drawn {
     Ok(())
 }
 
-fn draw_curve(svg: &mut String, title: &str, points: &[CurvePoint]) -> Drawn {
+fn draw_curve(svg: &mut String, title: &str, points: &[CurvePoint]) -> DrawResult {
     let area = SVGBackend::with_string(svg, CURVE_SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let area = area.titled(title, ("sans-serif", 15))?;
@@ -120,7 +120,7 @@ fn draw_curve(svg: &mut String, title: &str, points: &[CurvePoint]) -> Drawn {
     Ok(())
 }
 
-fn draw_disks(svg: &mut String, title: &str, runs: &[Run]) -> Drawn {
+fn draw_disks(svg: &mut String, title: &str, runs: &[Run]) -> DrawResult {
     let area = SVGBackend::with_string(svg, DISKS_SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let panels = area.titled(title, ("sans-serif", 15))?.split_evenly((2, 1));
@@ -171,7 +171,7 @@ fn panel(
     (x_name, y_name): (&str, &str),
     lines: &[Line<'_>],
     is_filled: bool,
-) -> Drawn {
+) -> DrawResult {
     let points = || lines.iter().flat_map(|(_, points, _)| points);
     let right = points().map(|point| point.0).fold(1e-9, f64::max);
     let top = points().map(|point| point.1).fold(1e-9, f64::max) * 1.05;

@@ -110,7 +110,7 @@ pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
         config.chunked_prefill_size
     ));
     let has_store = runs.iter().any(|run| run.outcome.store.is_some());
-    let columns: Vec<Vec<Cell>> = runs.iter().map(|run| rows(run, has_store)).collect();
+    let columns: Vec<Vec<NamedValue>> = runs.iter().map(|run| rows(run, has_store)).collect();
     let Some(first) = columns.first() else {
         return;
     };
@@ -118,7 +118,7 @@ pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
     let header: Vec<&str> = std::iter::once("")
         .chain(header.iter().map(String::as_str))
         .collect();
-    let line = |(index, (name, _)): (usize, &Cell)| {
+    let line = |(index, (name, _)): (usize, &NamedValue)| {
         let cells = columns.iter().map(|column| column[index].1.clone());
         std::iter::once(name.clone()).chain(cells).collect()
     };
@@ -128,7 +128,7 @@ pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
     );
 }
 
-type Cell = (String, String);
+type NamedValue = (String, String);
 
 fn name(outcome: &Outcome) -> String {
     let pool = format!("{} KV tokens", outcome.kv_tokens);
@@ -144,7 +144,7 @@ fn shown_gib(bytes: u64) -> String {
     shown.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn rows(run: &Run, has_store: bool) -> Vec<Cell> {
+fn rows(run: &Run, has_store: bool) -> Vec<NamedValue> {
     let outcome = &run.outcome;
     let mut rows = request_rows(outcome);
     if has_store {
@@ -163,11 +163,11 @@ fn rows(run: &Run, has_store: bool) -> Vec<Cell> {
     rows
 }
 
-fn named<const N: usize>(rows: [(&str, String); N]) -> Vec<Cell> {
+fn named<const N: usize>(rows: [(&str, String); N]) -> Vec<NamedValue> {
     rows.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
-fn request_rows(outcome: &Outcome) -> Vec<Cell> {
+fn request_rows(outcome: &Outcome) -> Vec<NamedValue> {
     let ended = |end| outcome.ended(end).count().to_string();
     named([
         ("hit rate", format!("{:.4}", outcome.hit_rate())),
@@ -179,7 +179,7 @@ fn request_rows(outcome: &Outcome) -> Vec<Cell> {
 }
 
 /// The hit rates by where the tokens were cached.
-fn hit_rows(outcome: &Outcome) -> Vec<Cell> {
+fn hit_rows(outcome: &Outcome) -> Vec<NamedValue> {
     named([
         ("  in memory", format!("{:.4}", outcome.memory_hit_rate())),
         ("  on disk", format!("{:.4}", outcome.disk_hit_rate())),
@@ -191,7 +191,7 @@ type Unit = (&'static str, f64, usize);
 const SECONDS: Unit = ("s", 1.0, 3);
 const MILLISECONDS: Unit = ("ms", 1e3, 1);
 
-fn latency_rows(name: &str, samples_s: &[f64], (unit, per_s, digits): Unit) -> Vec<Cell> {
+fn latency_rows(name: &str, samples_s: &[f64], (unit, per_s, digits): Unit) -> Vec<NamedValue> {
     let summary = Summary::of(samples_s);
     let row = |what: &str, value: Option<f64>| {
         let shown = value.map_or("-".to_owned(), |s| format!("{:.digits$}", s * per_s));
@@ -205,7 +205,7 @@ fn latency_rows(name: &str, samples_s: &[f64], (unit, per_s, digits): Unit) -> V
     ]
 }
 
-fn engine_rows(outcome: &Outcome) -> Vec<Cell> {
+fn engine_rows(outcome: &Outcome) -> Vec<NamedValue> {
     let stats = &outcome.stats;
     let makespan_s = outcome.makespan_s.max(1e-9);
     let rate = |tokens: u64| format!("{:.1}", tokens as f64 / makespan_s);
@@ -226,7 +226,7 @@ fn engine_rows(outcome: &Outcome) -> Vec<Cell> {
     ])
 }
 
-fn store_rows(outcome: &Outcome) -> Vec<Cell> {
+fn store_rows(outcome: &Outcome) -> Vec<NamedValue> {
     let store = outcome.store.as_ref();
     let cell = |of: &dyn Fn(&StoreOutcome) -> String| store.map_or_else(|| "-".to_owned(), of);
     let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / outcome.makespan_s.max(1e-9));

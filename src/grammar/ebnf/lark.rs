@@ -42,16 +42,16 @@ const MAX_PARTS: u64 = 20_000;
 /// For each rule, whether it and all rules that it uses are small and not recursive.
 fn terminals(rules: &[Expression]) -> Vec<bool> {
     let mut named_by: Vec<Vec<RuleId>> = vec![Vec::new(); rules.len()];
-    let mut missing: Vec<usize> = Vec::with_capacity(rules.len());
+    let mut undecided: Vec<usize> = Vec::with_capacity(rules.len());
     for (id, body) in rules.iter().enumerate() {
         let mut named = Vec::new();
         body.rules(&mut named);
-        missing.push(named.len());
+        undecided.push(named.len());
         named.into_iter().for_each(|rule| named_by[rule].push(id));
     }
     let mut is_terminal = vec![false; rules.len()];
     let mut sizes = vec![0; rules.len()];
-    let mut ready: Vec<RuleId> = (0..rules.len()).filter(|&id| missing[id] == 0).collect();
+    let mut ready: Vec<RuleId> = (0..rules.len()).filter(|&id| undecided[id] == 0).collect();
     while let Some(id) = ready.pop() {
         sizes[id] = rules[id].size(&sizes);
         if sizes[id] > MAX_PARTS {
@@ -59,8 +59,8 @@ fn terminals(rules: &[Expression]) -> Vec<bool> {
         }
         is_terminal[id] = true;
         for &user in &named_by[id] {
-            missing[user] -= 1;
-            if missing[user] == 0 {
+            undecided[user] -= 1;
+            if undecided[user] == 0 {
                 ready.push(user);
             }
         }

@@ -6,7 +6,7 @@ use super::node::Node;
 use super::read::Reader;
 use super::{Dialect, class};
 
-enum Escaped {
+enum Escape {
     /// A code point, which may be a surrogate.
     Code(u32),
     Class(ClassUnicode),
@@ -30,9 +30,9 @@ impl Reader {
             _ => {}
         }
         let set = match self.escape()? {
-            Escaped::Class(set) => set,
-            Escaped::Code(0xd800..=0xdfff) => return Err("half of a surrogate pair".to_owned()),
-            Escaped::Code(code) => class::of_codes(code, code),
+            Escape::Class(set) => set,
+            Escape::Code(0xd800..=0xdfff) => return Err("half of a surrogate pair".to_owned()),
+            Escape::Code(code) => class::of_codes(code, code),
         };
         self.folded(set).map(Node::Class)
     }
@@ -56,14 +56,14 @@ impl Reader {
         let first = self.class_item()?;
         // A dash is literal at the class's end and next to a class escape.
         let is_range = self.sees("-") && !self.sees("-]");
-        let (Escaped::Code(from), true) = (&first, is_range) else {
+        let (Escape::Code(from), true) = (&first, is_range) else {
             add(ranges(first));
             return Ok(());
         };
         self.eat("-");
         match self.class_item()? {
-            Escaped::Code(to) if *from <= to => add(class::of_codes(*from, to)),
-            Escaped::Code(_) => return Err("an invalid range in a class".to_owned()),
+            Escape::Code(to) if *from <= to => add(class::of_codes(*from, to)),
+            Escape::Code(_) => return Err("an invalid range in a class".to_owned()),
             last => [ranges(first), class::of(&[('-', '-')]), ranges(last)]
                 .into_iter()
                 .for_each(add),
@@ -76,26 +76,26 @@ impl Reader {
         !is_first && self.eat("]")
     }
 
-    fn class_item(&mut self) -> Result<Escaped, String> {
+    fn class_item(&mut self) -> Result<Escape, String> {
         let unended = || "an unclosed class".to_owned();
         match self.next().ok_or_else(unended)? {
             '\\' => self.escape(),
             '[' if self.dialect == Dialect::Python && self.sees(":") => self.posix(),
-            letter => Ok(Escaped::Code(u32::from(letter))),
+            letter => Ok(Escape::Code(u32::from(letter))),
         }
     }
 
     /// Parses `[:alpha:]` after its first bracket. Without such a class, the bracket is literal.
-    fn posix(&mut self) -> Result<Escaped, String> {
+    fn posix(&mut self) -> Result<Escape, String> {
         let before = self.at;
         self.eat(":");
         let is_negated = self.eat("^");
         let set = self.until(':').and_then(|name| class::posix(&name));
         let Some(set) = set.filter(|_| self.eat("]")) else {
             self.at = before;
-            return Ok(Escaped::Code(u32::from('[')));
+            return Ok(Escape::Code(u32::from('[')));
         };
-        Ok(Escaped::Class(if is_negated {
+        Ok(Escape::Class(if is_negated {
             class::negated(set)
         } else {
             set
@@ -103,10 +103,10 @@ impl Reader {
     }
 
     /// Reads an escape after its backslash, in a class or outside.
-    fn escape(&mut self) -> Result<Escaped, String> {
+    fn escape(&mut self) -> Result<Escape, String> {
         let letter = self.next().ok_or("a backslash at its end")?;
         if let Some(set) = class::escape(letter, self.dialect) {
-            return self.count_ranges(set).map(Escaped::Class);
+            return self.count_ranges(set).map(Escape::Class);
         }
         let code = match letter {
             'n' => 0x0a,
@@ -124,7 +124,7 @@ impl Reader {
             letter if letter.is_ascii_alphanumeric() => return Err(unknown(letter)),
             letter => u32::from(letter),
         };
-        Ok(Escaped::Code(code))
+        Ok(Escape::Code(code))
     }
 
     /// Parses the letter of `\cA`.
@@ -166,7 +166,7 @@ impl Reader {
     }
 
     /// Parses `\p{Letter}`; in Python's dialect also `\pL`.
-    fn property(&mut self, is_negated: bool) -> Result<Escaped, String> {
+    fn property(&mut self, is_negated: bool) -> Result<Escape, String> {
         let name = match self.eat("{") {
             true => self.until('}'),
             false if self.dialect == Dialect::Python => self.next().map(String::from),
@@ -176,7 +176,7 @@ impl Reader {
         let set = class::property(&name);
         let set = set.ok_or_else(|| format!("the unknown property {name:?}"))?;
         let set = self.count_ranges(set)?;
-        Ok(Escaped::Class(if is_negated {
+        Ok(Escape::Class(if is_negated {
             class::negated(set)
         } else {
             set
@@ -184,10 +184,10 @@ impl Reader {
     }
 }
 
-fn ranges(item: Escaped) -> ClassUnicode {
+fn ranges(item: Escape) -> ClassUnicode {
     match item {
-        Escaped::Class(set) => set,
-        Escaped::Code(code) => class::of_codes(code, code),
+        Escape::Class(set) => set,
+        Escape::Code(code) => class::of_codes(code, code),
     }
 }
 

@@ -26,7 +26,7 @@ enum Dialect {
     Python,
 }
 
-/// Checks a pattern in a JSON schema, and returns its size in bytes as written for the compiler.
+/// Checks a pattern in a JSON schema, and returns its size in bytes as written for llguidance.
 ///
 /// # Errors
 /// A clause that names the unsupported construct.
@@ -38,7 +38,7 @@ pub(super) fn check(pattern: &str, limits: &GrammarLimits) -> Result<usize, Stri
     Ok(quoted.len())
 }
 
-/// Rewrites the patterns of a checked schema so that the compiler matches them in JSON strings.
+/// Rewrites the patterns of a checked schema so that llguidance matches them in JSON strings.
 pub(super) fn quote_patterns(schema: &mut Value) {
     let quoted = |pattern: &str| {
         let node = read::read(pattern, Dialect::Ecma).ok()?;
@@ -50,8 +50,8 @@ pub(super) fn quote_patterns(schema: &mut Value) {
     });
 }
 
-/// Rewrites an expression in Python's dialect for the compiler.
-pub(super) fn plain(
+/// Rewrites an expression of Python's dialect for llguidance.
+pub(super) fn rewrite(
     field: &str,
     pattern: &str,
     limits: &GrammarLimits,
@@ -62,8 +62,8 @@ pub(super) fn plain(
     plain.map_err(|what| refused(field, &what))
 }
 
-/// Like [`plain`], for an expression that has been checked.
-pub(super) fn rewritten(pattern: &str) -> String {
+/// Like [`rewrite`], for an expression that has been checked.
+pub(super) fn rewrite_checked(pattern: &str) -> String {
     let node = read::read(pattern, Dialect::Python);
     let plain = node.and_then(|node| write::whole(&node, Purpose::Plain));
     plain.unwrap_or_else(|_| pattern.to_owned())
@@ -75,7 +75,7 @@ pub(super) fn whole_match(
     pattern: &str,
     limits: &GrammarLimits,
 ) -> Result<String, FieldError> {
-    plain(field, pattern, limits).map(|plain| terminal(&plain))
+    rewrite(field, pattern, limits).map(|plain| terminal(&plain))
 }
 
 /// The Lark terminal for texts that contain a match of a JSON schema's pattern; `None` if it is not supported.

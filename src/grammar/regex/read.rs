@@ -214,7 +214,7 @@ impl Reader {
         }
     }
 
-    /// Applies the quantifiers that follow a part.
+    /// Applies the quantifier that follows a part, if there is one.
     fn repeated(&mut self, node: Node) -> Result<Node, String> {
         let (min, max) = match self.next() {
             Some('*') => (0, None),
@@ -261,7 +261,7 @@ impl Reader {
         }
         let number = |text: &str| match text.parse::<u32>() {
             _ if text.is_empty() => Ok(None),
-            // The compiler takes `u32::MAX` for no limit.
+            // llguidance takes `u32::MAX` for no limit.
             Ok(number) if number < u32::MAX => Ok(Some(number)),
             _ => Err(format!("the count {{{inner}}} of 2^32 - 1 or more")),
         };

@@ -196,7 +196,7 @@ fn invalid_and_ambiguous_expressions_are_rejected() {
     }
 }
 
-/// The compiler would let an escaped quotation mark through if the class had all control characters.
+/// llguidance would let an escaped quotation mark through if the class had all control characters.
 #[test]
 fn classes_without_the_quote_or_the_backslash_exclude_nul() {
     for lacking in ["[^\"]", r"[^\\]", r"[\x00-\x1f]", r"[^\n\\]"] {

@@ -1,4 +1,4 @@
-//! Writes regular expressions for the compiler: without anchors, and with only ranges in classes.
+//! Writes regular expressions for llguidance: without anchors, and with only ranges in classes.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ const ANY: &str = "(?s:.*)";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Plain,
-    /// For JSON strings. The compiler adds the quoting.
+    /// For JSON strings. llguidance adds the quoting.
     ///
     /// A class with all control characters is quoted as though it also had the quotation mark and the backslash.
     /// So NUL, which has no escape in such a string, is removed from a class that lacks one of the two.
@@ -142,7 +142,7 @@ fn edges_of(parts: &[Node], at: usize, edges: Edges) -> Edges {
     edges.of_part(is_first, is_last)
 }
 
-/// Writes a part whose anchors are redundant.
+/// Writes a part without its anchors. Fails for an anchor that is not redundant.
 fn write(node: &Node, edges: Edges, purpose: Purpose, text: &mut String) -> Result<(), String> {
     match node {
         Node::Start if edges.start => {}

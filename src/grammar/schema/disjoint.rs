@@ -67,7 +67,7 @@ fn addresses_to_rewrite(schema: &Value) -> FxHashSet<usize> {
     chosen
 }
 
-/// Writes `oneOf` as `anyOf` in the objects with these addresses. Checked schemas have a limited depth.
+/// Writes `oneOf` as `anyOf` in the objects with these addresses. Recursive: checked schemas have a limited depth.
 ///
 /// Rewriting an object moves its entries, so inner objects come first.
 fn rewrite(value: &mut Value, chosen: &FxHashSet<usize>) {
@@ -121,10 +121,10 @@ impl<'a> Proof<'a> {
     /// Whether no value matches both.
     fn exclude(&mut self, one: &[&'a Value], other: &[&'a Value], depth: usize) -> bool {
         let (one, other) = (self.combined(one), self.combined(other));
-        self.all_exclude(&one, &other, depth)
+        self.combined_exclude(&one, &other, depth)
     }
 
-    fn all_exclude(&mut self, one: &Combined<'a>, other: &Combined<'a>, depth: usize) -> bool {
+    fn combined_exclude(&mut self, one: &Combined<'a>, other: &Combined<'a>, depth: usize) -> bool {
         let work = 1 + one.weight().saturating_mul(other.weight()) / PAIRS_PER_STEP;
         let Some(rest) = self.steps.checked_sub(work) else {
             return false;
@@ -221,7 +221,7 @@ impl<'a> Proof<'a> {
         lists.collect::<Vec<_>>().into_iter().any(|options| {
             options.iter().all(|option| {
                 let option = self.combined(&[option]);
-                self.all_exclude(&option, other, depth + 1)
+                self.combined_exclude(&option, other, depth + 1)
             })
         })
     }
@@ -282,7 +282,7 @@ impl<'a> Combined<'a> {
         self.objects.iter().any(refuses_property)
             || self.objects.iter().any(|object| {
                 let values = constants(object);
-                values.is_some_and(|values| !values.iter().any(|known| are_equal(known, value)))
+                values.is_some_and(|values| !values.iter().any(|other| are_equal(other, value)))
             })
     }
 

@@ -13,7 +13,7 @@ pub(super) enum Keyword {
     Multiple,
     /// A count, such as `maxLength`.
     Count,
-    /// Another keyword that the compiler supports.
+    /// Another keyword that llguidance supports.
     Data,
     /// A keyword that does not constrain values.
     Annotation,
@@ -55,7 +55,7 @@ pub(super) fn keyword(name: &str) -> Keyword {
     }
 }
 
-/// The formats that the compiler knows.
+/// The formats that llguidance knows.
 pub(super) fn is_supported_format(format: &str) -> bool {
     [
         "date-time",

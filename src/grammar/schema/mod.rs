@@ -32,7 +32,7 @@ pub(super) enum Objects {
     Closed,
 }
 
-/// Checks a schema, and returns it for the compiler, without annotations.
+/// Checks a schema, and returns it for llguidance, without annotations.
 ///
 /// # Errors
 /// Names the first unsupported keyword, or the exceeded limit, with its place.
@@ -74,7 +74,7 @@ struct Check<'a> {
     objects: Objects,
     limits: &'a GrammarLimits,
     nodes: usize,
-    /// Bytes of all patterns as the compiler reads them.
+    /// Bytes of all patterns as llguidance reads them.
     pattern_bytes: usize,
     /// The document against which references are resolved.
     base: &'a Value,
@@ -127,7 +127,7 @@ impl<'a> Check<'a> {
             }
         }
         self.check_min_properties(object, place)?;
-        self.check_excluded(object, place)?;
+        self.check_exclusive(object, place)?;
         formats::replace_format(&mut kept);
         if let Some((name, reason)) = numbers::adjust_bounds(&mut kept) {
             return Err(self.refuse(place.under(name), &reason));
@@ -138,7 +138,7 @@ impl<'a> Check<'a> {
         Ok(Value::Object(kept))
     }
 
-    /// Checks a keyword, and returns its value for the compiler; `None` if the keyword is removed.
+    /// Checks a keyword, and returns its value for llguidance; `None` if the keyword is removed.
     fn keyword(
         &mut self,
         name: &str,
@@ -237,22 +237,22 @@ impl<'a> Check<'a> {
     }
 
     /// Checks that the integer next to an exclusive bound is also an exact double.
-    fn check_excluded(
+    fn check_exclusive(
         &self,
         schema: &Map<String, Value>,
         place: Place<'_>,
     ) -> Result<(), FieldError> {
-        for (name, excluded) in [
+        for (name, exclusive) in [
             ("minimum", "exclusiveMinimum"),
             ("maximum", "exclusiveMaximum"),
         ] {
-            let (name, bound) = match schema.get(excluded) {
+            let (name, bound) = match schema.get(exclusive) {
                 Some(Value::Bool(true)) => (name, schema.get(name)),
-                bound => (excluded, bound),
+                bound => (exclusive, bound),
             };
             let fault = match bound {
                 Some(Value::Number(number)) if !numbers::has_no_effect(schema, name) => {
-                    numbers::fault_of_excluded(number)
+                    numbers::fault_of_exclusive(number)
                 }
                 _ => None,
             };

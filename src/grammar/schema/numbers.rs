@@ -26,7 +26,7 @@ pub(super) fn fault(number: &Number) -> Option<String> {
 }
 
 /// The reason to refuse an exclusive bound. The next integer must be an exact double too.
-pub(super) fn fault_of_excluded(number: &Number) -> Option<String> {
+pub(super) fn fault_of_exclusive(number: &Number) -> Option<String> {
     fault_beyond(number, MAX_EXACT_INTEGER - 1)
 }
 
@@ -56,16 +56,16 @@ pub(super) fn has_no_effect(schema: &Map<String, Value>, name: &str) -> bool {
     }
 }
 
-/// Maximum multiple, without its decimal point: the compiler searches that many remainders for 0.
+/// Maximum multiple, without its decimal point: llguidance searches that many remainders for 0.
 const MAX_REMAINDERS: u64 = 100_000;
 /// A multiple above `MAX_REMAINDERS` must be at most this without trailing zeros: remainder 0 is then found early.
 const MAX_ROUND: u64 = 99;
-/// Maximum decimals of a bound: the compiler nests an expression for each decimal.
+/// Maximum decimals of a bound: llguidance nests an expression for each decimal.
 const MAX_BOUND_DECIMALS: usize = 40;
 
 /// Adjusts the bounds of one schema, or returns a keyword and the reason to refuse its bound.
 ///
-/// The compiler wrongly accepts an integer that is an exclusive bound if the other bound is less than 1 away. So such a
+/// llguidance wrongly accepts an integer that is an exclusive bound if the other bound is less than 1 away. So such a
 /// bound is moved by [`NUDGE`] if a double can represent the result.
 pub(super) fn adjust_bounds(schema: &mut Map<String, Value>) -> Option<(&'static str, String)> {
     for name in BOUNDS {
@@ -84,19 +84,19 @@ pub(super) fn adjust_bounds(schema: &mut Map<String, Value>) -> Option<(&'static
             return Some((name, reason));
         }
     }
-    for (excluded, plain, sign) in [
+    for (exclusive, plain, sign) in [
         ("exclusiveMinimum", "minimum", 1.0),
         ("exclusiveMaximum", "maximum", -1.0),
     ] {
-        let is_draft_4 = schema.get(excluded) == Some(&Value::Bool(true));
-        let name = if is_draft_4 { plain } else { excluded };
+        let is_draft_4 = schema.get(exclusive) == Some(&Value::Bool(true));
+        let name = if is_draft_4 { plain } else { exclusive };
         let bound = schema.get(name).and_then(Value::as_f64);
-        let Some(bound) = bound.filter(|_| accepts_excluded_bound(&[schema])) else {
+        let Some(bound) = bound.filter(|_| accepts_exclusive_bound(&[schema])) else {
             continue;
         };
         let nudged = Number::from_f64(bound + sign * NUDGE);
         if let Some(nudged) = nudged.filter(|_| bound + sign * NUDGE != bound) {
-            schema.shift_remove(excluded);
+            schema.shift_remove(exclusive);
             let other = schema
                 .get(plain)
                 .and_then(Value::as_f64)
@@ -109,8 +109,8 @@ pub(super) fn adjust_bounds(schema: &mut Map<String, Value>) -> Option<(&'static
     None
 }
 
-/// Whether the compiler would accept an integer that is an exclusive bound if these schemas apply together.
-pub(super) fn accepts_excluded_bound(objects: &[&Map<String, Value>]) -> bool {
+/// Whether llguidance would accept an integer that is an exclusive bound if these schemas apply together.
+pub(super) fn accepts_exclusive_bound(objects: &[&Map<String, Value>]) -> bool {
     let lower = bounds(objects, "minimum", "exclusiveMinimum");
     let upper = bounds(objects, "maximum", "exclusiveMaximum");
     // The nearest bound of the other side is the next one in order.
@@ -119,40 +119,40 @@ pub(super) fn accepts_excluded_bound(objects: &[&Map<String, Value>]) -> bool {
         let below = lower.partition_point(|low| low.number < number);
         below.checked_sub(1).map(|at| &lower[at])
     };
-    let is_excluded = |bound: &&Bound| bound.is_excluded && bound.number.fract() == 0.0;
+    let is_exclusive = |bound: &&Bound| bound.is_exclusive && bound.number.fract() == 0.0;
     let is_near = |bound: &Bound, other: Option<&Bound>| {
         other.is_some_and(|other| (bound.number - other.number).abs() < 1.0)
     };
-    let mut lower_excluded = lower.iter().filter(is_excluded);
-    let mut upper_excluded = upper.iter().filter(is_excluded);
-    lower_excluded.any(|low| is_near(low, next_above(low.number)))
-        || upper_excluded.any(|up| is_near(up, next_below(up.number)))
+    let mut lower_exclusive = lower.iter().filter(is_exclusive);
+    let mut upper_exclusive = upper.iter().filter(is_exclusive);
+    lower_exclusive.any(|low| is_near(low, next_above(low.number)))
+        || upper_exclusive.any(|up| is_near(up, next_below(up.number)))
 }
 
 struct Bound {
     number: f64,
-    is_excluded: bool,
+    is_exclusive: bool,
 }
 
-fn bounds(objects: &[&Map<String, Value>], plain: &str, excluded: &str) -> Vec<Bound> {
+fn bounds(objects: &[&Map<String, Value>], plain: &str, exclusive: &str) -> Vec<Bound> {
     let number = |object: &Map<String, Value>, name| object.get(name).and_then(Value::as_f64);
     let bounds = objects.iter().flat_map(|object| {
-        let is_draft_4 = object.get(excluded) == Some(&Value::Bool(true));
-        let bound = |number, is_excluded| Bound {
+        let is_draft_4 = object.get(exclusive) == Some(&Value::Bool(true));
+        let bound = |number, is_exclusive| Bound {
             number,
-            is_excluded,
+            is_exclusive,
         };
         let plain = number(object, plain).map(|number| bound(number, is_draft_4));
         plain
             .into_iter()
-            .chain(number(object, excluded).map(|number| bound(number, true)))
+            .chain(number(object, exclusive).map(|number| bound(number, true)))
     });
     let mut bounds: Vec<Bound> = bounds.collect();
     bounds.sort_unstable_by(|one, other| one.number.total_cmp(&other.number));
     bounds
 }
 
-/// A count such as `maxLength` for the compiler; `None` for a maximum that no value reaches.
+/// A count such as `maxLength` for llguidance; `None` for a maximum that no value reaches.
 ///
 /// # Errors
 /// The reason why it is not a count.
@@ -175,16 +175,16 @@ pub(super) fn count(name: &str, value: &Value) -> Result<Option<Value>, String> 
 }
 
 impl Multiple {
-    /// Parses a multiple, if the compiler can compute with it.
+    /// Parses a multiple, if llguidance can compute with it.
     ///
     /// # Errors
-    /// The reason why the compiler cannot.
+    /// The reason why llguidance cannot.
     pub(super) fn new(value: &Value) -> Result<Self, String> {
         let number = value.as_f64().filter(|number| *number > 0.0);
         let number = number.ok_or_else(|| format!("{value} is not a number above 0"))?;
         let multiple = Self::of_digits(&value.to_string());
         let multiple = multiple.filter(|multiple| {
-            multiple.is_searchable() && Self::of_compiler(number) == Some(*multiple)
+            multiple.is_searchable() && Self::of_llguidance(number) == Some(*multiple)
         });
         multiple.ok_or_else(|| {
             format!(
@@ -221,8 +221,8 @@ impl Multiple {
         self
     }
 
-    /// The multiple that the compiler derives from a double, which it multiplies by ten until it is whole.
-    fn of_compiler(mut number: f64) -> Option<Self> {
+    /// The multiple that llguidance derives from a double, which it multiplies by ten until it is whole.
+    fn of_llguidance(mut number: f64) -> Option<Self> {
         let mut decimals = 0;
         while number.fract() != 0.0 {
             number *= 10.0;
@@ -232,7 +232,7 @@ impl Multiple {
         (number <= f64::from(u32::MAX)).then(|| Self { digits, decimals }.reduced())
     }
 
-    /// Whether the compiler's remainders, times ten plus a digit, are below 2^32, and few enough to search.
+    /// Whether llguidance's remainders, times ten plus a digit, are below 2^32, and few enough to search.
     fn is_searchable(self) -> bool {
         let largest = self.digits.saturating_mul(10);
         let mut round = self.digits.max(1);
@@ -251,7 +251,7 @@ impl Multiple {
     }
 }
 
-/// Whether the compiler can combine these multiples in any order, even with one of them twice.
+/// Whether llguidance can combine these multiples in any order, even with one of them twice.
 pub(super) fn can_combine(multiples: &[Multiple]) -> bool {
     let decimals = multiples.iter().map(|multiple| multiple.decimals).max();
     let Some(decimals) = decimals else {
@@ -318,13 +318,13 @@ mod tests {
             let fault = fault(&number).expect("it is refused");
             assert!(fault.contains("2^53"), "{fault}");
         }
-        assert!(fault_of_excluded(&Number::from(MAX_EXACT_INTEGER)).is_some());
+        assert!(fault_of_exclusive(&Number::from(MAX_EXACT_INTEGER)).is_some());
     }
 
     /// Compares every lower bound with every upper one.
     fn any_pair_is_near(objects: &[&Map<String, Value>]) -> bool {
         let is_near = |bound: &Bound, apart: f64| {
-            bound.is_excluded && bound.number.fract() == 0.0 && apart > 0.0 && apart < 1.0
+            bound.is_exclusive && bound.number.fract() == 0.0 && apart > 0.0 && apart < 1.0
         };
         let upper = bounds(objects, "maximum", "exclusiveMaximum");
         let lower = bounds(objects, "minimum", "exclusiveMinimum");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn excluded_integers_are_found_near_any_bound_of_the_other_side() {
+    fn exclusive_integers_are_found_near_any_bound_of_the_other_side() {
         let numbers = [
             -1.0,
             -0.5,
@@ -359,7 +359,7 @@ mod tests {
                 for three in &schemas {
                     let objects = [one, two, three];
                     let expected = any_pair_is_near(&objects);
-                    assert_eq!(accepts_excluded_bound(&objects), expected, "{objects:?}");
+                    assert_eq!(accepts_exclusive_bound(&objects), expected, "{objects:?}");
                     n_accepted += usize::from(expected);
                 }
             }

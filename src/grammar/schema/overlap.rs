@@ -1,8 +1,8 @@
 //! Limits the patterns that apply to one string, because their costs multiply.
 //!
 //! llguidance matches all patterns of a string at once: twenty patterns take seconds and sixty exhaust the memory,
-//! which its limits do not count. So this module first counts the patterns. It collects the schemas that apply to one
-//! value, through references, `allOf` and branches of `anyOf` and `oneOf`, and then the schemas of the value's parts.
+//! which its limits do not count. So this module counts the patterns beforehand. It collects the schemas that apply to
+//! one value, through references, `allOf` and branches of `anyOf` and `oneOf`, then the schemas of the value's parts.
 //! It also refuses `multipleOf` values with a large common multiple, and exclusive bounds close to the opposite bound.
 
 use rustc_hash::FxHashSet;
@@ -45,9 +45,9 @@ impl Fault {
 
 /// Refuses schemas that have a [`Fault`].
 pub(super) fn check(schema: &Value) -> Result<(), Fault> {
-    let found = Found::of(schema);
-    let multiples_combine = found.combine && found.n_multiples > 0;
-    let bounds_combine = found.combine && found.excludes_bounds;
+    let found = SchemaFeatures::of(schema);
+    let multiples_combine = found.may_combine && found.n_multiples > 0;
+    let bounds_combine = found.may_combine && found.exclusive_bounds;
     if found.n_patterns <= 1 && !multiples_combine && !bounds_combine {
         return Ok(());
     }
@@ -56,7 +56,7 @@ pub(super) fn check(schema: &Value) -> Result<(), Fault> {
         multiples_combine,
         visits: 0,
         copies: 0,
-        known: FxHashSet::default(),
+        added: FxHashSet::default(),
         waiting: Vec::new(),
     };
     walk.add(vec![Applied::new(schema)]);
@@ -67,16 +67,16 @@ pub(super) fn check(schema: &Value) -> Result<(), Fault> {
 }
 
 #[derive(Default)]
-struct Found {
+struct SchemaFeatures {
     n_patterns: usize,
     n_multiples: usize,
     /// Whether some bound is exclusive.
-    excludes_bounds: bool,
+    exclusive_bounds: bool,
     /// Whether several schemas may apply to one value.
-    combine: bool,
+    may_combine: bool,
 }
 
-impl Found {
+impl SchemaFeatures {
     fn of(schema: &Value) -> Self {
         let mut found = Self::default();
         let mut waiting = vec![schema];
@@ -87,10 +87,10 @@ impl Found {
                     let has = |name: &str| object.contains_key(name);
                     found.n_patterns += usize::from(has("pattern")) + usize::from(has("format"));
                     found.n_multiples += usize::from(has("multipleOf"));
-                    found.excludes_bounds |= has("exclusiveMinimum") || has("exclusiveMaximum");
-                    let has_parts = ["$ref", "anyOf", "oneOf", "patternProperties"].map(has);
-                    let has_parts = has_parts.contains(&true) && object.len() > 1;
-                    found.combine |= has("allOf") || has_parts;
+                    found.exclusive_bounds |= has("exclusiveMinimum") || has("exclusiveMaximum");
+                    let combines = ["$ref", "anyOf", "oneOf", "patternProperties"].map(has);
+                    let combines = combines.contains(&true) && object.len() > 1;
+                    found.may_combine |= has("allOf") || combines;
                     waiting.extend(object.values());
                 }
                 _ => {}
@@ -113,7 +113,7 @@ struct Walk<'a> {
     visits: usize,
     copies: usize,
     /// The added sets of schemas, as sorted addresses and numbers of chosen branches.
-    known: FxHashSet<Vec<(usize, usize)>>,
+    added: FxHashSet<Vec<(usize, usize)>>,
     waiting: Vec<Vec<Applied<'a>>>,
 }
 
@@ -139,7 +139,7 @@ impl<'a> Walk<'a> {
         let mut key: Vec<_> = together.iter().map(Applied::key).collect();
         key.sort_unstable();
         key.dedup();
-        if !key.is_empty() && self.known.insert(key) {
+        if !key.is_empty() && self.added.insert(key) {
             self.waiting.push(together);
         }
     }
@@ -153,10 +153,10 @@ impl<'a> Walk<'a> {
         if let Some((at, branches)) = undecided {
             self.count_copies(branches.len(), together.len())?;
             for branch in branches {
-                let mut chosen = together.clone();
-                chosen[at].chosen += 1;
-                chosen.push(Applied::new(branch));
-                self.add(chosen);
+                let mut decided = together.clone();
+                decided[at].chosen += 1;
+                decided.push(Applied::new(branch));
+                self.add(decided);
             }
             return Ok(());
         }
@@ -168,7 +168,7 @@ impl<'a> Walk<'a> {
         if self.multiples_combine && !numbers::can_combine(&numbers::multiples(&objects)) {
             return Err(Fault::LargeMultiples);
         }
-        if numbers::accepts_excluded_bound(&objects) {
+        if numbers::accepts_exclusive_bound(&objects) {
             return Err(Fault::NearBounds);
         }
         self.add_parts(&objects)
@@ -284,7 +284,7 @@ fn check_product(objects: &[&Map<String, Value>]) -> Result<(), Fault> {
     }
 }
 
-/// The size of a pattern: an upper bound of the number of characters that it distinguishes.
+/// A rough size of a pattern: the number of its characters without common operators, from 2 to [`MAX_SIZE`].
 fn pattern_size(pattern: &str) -> u64 {
     let signs = pattern
         .chars()
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_that_apply_to_one_text_are_counted() {
+    fn patterns_that_apply_to_one_string_are_counted() {
         for (n, is_fine) in [(3, true), (20, false)] {
             let plain = |schema| schema;
             expect(json!({"allOf": patterns(n, plain)}), is_fine);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_of_different_texts_are_not_counted_together() {
+    fn patterns_of_different_strings_and_equal_patterns_are_not_added_up() {
         let plain = |schema| schema;
         expect(json!({"anyOf": patterns(1000, plain)}), true);
         let properties =

@@ -12,7 +12,7 @@ use serde_json::Value;
 /// Maximum characters of a definition name that this module generates.
 const LONGEST_NAME: usize = 40;
 /// Maximum bytes of a definition name that stays unchanged, because each reference looks the name up.
-const LONGEST_WRITTEN: usize = 200;
+const LONGEST_KEPT_NAME: usize = 200;
 /// Maximum bytes of an `$id`, and of a URI resolved from several; longer ones are ignored.
 const LONGEST_ID: usize = 1000;
 
@@ -33,12 +33,12 @@ pub(super) struct References<'a> {
     numbers: FxHashMap<String, usize>,
     waiting: Vec<Target<'a>>,
     /// The named parts of the schema; collected on first use.
-    known: Option<Known<'a>>,
+    named: Option<NamedSchemas<'a>>,
 }
 
 /// The schemas that `$id` and `$anchor` name.
 #[derive(Default)]
-struct Known<'a> {
+struct NamedSchemas<'a> {
     documents: FxHashMap<Rc<str>, &'a Value>,
     /// Keyed by document and anchor.
     anchors: FxHashMap<(*const Value, &'a str), &'a Value>,
@@ -54,16 +54,16 @@ impl<'a> References<'a> {
             used: FxHashSet::default(),
             numbers: FxHashMap::default(),
             waiting: Vec::new(),
-            known: None,
+            named: None,
         }
     }
 
-    /// The next referenced schema that is not checked otherwise.
+    /// The next referenced schema that is still to be checked.
     pub(super) fn next_target(&mut self) -> Option<Target<'a>> {
         self.waiting.pop()
     }
 
-    /// Rewrites a reference in the document `base` for the compiler.
+    /// Rewrites a reference in the document `base` for llguidance.
     ///
     /// # Errors
     /// Why the reference cannot be resolved, as a sentence.
@@ -94,7 +94,7 @@ impl<'a> References<'a> {
         let name = match self.names.get(&std::ptr::from_ref(target)) {
             Some(name) => name.clone(),
             None if self.is_plain(document, &fragment) => return Ok(format!("#{fragment}")),
-            // Tools' schemas are split, and "#" would refer to a part of one.
+            // The schema of a tool is split into the schemas of its properties, in which "#" would mean the part.
             None if std::ptr::eq(target, self.root) => self.name(target, "root"),
             None => self.name(target, &fragment),
         };
@@ -118,7 +118,7 @@ impl<'a> References<'a> {
                 found.or_else(|| (pointer == "/").then_some(document))
             }
             anchor => {
-                let anchors = &self.known().anchors;
+                let anchors = &self.named().anchors;
                 anchors
                     .get(&(std::ptr::from_ref(document), anchor))
                     .copied()
@@ -129,21 +129,21 @@ impl<'a> References<'a> {
     fn document(&mut self, address: &str, base: &'a Value) -> Option<&'a Value> {
         let absolute = joined(id_of(base).unwrap_or_default(), address);
         let root_id = id_of(self.root).unwrap_or_default().to_owned();
-        let documents = &self.known().documents;
+        let documents = &self.named().documents;
         let found = [absolute, joined(&root_id, address), address.to_owned()];
         found
             .iter()
             .find_map(|address| documents.get(address.as_str()).copied())
     }
 
-    /// Whether the compiler finds a schema under this name among the definitions.
+    /// Whether llguidance finds a schema under this name among the definitions.
     fn is_plain(&self, document: &Value, fragment: &str) -> bool {
         let parts = fragment.strip_prefix("/$defs/");
         let name = parts.or_else(|| fragment.strip_prefix("/definitions/"));
         std::ptr::eq(document, self.root)
             && name.is_some_and(|name| {
                 !name.is_empty()
-                    && name.len() <= LONGEST_WRITTEN
+                    && name.len() <= LONGEST_KEPT_NAME
                     && name
                         .chars()
                         .all(|c| c.is_alphanumeric() || "_-. ".contains(c))
@@ -162,7 +162,7 @@ impl<'a> References<'a> {
         };
         let name = self.free_name(stem);
         self.names.insert(std::ptr::from_ref(target), name.clone());
-        let base = self.known().bases.get(&std::ptr::from_ref(target)).copied();
+        let base = self.named().bases.get(&std::ptr::from_ref(target)).copied();
         let base = base.unwrap_or(self.root);
         self.waiting.push(Target {
             name: name.clone(),
@@ -174,7 +174,7 @@ impl<'a> References<'a> {
 
     /// Returns `stem`, with the first number that makes it unique if it is used.
     fn free_name(&mut self, stem: String) -> String {
-        let written = self.root.get("$defs");
+        let definitions = self.root.get("$defs");
         let mut number = self.numbers.get(&stem).copied().unwrap_or(1);
         let name = loop {
             let name = match number {
@@ -182,8 +182,8 @@ impl<'a> References<'a> {
                 number => format!("{stem}-{number}"),
             };
             number += 1;
-            let is_written = written.is_some_and(|defs| defs.get(&name).is_some());
-            if !is_written && !self.used.contains(&name) {
+            let is_defined = definitions.is_some_and(|defs| defs.get(&name).is_some());
+            if !is_defined && !self.used.contains(&name) {
                 break name;
             }
         };
@@ -192,25 +192,25 @@ impl<'a> References<'a> {
         name
     }
 
-    fn known(&mut self) -> &Known<'a> {
+    fn named(&mut self) -> &NamedSchemas<'a> {
         let root = self.root;
-        self.known.get_or_insert_with(|| Known::of(root))
+        self.named.get_or_insert_with(|| NamedSchemas::of(root))
     }
 }
 
-impl<'a> Known<'a> {
+impl<'a> NamedSchemas<'a> {
     /// Visits all parts of a schema except for its constants and examples.
     fn of(root: &'a Value) -> Self {
-        let mut known = Self::default();
+        let mut named = Self::default();
         let root_id = id_of(root).unwrap_or_default();
         let mut waiting: Vec<(_, _, Rc<str>)> = vec![(root, root, root_id.into())];
         while let Some((value, document, address)) = waiting.pop() {
             let (document, address) = match id_of(value) {
-                Some(id) => (value, known.add_document(&address, id, value)),
+                Some(id) => (value, named.add_document(&address, id, value)),
                 None => (document, address),
             };
             if !std::ptr::eq(document, root) {
-                known.bases.insert(std::ptr::from_ref(value), document);
+                named.bases.insert(std::ptr::from_ref(value), document);
             }
             match value {
                 Value::Array(items) => {
@@ -218,10 +218,10 @@ impl<'a> Known<'a> {
                 }
                 Value::Object(object) => {
                     let names = ["$anchor", "$dynamicAnchor"].map(|key| object.get(key)?.as_str());
-                    let old = object.get("$id").and_then(Value::as_str);
-                    let old = old.and_then(|id| id.strip_prefix('#'));
-                    for name in names.into_iter().chain([old]).flatten() {
-                        known
+                    let id_anchor = object.get("$id").and_then(Value::as_str);
+                    let id_anchor = id_anchor.and_then(|id| id.strip_prefix('#'));
+                    for name in names.into_iter().chain([id_anchor]).flatten() {
+                        named
                             .anchors
                             .insert((std::ptr::from_ref(document), name), value);
                     }
@@ -234,7 +234,7 @@ impl<'a> Known<'a> {
                 _ => {}
             }
         }
-        known
+        named
     }
 
     /// Adds a schema with an `$id` relative to the document `base`; returns the resolved address.

@@ -10,7 +10,7 @@ use super::walk::walk_for;
 use super::{schema, wish};
 use souffleur_state::grammar::Constraint;
 
-/// Compiles a grammar, and walks 200 tokens if that succeeds.
+/// Compiles a grammar and, if that succeeds, walks 200 tokens. Fails after a minute.
 fn survives(name: &str, constraint: Constraint) {
     survives_wish(name, &wish(constraint));
 }

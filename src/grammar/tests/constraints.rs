@@ -2,7 +2,7 @@
 
 use super::vocabularies::{large, sentence_piece, tiny};
 use super::walk::walk;
-use super::{compile, takes, wish};
+use super::{accepts, compile, wish};
 use souffleur_state::grammar::{Constraint, GrammarFailure, GrammarProgress, JsonWhitespace};
 
 #[test]
@@ -19,7 +19,7 @@ fn a_json_object_constraint_yields_an_object() {
                 Err(error) => assert!(error.to_string().contains("out of range"), "{}", walk.text),
             }
         }
-        assert!(!takes(grammar.as_ref(), vocabulary, "[1]"));
+        assert!(!accepts(grammar.as_ref(), vocabulary, "[1]"));
     }
 }
 
@@ -42,13 +42,13 @@ fn a_regex_matches_the_whole_output() {
         let grammar = compile(compiler, Constraint::Regex(pattern.into())).expect("it compiles");
         for text in good {
             assert!(
-                takes(grammar.as_ref(), vocabulary, text),
+                accepts(grammar.as_ref(), vocabulary, text),
                 "{pattern}: {text:?}"
             );
         }
         for text in bad {
             assert!(
-                !takes(grammar.as_ref(), vocabulary, text),
+                !accepts(grammar.as_ref(), vocabulary, text),
                 "{pattern}: {text:?}"
             );
         }
@@ -82,8 +82,8 @@ fn a_choice_yields_one_of_its_strings() {
         assert_eq!(walk.end, Ok(GrammarProgress::Done));
         assert!(texts.contains(&walk.text), "{:?}", walk.text);
     }
-    assert!(takes(grammar.as_ref(), vocabulary, "left"));
-    assert!(!takes(grammar.as_ref(), vocabulary, "lef"));
+    assert!(accepts(grammar.as_ref(), vocabulary, "left"));
+    assert!(!accepts(grammar.as_ref(), vocabulary, "lef"));
     let refused = compiler.compile(&wish(Constraint::Choice([].into())), &|| false);
     assert!(refused.is_err());
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::super::{GrammarWish, ReasoningGate};
 use super::vocabularies::{Vocabulary, large, tiny};
 use super::walk::{feed, mask_after};
-use super::{schema, takes};
+use super::{accepts, schema};
 use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress};
 use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
 
@@ -35,9 +35,9 @@ fn nothing_is_constrained_before_the_end_of_reasoning() {
         let grammar = gated(vocabulary, true);
         let masked = mask_after(grammar.as_ref(), vocabulary, &[]);
         assert_eq!(masked.allowed, Allowed::All);
-        assert!(takes(grammar.as_ref(), vocabulary, "so {x</think>12"));
-        assert!(takes(grammar.as_ref(), vocabulary, "</think>12"));
-        assert!(!takes(grammar.as_ref(), vocabulary, "so</think>x"));
+        assert!(accepts(grammar.as_ref(), vocabulary, "so {x</think>12"));
+        assert!(accepts(grammar.as_ref(), vocabulary, "</think>12"));
+        assert!(!accepts(grammar.as_ref(), vocabulary, "so</think>x"));
     }
 }
 
@@ -48,10 +48,10 @@ fn an_output_may_begin_with_reasoning_or_without() {
         let masked = mask_after(grammar.as_ref(), vocabulary, &[]);
         assert_eq!(masked.allowed, Allowed::Masked);
         assert!(!masked.mask.allows(vocabulary.tokens("x")[0]));
-        assert!(takes(grammar.as_ref(), vocabulary, "12"));
-        assert!(takes(grammar.as_ref(), vocabulary, "<think>so</think>12"));
-        assert!(!takes(grammar.as_ref(), vocabulary, "<thin"));
-        assert!(!takes(grammar.as_ref(), vocabulary, "1<think>"));
+        assert!(accepts(grammar.as_ref(), vocabulary, "12"));
+        assert!(accepts(grammar.as_ref(), vocabulary, "<think>so</think>12"));
+        assert!(!accepts(grammar.as_ref(), vocabulary, "<thin"));
+        assert!(!accepts(grammar.as_ref(), vocabulary, "1<think>"));
     }
 }
 
@@ -106,7 +106,7 @@ fn a_call_ends_the_reasoning() {
     let call = "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>";
     for before in ["", "hm", "hm</think>"] {
         assert!(
-            takes(grammar.as_ref(), vocabulary, &format!("{before}{call}")),
+            accepts(grammar.as_ref(), vocabulary, &format!("{before}{call}")),
             "{before}"
         );
     }

@@ -2,7 +2,7 @@
 
 use super::vocabularies::{large, tiny};
 use super::walk::walk;
-use super::{compile, takes, wish};
+use super::{accepts, compile, wish};
 use souffleur_state::grammar::{Constraint, GrammarProgress};
 
 fn ebnf(text: &str) -> Constraint {
@@ -39,10 +39,10 @@ fn a_grammar_of_json_writes_json() {
             "{\"a\":{\"b\":[[]]}} \n",
         ];
         for text in texts {
-            assert!(takes(grammar.as_ref(), vocabulary, text), "{text}");
+            assert!(accepts(grammar.as_ref(), vocabulary, text), "{text}");
         }
         for text in ["{\"a\" 1}", "[1,]", "-1", "01"] {
-            assert!(!takes(grammar.as_ref(), vocabulary, text), "{text}");
+            assert!(!accepts(grammar.as_ref(), vocabulary, text), "{text}");
         }
     }
 }
@@ -101,13 +101,13 @@ fn grammars_derive_their_texts_and_no_others() {
             compile(compiler, ebnf(text)).unwrap_or_else(|error| panic!("{text}: {error}"));
         for output in good {
             assert!(
-                takes(grammar.as_ref(), vocabulary, output),
+                accepts(grammar.as_ref(), vocabulary, output),
                 "{text}: {output:?}"
             );
         }
         for output in bad {
             assert!(
-                !takes(grammar.as_ref(), vocabulary, output),
+                !accepts(grammar.as_ref(), vocabulary, output),
                 "{text}: {output:?}"
             );
         }
@@ -115,7 +115,7 @@ fn grammars_derive_their_texts_and_no_others() {
             let walk = walk(grammar.as_ref(), vocabulary, seed);
             assert_eq!(walk.end, Ok(GrammarProgress::Done), "{text}: {}", walk.text);
             assert!(
-                takes(grammar.as_ref(), vocabulary, &walk.text),
+                accepts(grammar.as_ref(), vocabulary, &walk.text),
                 "{text}: {}",
                 walk.text
             );
@@ -129,8 +129,8 @@ fn lark_is_compiled_unchanged() {
     let compiler = vocabulary.compiler();
     let text = "%llguidance {}\nstart: \"a\" B <tool_call> /-?[0-9]/ \"&\"\nB: /[0-9]+/\n";
     let grammar = compile(compiler, ebnf(text)).expect("it compiles");
-    assert!(takes(grammar.as_ref(), vocabulary, "a12<tool_call>7&"));
-    assert!(!takes(grammar.as_ref(), vocabulary, "a12<tool_call>x"));
+    assert!(accepts(grammar.as_ref(), vocabulary, "a12<tool_call>7&"));
+    assert!(!accepts(grammar.as_ref(), vocabulary, "a12<tool_call>x"));
     for text in [
         "%llguidance {}\nstart: @s1",
         "%llguidance {}\nstart: x",

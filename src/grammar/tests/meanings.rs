@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::vocabularies::tiny;
-use super::{compile, schema, takes};
+use super::{accepts, compile, schema};
 
 /// Whether a schema accepts each of the texts, or the error for the schema.
 fn valid(written: &Value, texts: &[&str]) -> Result<Vec<bool>, String> {
@@ -11,7 +11,7 @@ fn valid(written: &Value, texts: &[&str]) -> Result<Vec<bool>, String> {
     let grammar = grammar.map_err(|error| error.to_string())?;
     Ok(texts
         .iter()
-        .map(|text| takes(grammar.as_ref(), tiny(), text))
+        .map(|text| accepts(grammar.as_ref(), tiny(), text))
         .collect())
 }
 

@@ -44,7 +44,7 @@ fn schema(schema: serde_json::Value) -> Constraint {
 }
 
 /// Whether the grammar accepts the text as a complete output.
-fn takes(grammar: &dyn Grammar, vocabulary: &Vocabulary, text: &str) -> bool {
+fn accepts(grammar: &dyn Grammar, vocabulary: &Vocabulary, text: &str) -> bool {
     walk::feed(grammar, vocabulary, text).is_some_and(|end| end.is_ok())
 }
 

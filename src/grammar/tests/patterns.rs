@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::vocabularies::{large, tiny};
 use super::walk::{feed, walk};
-use super::{compile, schema, takes};
+use super::{accepts, compile, schema};
 use souffleur_state::grammar::GrammarProgress;
 
 /// Patterns, and the characters that an output must not contain.
@@ -84,13 +84,13 @@ fn escapes_match_the_class_of_the_decoded_character() {
         let grammar = compile(compiler, schema(written)).expect("it is supported");
         for text in accepted {
             assert!(
-                takes(grammar.as_ref(), vocabulary, text),
-                "{pattern} takes {text}"
+                accepts(grammar.as_ref(), vocabulary, text),
+                "{pattern} accepts {text}"
             );
         }
         for text in refused {
             assert!(
-                !takes(grammar.as_ref(), vocabulary, text),
+                !accepts(grammar.as_ref(), vocabulary, text),
                 "{pattern} refuses {text}"
             );
         }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::vocabularies::{Vocabulary, large, tiny};
 use super::walk::walk_for;
-use super::{compile, takes, wish};
+use super::{accepts, compile, wish};
 use souffleur_state::grammar::Constraint;
 
 fn tag(value: Value) -> Constraint {
@@ -24,13 +24,13 @@ fn check(vocabulary: &Vocabulary, constraint: Constraint, good: &[&str], bad: &[
     let grammar = compile(compiler, constraint).unwrap_or_else(|error| panic!("{name}: {error}"));
     for text in good {
         assert!(
-            takes(grammar.as_ref(), vocabulary, text),
+            accepts(grammar.as_ref(), vocabulary, text),
             "{name}: {text:?}"
         );
     }
     for text in bad {
         assert!(
-            !takes(grammar.as_ref(), vocabulary, text),
+            !accepts(grammar.as_ref(), vocabulary, text),
             "{name}: {text:?}"
         );
     }
@@ -175,7 +175,7 @@ fn flags_set_the_number_of_tags() {
     ] {
         let compiler = tiny().compiler();
         let grammar = compile(compiler, with(at_least_one, stop_after_first)).expect("it compiles");
-        let found = texts.map(|text| takes(grammar.as_ref(), tiny(), text));
+        let found = texts.map(|text| accepts(grammar.as_ref(), tiny(), text));
         assert_eq!(found, wanted, "{at_least_one} {stop_after_first}");
     }
 }

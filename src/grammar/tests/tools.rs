@@ -10,7 +10,7 @@ use serde_json::json;
 use super::super::GrammarWish;
 use super::vocabularies::{Vocabulary, large, tiny};
 use super::walk::walk;
-use super::{schema, takes};
+use super::{accepts, schema};
 use souffleur_base::error::RequestError;
 use souffleur_state::grammar::{Grammar, GrammarProgress};
 use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse, strict_openings};
@@ -203,15 +203,15 @@ fn required_calls_are_written_in_the_models_format() {
             let one = grammar(vocabulary, &wish(ToolChoice::Required, format, true, false));
             let single = format!("{begin}{first}{end}");
             let several = format!("{begin}{first}{between}{second}{between}{first}{end}");
-            assert!(takes(many.as_ref(), vocabulary, &single), "{format:?}");
-            assert!(takes(many.as_ref(), vocabulary, &several), "{format:?}");
-            assert!(takes(one.as_ref(), vocabulary, &single), "{format:?}");
-            assert!(!takes(one.as_ref(), vocabulary, &several), "{format:?}");
+            assert!(accepts(many.as_ref(), vocabulary, &single), "{format:?}");
+            assert!(accepts(many.as_ref(), vocabulary, &several), "{format:?}");
+            assert!(accepts(one.as_ref(), vocabulary, &single), "{format:?}");
+            assert!(!accepts(one.as_ref(), vocabulary, &several), "{format:?}");
             let wrong = single.replace("aisle", "floor");
-            assert!(!takes(many.as_ref(), vocabulary, &wrong), "{format:?}");
-            assert!(!takes(many.as_ref(), vocabulary, ""), "{format:?}");
+            assert!(!accepts(many.as_ref(), vocabulary, &wrong), "{format:?}");
+            assert!(!accepts(many.as_ref(), vocabulary, ""), "{format:?}");
             assert!(
-                !takes(many.as_ref(), vocabulary, &format!("Well, {single}")),
+                !accepts(many.as_ref(), vocabulary, &format!("Well, {single}")),
                 "{format:?}"
             );
         }
@@ -225,11 +225,11 @@ fn only_the_named_tool_can_be_called() {
         let named = ToolChoice::Named("ping".to_owned());
         let grammar = grammar(large(), &wish(named, format, false, true));
         assert!(
-            takes(grammar.as_ref(), large(), &format!("{begin}{second}{end}")),
+            accepts(grammar.as_ref(), large(), &format!("{begin}{second}{end}")),
             "{format:?}"
         );
         assert!(
-            !takes(grammar.as_ref(), large(), &format!("{begin}{first}{end}")),
+            !accepts(grammar.as_ref(), large(), &format!("{begin}{first}{end}")),
             "{format:?}"
         );
         let unknown = ToolChoice::Named("fly".to_owned());
@@ -245,15 +245,15 @@ fn a_named_tool_is_called_once_and_required_ones_within_a_bound() {
             let calls = |n: usize| format!("{begin}{}{end}", vec![second; n].join(between));
             let named = ToolChoice::Named("ping".to_owned());
             let once = grammar(vocabulary, &wish(named, format, false, true));
-            assert!(takes(once.as_ref(), vocabulary, &calls(1)), "{format:?}");
-            assert!(!takes(once.as_ref(), vocabulary, &calls(2)), "{format:?}");
-            let many = grammar(vocabulary, &wish(ToolChoice::Required, format, false, true));
-            assert!(takes(many.as_ref(), vocabulary, &calls(16)), "{format:?}");
-            assert!(!takes(many.as_ref(), vocabulary, &calls(17)), "{format:?}");
+            assert!(accepts(once.as_ref(), vocabulary, &calls(1)), "{format:?}");
+            assert!(!accepts(once.as_ref(), vocabulary, &calls(2)), "{format:?}");
+            let any = grammar(vocabulary, &wish(ToolChoice::Required, format, false, true));
+            assert!(accepts(any.as_ref(), vocabulary, &calls(16)), "{format:?}");
+            assert!(!accepts(any.as_ref(), vocabulary, &calls(17)), "{format:?}");
             let line = format!("{}\n", calls(1)); // a line break is allowed unless an end text closes the calls
             let is_open = end.is_empty();
             assert_eq!(
-                takes(many.as_ref(), vocabulary, &line),
+                accepts(any.as_ref(), vocabulary, &line),
                 is_open,
                 "{format:?}"
             );
@@ -272,21 +272,21 @@ fn auto_constrains_only_with_a_strict_tool() {
             let calls = format!("{begin}{first}{between}{second}{end}");
             let wrong = calls.replace("aisle", "floor");
             assert!(
-                takes(grammar.as_ref(), vocabulary, "Just a {text}."),
+                accepts(grammar.as_ref(), vocabulary, "Just a {text}."),
                 "{format:?}"
             );
-            assert!(takes(grammar.as_ref(), vocabulary, ""), "{format:?}");
-            assert!(takes(grammar.as_ref(), vocabulary, &calls), "{format:?}");
-            assert!(!takes(grammar.as_ref(), vocabulary, &wrong), "{format:?}");
+            assert!(accepts(grammar.as_ref(), vocabulary, ""), "{format:?}");
+            assert!(accepts(grammar.as_ref(), vocabulary, &calls), "{format:?}");
+            assert!(!accepts(grammar.as_ref(), vocabulary, &wrong), "{format:?}");
             let after_text = format!("Well.\n{calls}");
             let has_trigger = !matches!(format, ToolFormat::Llama3 | ToolFormat::Pythonic);
             if has_trigger {
                 assert!(
-                    takes(grammar.as_ref(), vocabulary, &format!("{after_text}\nSo.")),
+                    accepts(grammar.as_ref(), vocabulary, &format!("{after_text}\nSo.")),
                     "{format:?}"
                 );
                 let wrong = after_text.replace("aisle", "floor");
-                assert!(!takes(grammar.as_ref(), vocabulary, &wrong), "{format:?}");
+                assert!(!accepts(grammar.as_ref(), vocabulary, &wrong), "{format:?}");
             }
             for seed in 0..4 {
                 let walk = walk(grammar.as_ref(), vocabulary, seed);
@@ -309,12 +309,12 @@ fn objects_that_call_strict_tools_without_a_tag_are_constrained() {
             let grammar = grammar(vocabulary, &wish(ToolChoice::Auto, format, true, true));
             for (begin, end) in strict_openings("seat") {
                 let call = format!("So:\n```json\n{begin}{arguments}{end}\n```\nDone.");
-                assert!(takes(grammar.as_ref(), vocabulary, &call), "{format:?}");
+                assert!(accepts(grammar.as_ref(), vocabulary, &call), "{format:?}");
                 let wrong = call.replace("aisle", "floor");
-                assert!(!takes(grammar.as_ref(), vocabulary, &wrong), "{format:?}");
+                assert!(!accepts(grammar.as_ref(), vocabulary, &wrong), "{format:?}");
             }
             let other = "```json\n{\"name\": \"Ada\", \"arguments\": 4}\n```";
-            assert!(takes(grammar.as_ref(), vocabulary, other), "{format:?}");
+            assert!(accepts(grammar.as_ref(), vocabulary, other), "{format:?}");
         }
     }
 }
@@ -327,15 +327,15 @@ fn calls_after_the_python_tag_are_constrained() {
     );
     let call =
         "<|python_tag|>{\"name\": \"seat\", \"parameters\": {\"row\": 4, \"kind\": \"aisle\"}}";
-    assert!(takes(grammar.as_ref(), large(), call));
-    assert!(takes(grammar.as_ref(), large(), &format!("Well. {call}")));
-    assert!(!takes(
+    assert!(accepts(grammar.as_ref(), large(), call));
+    assert!(accepts(grammar.as_ref(), large(), &format!("Well. {call}")));
+    assert!(!accepts(
         grammar.as_ref(),
         large(),
         &call.replace("aisle", "floor")
     ));
     assert!(
-        takes(grammar.as_ref(), large(), "{\"a\": 1}"),
+        accepts(grammar.as_ref(), large(), "{\"a\": 1}"),
         "JSON that is not a call is text"
     );
 }
@@ -349,14 +349,14 @@ fn a_constraint_applies_to_answers_without_calls() {
         )));
         let grammar = grammar(large(), &wish);
         let [_, second, _, begin, end] = example(format, true);
-        assert!(takes(grammar.as_ref(), large(), "[1, 2]"), "{format:?}");
+        assert!(accepts(grammar.as_ref(), large(), "[1, 2]"), "{format:?}");
         assert!(
-            takes(grammar.as_ref(), large(), &format!("{begin}{second}{end}")),
+            accepts(grammar.as_ref(), large(), &format!("{begin}{second}{end}")),
             "{format:?}"
         );
-        assert!(!takes(grammar.as_ref(), large(), "text"), "{format:?}");
+        assert!(!accepts(grammar.as_ref(), large(), "text"), "{format:?}");
         assert!(
-            !takes(
+            !accepts(
                 grammar.as_ref(),
                 large(),
                 &format!("[1]{begin}{second}{end}")

@@ -121,7 +121,7 @@ pub(super) fn large() -> &'static Vocabulary {
     LARGE.get_or_init(|| load_json(&byte_level(150_000)))
 }
 
-/// A SentencePiece vocabulary that puts a blank before every text.
+/// A SentencePiece vocabulary, whose tokenizer puts a space before every text.
 pub(super) fn sentence_piece() -> &'static Vocabulary {
     static PIECES: OnceLock<Vocabulary> = OnceLock::new();
     PIECES.get_or_init(|| load_json(&metaspace()))

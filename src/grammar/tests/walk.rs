@@ -23,7 +23,7 @@ pub(super) struct Masked {
     pub(super) allowed: Allowed,
 }
 
-/// The mask after `tokens`, of a fresh state.
+/// The mask of a new state after it has got `tokens`.
 pub(super) fn mask_after(grammar: &dyn Grammar, vocabulary: &Vocabulary, tokens: &[u32]) -> Masked {
     let mut state = grammar.begin();
     for &token in tokens {

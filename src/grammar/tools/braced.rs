@@ -83,8 +83,8 @@ fn optional(part: Part) -> Part {
 }
 
 fn is_key(name: &str) -> bool {
-    let is_letter = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
-    !name.is_empty() && name.chars().all(is_letter)
+    let is_allowed = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
+    !name.is_empty() && name.chars().all(is_allowed)
 }
 
 fn key(name: &str) -> Option<String> {
@@ -107,7 +107,7 @@ fn text(matches: Vec<String>) -> Part {
 }
 
 /// Writes strings whose only constraints are lengths and a pattern, and values that JSON writes in the same way.
-/// `None` for several types: unlike in XML, null does not read like a string.
+/// `None` for a list of types: unlike in XML, null and a string are written differently.
 fn whole(schema: &Value, root: &Value) -> Option<Part> {
     let schema = resolved(schema, root);
     match schema.get("type")?.as_str()? {

@@ -17,7 +17,7 @@ use super::schema::{self, Objects};
 use souffleur_base::error::FieldError;
 use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
 
-/// The field that errors name.
+/// The field of the request that errors name.
 const FIELD: &str = "tools";
 
 /// The text that begins calls inside of an answer.
@@ -107,7 +107,7 @@ impl Calls<'_> {
         match self.format {
             ToolFormat::Hermes => Ok(choice(self.each(&mut |tool| self.hermes(tool, ""))?)),
             ToolFormat::Qwen3Coder => Ok(choice(self.each(&mut |tool| self.qwen(tool, ""))?)),
-            ToolFormat::Mistral if self.has_args() => {
+            ToolFormat::Mistral if self.has_args_marker() => {
                 Ok(choice(self.each(&mut |tool| self.mistral(tool, ""))?))
             }
             ToolFormat::Mistral => {
@@ -170,7 +170,7 @@ impl Calls<'_> {
                 let calls = self.each(&mut |tool| self.qwen(tool, "<tool_call>"))?;
                 Form::separated(calls, Part::text("\n"))
             }
-            ToolFormat::Mistral if self.has_args() => {
+            ToolFormat::Mistral if self.has_args_marker() => {
                 let calls = self.each(&mut |tool| self.mistral(tool, "[TOOL_CALLS]"))?;
                 Form::separated(calls, nothing())
             }
@@ -214,7 +214,7 @@ impl Calls<'_> {
             ToolFormat::GptOss => return Err(messages::needs_chat()),
             ToolFormat::Pythonic => Form {
                 begin: nothing(),
-                // The lexer takes the longest match: the bracket alone would be shorter than free text.
+                // The bracket is in the text of the call: alone, it would be a shorter match than free text.
                 first: Some(Part::Choice(
                     self.each(&mut |tool| self.pythonic(tool, "["))?,
                 )),
@@ -407,7 +407,7 @@ impl Calls<'_> {
         }
     }
 
-    fn has_args(&self) -> bool {
+    fn has_args_marker(&self) -> bool {
         self.markers.id("[ARGS]").is_some()
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn properties<'a>(
             format!("{field} {what} cannot be written in this model's tool call format: remove it");
         FieldError::new(field, reason)
     };
-    let known = [
+    let allowed = [
         "type",
         "properties",
         "required",
@@ -34,7 +34,7 @@ pub(super) fn properties<'a>(
     let object = schema
         .as_object()
         .ok_or_else(|| wrong("a schema that is not an object"))?;
-    if let Some(name) = object.keys().find(|name| !known.contains(&name.as_str())) {
+    if let Some(name) = object.keys().find(|name| !allowed.contains(&name.as_str())) {
         return Err(wrong(&format!("the keyword {name:?}")));
     }
     let required = object.get("required").and_then(Value::as_array);

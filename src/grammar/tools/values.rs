@@ -75,8 +75,8 @@ impl Notation {
     /// Writes an array whose items have one schema.
     fn list(&self, schema: &Value, root: &Value, depth: usize) -> Option<Part> {
         let object = schema.as_object()?;
-        let known = ["type", "items", "minItems", "maxItems"];
-        if object.keys().any(|key| !known.contains(&key.as_str())) {
+        let allowed = ["type", "items", "minItems", "maxItems"];
+        if object.keys().any(|key| !allowed.contains(&key.as_str())) {
             return None;
         }
         let item = self.at(object.get("items")?, root, depth + 1)?;

@@ -69,12 +69,12 @@ pub(crate) fn parameters(field: &str, schema: &Value, tags: Tags) -> Result<Part
         let begin = tags.begin(name);
         let value = value(field, name, property.schema, schema, tags)?;
         let part = match value {
-            Written::Raw(free) => Part::Tag {
+            ValueForm::Raw(free) => Part::Tag {
                 begin,
                 content: Box::new(Part::Free(free)),
                 ends: vec![tags.end()],
             },
-            Written::Whole(part) => {
+            ValueForm::Whole(part) => {
                 Part::Sequence(vec![Part::Text(begin), part, Part::Text(tags.end())])
             }
         };
@@ -100,7 +100,7 @@ pub(crate) fn any_parameters(tags: Tags) -> Part {
     Part::any_number(parameter)
 }
 
-enum Written {
+enum ValueForm {
     Raw(Free),
     Whole(Part),
 }
@@ -111,14 +111,14 @@ fn value(
     schema: &Value,
     root: &Value,
     tags: Tags,
-) -> Result<Written, FieldError> {
+) -> Result<ValueForm, FieldError> {
     let target = resolved(schema, root);
     if let Some(texts) = texts(target, tags) {
         let texts = texts.into_iter().map(Part::text).collect();
-        return Ok(Written::Whole(Part::Choice(texts)));
+        return Ok(ValueForm::Whole(Part::Choice(texts)));
     }
     match string_terminals(target, root) {
-        Some(matches) => Ok(Written::Raw(raw(matches, tags))),
+        Some(matches) => Ok(ValueForm::Raw(raw(matches, tags))),
         None if may_be_text(target, root, 0) => {
             let reason = format!(
                 "{field} the property {name:?} is a string or something else, which XML cannot distinguish: \
@@ -126,7 +126,7 @@ fn value(
             );
             Err(FieldError::new(field, reason))
         }
-        None => Ok(Written::Whole(Part::json(with_definitions(schema, root)))),
+        None => Ok(ValueForm::Whole(Part::json(with_definitions(schema, root)))),
     }
 }
 
@@ -161,8 +161,8 @@ pub(super) fn string_terminals(schema: &Value, root: &Value) -> Option<Vec<Strin
         }
         _ => return nullable_text(object, root),
     };
-    let known = ["type", "minLength", "maxLength", "pattern"];
-    if !is_string || object.keys().any(|name| !known.contains(&name.as_str())) {
+    let allowed = ["type", "minLength", "maxLength", "pattern"];
+    if !is_string || object.keys().any(|name| !allowed.contains(&name.as_str())) {
         return None;
     }
     let mut matches = Vec::new();

@@ -1,6 +1,6 @@
 //! Simulates the KV store in virtual time, with the real index and a model of the disk.
 //!
-//! The index, the keys and the cost rule come from [`souffleur_state::tiers`]. As in the real store, the disk does one
+//! The index, the keys and the cost model come from [`souffleur_state::tiers`]. As in the real store, the disk does one
 //! job at a time: a whole fetch, or a write if no fetch can start. Lookups take no time. A fetch takes the disk's
 //! latency once, and each block takes its size divided by the disk's rate.
 

@@ -213,7 +213,7 @@ impl VirtualStore<'_> {
         BlockKind::ALL.into_iter().map(of).sum()
     }
 
-    /// Evicts records until the new record fits. Returns false if the only one left is needed by the new record.
+    /// Evicts records until the new record fits. Returns false if that would evict the record that it depends on.
     fn evict_until_fits(&mut self, place: &BlockPlace, kind: BlockKind) -> bool {
         let needed: BlockKey = match kind {
             BlockKind::Kv => place.parent,

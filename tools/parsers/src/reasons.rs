@@ -1,4 +1,4 @@
-//! The known reasons for which the gateway's parsers and this engine's differ.
+//! The known differences between the gateway's parsers and this engine's. Each reason describes the gateway's parser.
 
 use serde_json::Value;
 use souffleur::state::output::{OutputFormats, ToolFormat};

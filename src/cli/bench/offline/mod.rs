@@ -60,11 +60,11 @@ pub fn run(
     let bar = progress::spinner();
     bar.set_message("measuring the machine");
     let subject = Subject::read(&config)?;
-    let waits = match subject.place.gpu() {
+    let waits = match subject.device.gpu() {
         Some(_) => Some(StepWaits(telemetry::install_recorder()?)),
         None => None,
     };
-    let machine = Machine::new(&subject.place)?.measure();
+    let machine = Machine::new(&subject.device)?.measure();
     let starts = measure_starts(args, &bar)?;
     bar.set_message("loading the model");
     let engine = local::start(config, |_| Ok(()))?;

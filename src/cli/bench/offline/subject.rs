@@ -7,14 +7,14 @@ use souffleur::kernels::dtype::Quantization;
 use souffleur::model::sparsity::ModelSparsity;
 
 use super::machine::floors::{ModelCost, Peak};
-use super::machine::{MachineRates, Place};
+use super::machine::{BenchDevice, MachineRates};
 use crate::cli::failure::Failure;
 
 pub struct Subject {
     pub description: CpuDescription,
     pub quantization: Option<Quantization>,
     sparsity: Option<ModelSparsity>,
-    pub place: Place,
+    pub device: BenchDevice,
 }
 
 impl Subject {
@@ -27,7 +27,7 @@ impl Subject {
         let sparsity = config.double_sparsity();
         let sparsity = sparsity.map(|wish| description.sparsify(&wish));
         Ok(Self {
-            place: Place::read(config, description.dtype)?,
+            device: BenchDevice::read(config, description.dtype)?,
             description,
             quantization: config.quantization,
             sparsity: sparsity.transpose().map_err(Failure::failed)?,
@@ -41,9 +41,9 @@ impl Subject {
             matrices,
             ..
         } = &self.description;
-        let bytes = match self.place {
-            Place::Cpu { .. } => |matrix: &LoadedMatrix| matrix.bytes,
-            Place::Gpu(_) => |matrix: &LoadedMatrix| matrix.decoded_bytes,
+        let bytes = match self.device {
+            BenchDevice::Cpu { .. } => |matrix: &LoadedMatrix| matrix.bytes,
+            BenchDevice::Gpu(_) => |matrix: &LoadedMatrix| matrix.decoded_bytes,
         };
         let cost = ModelCost::new(config, matrices, bytes, kv_layout);
         match &self.sparsity {

@@ -17,6 +17,7 @@ const SHOWN_REASONS: usize = 8;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
+    /// Time from the first arrival to this one.
     pub at: Duration,
     pub answer: Result<Answer, String>,
 }
@@ -42,12 +43,12 @@ pub struct OnlineRecord {
     request_rate: Option<f64>,
     seed: u64,
     #[serde(flatten)]
-    measured: Measured,
+    measured: Statistics,
 }
 
 /// Statistics of the outcomes. Times are in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Measured {
+struct Statistics {
     duration_s: f64,
     completed: usize,
     failed: usize,
@@ -65,6 +66,7 @@ struct Measured {
     requests: Vec<Timed>,
 }
 
+/// The times and token counts of one request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Timed {
     at_s: f64,
@@ -104,14 +106,14 @@ impl OnlineRecord {
             max_concurrency: args.max_concurrency,
             request_rate: Some(args.request_rate).filter(|rate| rate.is_finite()),
             seed,
-            measured: Measured::new(&outcomes, took),
+            measured: Statistics::new(&outcomes, took),
         }
     }
 
-    /// Prints the tables and writes the record. Fails if the file cannot be written, or if all requests failed.
+    /// Prints the tables, writes the record, or both, depending on `json`. Fails if all requests failed.
     pub fn publish(&self, json: Option<&Path>) -> Result<(), Failure> {
         record::publish(self, json, || self.print())?;
-        let Measured {
+        let Statistics {
             completed,
             failed,
             failures,
@@ -148,7 +150,7 @@ impl OnlineRecord {
     }
 }
 
-impl Measured {
+impl Statistics {
     fn new(outcomes: &[(u32, Outcome)], took: Duration) -> Self {
         let requests: Vec<Timed> = outcomes
             .iter()
@@ -291,7 +293,7 @@ mod tests {
             (8, answer(&[500, 750, 1000], Some(5))),
             (8, answer(&[250], None)),
         ];
-        let measured = Measured::new(&outcomes, Duration::from_secs(2));
+        let measured = Statistics::new(&outcomes, Duration::from_secs(2));
         assert_eq!((measured.completed, measured.failed), (2, 0));
         assert_eq!(measured.total_input_tokens, 20);
         assert_eq!(measured.total_output_tokens, 5 + 1);
@@ -312,14 +314,14 @@ mod tests {
             (8, failure("503: full")),
             (8, failure("reset")),
         ];
-        let measured = Measured::new(&outcomes, Duration::from_secs(1));
+        let measured = Statistics::new(&outcomes, Duration::from_secs(1));
         assert_eq!((measured.completed, measured.failed), (1, 3));
         assert_eq!(measured.failures["503: full"], 2);
         assert_eq!(measured.failures["reset"], 1);
         assert_eq!(measured.ttft_s.map(|ttft| ttft.p99), Some(0.5));
         assert_eq!(measured.tpot_s, None);
         assert_eq!(measured.latencies()[2][1..], ["-"; 4].map(str::to_owned));
-        let none = Measured::new(&[], Duration::ZERO);
+        let none = Statistics::new(&[], Duration::ZERO);
         assert_eq!((none.completed, none.ttft_s), (0, None));
     }
 }

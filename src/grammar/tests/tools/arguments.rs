@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{compile, grammar, seat, wish};
 use crate::GrammarWish;
-use crate::tests::takes;
+use crate::tests::accepts;
 use crate::tests::vocabularies::{large, tiny};
 use crate::tests::walk::walk;
 use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
@@ -120,9 +120,9 @@ fn alternatives_may_have_annotations() {
         ("[True, True]", "[true,true]"),
     ] {
         let text = pythonic(of_python);
-        assert!(takes(python.as_ref(), tiny(), &text), "{text}");
+        assert!(accepts(python.as_ref(), tiny(), &text), "{text}");
         let text = of_braces(of_gemma);
-        assert!(takes(gemma.as_ref(), tiny(), &text), "{text}");
+        assert!(accepts(gemma.as_ref(), tiny(), &text), "{text}");
     }
     for (of_python, of_gemma) in [
         ("4", "4"),
@@ -131,9 +131,9 @@ fn alternatives_may_have_annotations() {
         ("[False]", "[false]"),
     ] {
         let text = pythonic(of_python);
-        assert!(!takes(python.as_ref(), tiny(), &text), "{text}");
+        assert!(!accepts(python.as_ref(), tiny(), &text), "{text}");
         let text = of_braces(of_gemma);
-        assert!(!takes(gemma.as_ref(), tiny(), &text), "{text}");
+        assert!(!accepts(gemma.as_ref(), tiny(), &text), "{text}");
     }
 }
 
@@ -149,7 +149,7 @@ fn nested_objects_have_their_required_properties() {
         ("a:{}", false),
     ] {
         let text = braced(arguments);
-        assert_eq!(takes(grammar.as_ref(), tiny(), &text), is_right, "{text}");
+        assert_eq!(accepts(grammar.as_ref(), tiny(), &text), is_right, "{text}");
     }
 }
 
@@ -168,7 +168,7 @@ fn pythonic_arguments_use_python_literals() {
         "[f(a=False, b=[], c={\"x\": True, \"y\": 1.5})]",
         "[f(a=None, c={\"y\": 2})]",
     ] {
-        assert!(takes(grammar.as_ref(), tiny(), text), "{text}");
+        assert!(accepts(grammar.as_ref(), tiny(), text), "{text}");
     }
     for text in [
         "[f(a=true)]",
@@ -177,7 +177,7 @@ fn pythonic_arguments_use_python_literals() {
         "[f(b=[], a=True)]",
         "[f(a=True, c={})]",
     ] {
-        assert!(!takes(grammar.as_ref(), tiny(), text), "{text}");
+        assert!(!accepts(grammar.as_ref(), tiny(), text), "{text}");
     }
     let refused = compile(
         tiny(),

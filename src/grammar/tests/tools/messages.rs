@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{compile, grammar, wish};
 use crate::tests::vocabularies::{messages, tiny};
-use crate::tests::{schema, takes};
+use crate::tests::{accepts, schema};
 use crate::{AnswerFrame, GrammarWish};
 use souffleur_state::grammar::Grammar;
 use souffleur_state::output::{OutputStart, ToolChoice, ToolFormat};
@@ -30,31 +30,31 @@ fn calls_in_messages_are_constrained() {
         let auto = grammar(vocabulary, &wish_for_messages(ToolChoice::Auto, true));
         let named = ToolChoice::Named("ping".to_owned());
         let named = grammar(vocabulary, &wish_for_messages(named, false));
-        let takes =
-            |grammar: &Arc<dyn Grammar>, text: &str| takes(grammar.as_ref(), vocabulary, text);
+        let accepts =
+            |grammar: &Arc<dyn Grammar>, text: &str| accepts(grammar.as_ref(), vocabulary, text);
         for call in [SEAT, PING] {
             for text in [
                 call.to_owned(),
                 format!("{THOUGHT}{call}"),
                 format!("{THOUGHT}{THOUGHT}{call}"),
             ] {
-                assert!(takes(&required, &text) && takes(&auto, &text), "{text}");
-                assert_eq!(takes(&named, &text), call == PING, "{text}");
+                assert!(accepts(&required, &text) && accepts(&auto, &text), "{text}");
+                assert_eq!(accepts(&named, &text), call == PING, "{text}");
             }
-            assert!(!takes(&required, &format!("{PREAMBLE}{call}")));
-            assert!(takes(&auto, &format!("{THOUGHT}{PREAMBLE}{call}")));
+            assert!(!accepts(&required, &format!("{PREAMBLE}{call}")));
+            assert!(accepts(&auto, &format!("{THOUGHT}{PREAMBLE}{call}")));
         }
         let wrong = SEAT.replace("aisle", "floor");
         let answer = "<|channel|>final<|message|>Row 4.";
-        assert!(!takes(&required, &wrong) && !takes(&auto, &wrong));
-        assert!(!takes(&required, answer) && takes(&auto, answer));
-        assert!(takes(&auto, &format!("{THOUGHT}{answer}")));
+        assert!(!accepts(&required, &wrong) && !accepts(&auto, &wrong));
+        assert!(!accepts(&required, answer) && accepts(&auto, answer));
+        assert!(accepts(&auto, &format!("{THOUGHT}{answer}")));
         for text in [
             "",
             "Row 4.",
             "<|channel|>commentary to=functions.fly<|message|>{}",
         ] {
-            assert!(!takes(&required, text) && !takes(&auto, text), "{text}");
+            assert!(!accepts(&required, text) && !accepts(&auto, text), "{text}");
         }
         let loose = compile(vocabulary, &wish_for_messages(ToolChoice::Auto, false));
         assert!(loose.expect("no error").is_none());
@@ -76,14 +76,14 @@ fn a_constraint_applies_to_the_last_message() {
     };
     let answer = "<|channel|>final<|message|>[1, 2]";
     for vocabulary in [messages(), tiny()] {
-        let takes = |wish: &GrammarWish, text: &str| {
-            takes(grammar(vocabulary, wish).as_ref(), vocabulary, text)
+        let accepts = |wish: &GrammarWish, text: &str| {
+            accepts(grammar(vocabulary, wish).as_ref(), vocabulary, text)
         };
         for wish in [&alone, &with_tools] {
-            assert!(takes(wish, answer) && takes(wish, &format!("{THOUGHT}{answer}")));
-            assert!(!takes(wish, "[1, 2]") && !takes(wish, &answer.replace("1", "x")));
+            assert!(accepts(wish, answer) && accepts(wish, &format!("{THOUGHT}{answer}")));
+            assert!(!accepts(wish, "[1, 2]") && !accepts(wish, &answer.replace("1", "x")));
         }
-        assert!(takes(&with_tools, PING) && !takes(&alone, PING));
-        assert!(takes(&continued, "[1, 2]") && !takes(&continued, answer));
+        assert!(accepts(&with_tools, PING) && !accepts(&alone, PING));
+        assert!(accepts(&continued, "[1, 2]") && !accepts(&continued, answer));
     }
 }

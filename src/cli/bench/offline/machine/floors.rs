@@ -4,7 +4,7 @@
 //! products, the products with recurrent states, reads of cached keys and values, and reads and writes of states. Only
 //! chosen experts count: a step reads the expected number of distinct experts if all were equally likely. Norms,
 //! activations, sampling and embedding lookups are omitted, so that a floor may be too low but not too high. A sparse
-//! query reads all labels, and the keys and values of the chosen tokens, as if all heads chose the same tokens.
+//! query (double sparsity) reads all labels, and the K/V of the chosen tokens, as if all heads chose the same tokens.
 
 mod attention;
 #[cfg(test)]
@@ -165,7 +165,7 @@ impl ModelCost {
         for (cost, pages) in self.attention.iter_mut().zip(pages) {
             cost.sparse = (pages.labels > 0).then(|| SparseCost {
                 first: rules.first_position() as u64,
-                tokens: rules.tokens as u64,
+                chosen_tokens: rules.tokens as u64,
                 label_bytes: label_bytes(pages),
                 label_elements: (n_heads * pages.labels) as u64,
             });

@@ -1,6 +1,6 @@
 //! Measures the machine's peak rates, and derives the least time of work at these rates.
 //!
-//! Measurements of the machine and of the engine alternate, so that other load on the host affects both equally.
+//! On a CPU, measurements of machine and engine alternate, so that other load on the host affects both equally.
 
 pub mod floors;
 mod gpu;
@@ -19,7 +19,7 @@ use gpu::GpuRates;
 /// Least size assumed for the last-level cache: some systems report a smaller size or none.
 const MIN_CACHE_BYTES: u64 = 32 << 20;
 /// Buffer size as a multiple of the last-level cache: no pass finds data of the previous pass in the cache.
-const CACHES: u64 = 16;
+const FACTOR: u64 = 16;
 const MAX_BUFFER_BYTES: u64 = 2 << 30;
 /// The buffer takes at most `1 / MEMORY_SHARE` of the available memory.
 const MEMORY_SHARE: u64 = 8;
@@ -46,7 +46,7 @@ pub enum MachineRates {
 }
 
 /// The device on which the engine computes.
-pub enum Place {
+pub enum BenchDevice {
     Cpu { threads: usize },
     Gpu(Gpu),
 }
@@ -57,7 +57,7 @@ pub struct Gpu {
     rates: GpuRates,
 }
 
-impl Place {
+impl BenchDevice {
     /// The device of a configuration; measures a GPU with elements of `dtype`.
     pub fn read(config: &EngineConfig, dtype: Dtype) -> Result<Self, Failure> {
         let DeviceRequest::Cuda(ordinal) = config.device else {
@@ -100,10 +100,10 @@ pub enum Machine {
 }
 
 impl Machine {
-    pub fn new(place: &Place) -> Result<Self, Failure> {
-        let threads = match place {
-            Place::Cpu { threads } => *threads,
-            Place::Gpu(gpu) => return Ok(Self::Gpu(gpu.rates)),
+    pub fn new(device: &BenchDevice) -> Result<Self, Failure> {
+        let threads = match device {
+            BenchDevice::Cpu { threads } => *threads,
+            BenchDevice::Gpu(gpu) => return Ok(Self::Gpu(gpu.rates)),
         };
         let available = available_bytes().map_err(Failure::failed)?;
         let bytes = buffer_bytes(last_cache_bytes(), available);
@@ -133,14 +133,14 @@ impl Machine {
     }
 }
 
-/// Speed of `vpmaddubsw` relative to `vpmaddwd`, in multiplied numbers.
+/// Speed of `vpmaddubsw` relative to `vpmaddwd`, in multiplied elements per second.
 const MADDUBS_SPEEDUP: f64 = 2.0;
 
 /// Measures the rates of the machine's best instructions, whatever kernels the engine uses.
 fn rates(memory: &ReadProbe, threads: usize) -> Rates {
     let rate = |arithmetic: Arithmetic| arithmetic.ops_per_second(threads);
     let int8_dot = rate(Arithmetic::Int8Dot);
-    let shorts = match int8_dot {
+    let maddwd = match int8_dot {
         Some(_) => None,
         None => rate(Arithmetic::Int8Shorts),
     };
@@ -149,8 +149,8 @@ fn rates(memory: &ReadProbe, threads: usize) -> Rates {
         read_bytes_per_s: memory.bytes_per_second(threads),
         f32_ops_per_s: rate(Arithmetic::F32).unwrap_or_default(),
         bf16_ops_per_s: best(rate(Arithmetic::Bf16Dot), rate(Arithmetic::Bf16Tiles)),
-        int8_ops_per_s: best(int8_dot, rate(Arithmetic::Int8Tiles)).or(shorts),
-        block_ops_per_s: int8_dot.or(shorts.map(|rate| MADDUBS_SPEEDUP * rate)),
+        int8_ops_per_s: best(int8_dot, rate(Arithmetic::Int8Tiles)).or(maddwd),
+        block_ops_per_s: int8_dot.or(maddwd.map(|rate| MADDUBS_SPEEDUP * rate)),
     }
 }
 
@@ -206,7 +206,7 @@ impl Rates {
 }
 
 fn buffer_bytes(cache_bytes: u64, available_bytes: u64) -> u64 {
-    let size = cache_bytes.max(MIN_CACHE_BYTES).saturating_mul(CACHES);
+    let size = cache_bytes.max(MIN_CACHE_BYTES).saturating_mul(FACTOR);
     size.min(MAX_BUFFER_BYTES)
         .min(available_bytes / MEMORY_SHARE)
 }

@@ -36,7 +36,7 @@ impl<'a> Bench<'a> {
         let vocab_size = u32::try_from(engine.model().vocab_size).unwrap_or(u32::MAX);
         Ok(Self {
             engine,
-            machine: Machine::new(&subject.place)?,
+            machine: Machine::new(&subject.device)?,
             cost: subject.cost(),
             subject,
             prompts: Prompts::new(seed, vocab_size),

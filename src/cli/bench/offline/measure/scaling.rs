@@ -21,10 +21,10 @@ pub async fn run(bench: &mut Bench<'_>, args: &OfflineArgs) -> Result<Scaling, F
     let decode_by_context = by_context(bench, args, &rates).await?;
     let line = fit_line(&decode_by_context, |cost| cost.quartiles.median);
     // Uses one bandwidth for all contexts, so that other load on the host does not distort the line.
-    let rates_read = decode_by_context
+    let read_rates = decode_by_context
         .iter()
         .flat_map(|cost| &cost.read_bytes_per_s);
-    let read = Quartiles::of(&rates_read.copied().collect::<Vec<_>>());
+    let read = Quartiles::of(&read_rates.copied().collect::<Vec<_>>());
     let floor_line =
         read.and_then(|read| fit_line(&decode_by_context, |cost| cost.bytes as f64 / read.median));
     let slopes = line.zip(floor_line);
@@ -109,7 +109,7 @@ async fn by_context(
     let contexts = contexts(args.scaling.max_context.min(limit));
     let longest = contexts.last().copied().unwrap_or_default();
     let prompt = bench.prompts.ids(longest as usize);
-    let mut taken = vec![Measured::default(); contexts.len()];
+    let mut taken = vec![ContextSamples::default(); contexts.len()];
     for round in 1..=args.repeat {
         for (context, taken) in contexts.iter().zip(&mut taken) {
             let n = args.repeat;
@@ -145,7 +145,7 @@ async fn by_context(
 }
 
 #[derive(Clone, Default)]
-struct Measured {
+struct ContextSamples {
     samples_s: Vec<f64>,
     floors_s: Vec<f64>,
     read_bytes_per_s: Vec<f64>,

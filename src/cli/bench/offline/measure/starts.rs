@@ -141,7 +141,7 @@ pub fn rows(starts: &[Start], subject: &Subject, machine: &MachineRates) -> Vec<
         config,
         ..
     } = &subject.description;
-    // Layers with windows may keep few tokens.
+    // Layers with a sliding window may keep only the window's tokens.
     let windowed = kv_layout.windowed(&config.windows);
     let kv_layout = windowed.as_ref().unwrap_or(kv_layout);
     let memory = |start: &Start| {

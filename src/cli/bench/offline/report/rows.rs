@@ -22,7 +22,7 @@ pub enum Unit {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sample {
     pub value: f64,
-    /// The machine's limit in the row's unit, if there is one.
+    /// The machine's limit in the row's unit, if there is one: the highest rate or the lowest cost.
     pub floor: Option<f64>,
     /// How close the value comes to the floor; 1 is the limit of the machine.
     pub fraction: Option<f64>,

@@ -1,4 +1,4 @@
-//! The roofline cost of a layer's attention: multiplied elements, and bytes of keys, values and labels.
+//! The roofline cost of a layer's attention: multiplied elements, and bytes of keys, values and sparsity labels.
 
 use souffleur::state::pool::kv_layout::PagedKv;
 
@@ -15,13 +15,13 @@ pub(super) struct AttentionCost {
     pub(super) sparse: Option<SparseCost>,
 }
 
-/// The sizes that determine the cost of sparse queries, which attend to some tokens only.
+/// The sizes that determine the cost of a sparse query, which reads all labels, then attends to the chosen tokens only.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SparseCost {
     /// The position of the first sparse query.
     pub(super) first: u64,
-    pub(super) tokens: u64,
-    /// Bytes of the labels of one token.
+    pub(super) chosen_tokens: u64,
+    /// Bytes of one token's labels: copies of some channels of its keys.
     pub(super) label_bytes: u64,
     /// Elements that all query heads of a token multiply with one label.
     pub(super) label_elements: u64,
@@ -59,7 +59,7 @@ impl AttentionCost {
     pub(super) fn elements(&self, sequence: Sequence) -> u64 {
         let (dense, rest) = self.parts(sequence);
         let sparse = rest.map_or(0, |(rest, sparse)| {
-            let tokens = sparse.tokens.min(rest.cached_tokens + 1);
+            let tokens = sparse.chosen_tokens.min(rest.cached_tokens + 1);
             sparse.label_elements * query_key_pairs(rest, None)
                 + self.pair_elements * tokens * rest.new_tokens
         });
@@ -68,15 +68,15 @@ impl AttentionCost {
 
     pub(super) fn bytes(&self, sequence: Sequence) -> u64 {
         let (dense, rest) = self.parts(sequence);
-        let reach = match self.window {
+        let dense_tokens = match self.window {
             _ if dense.new_tokens == 0 => 0,
             None => u64::MAX,
             Some(window) => window.saturating_sub(1),
         };
-        let chosen = rest.map_or(0, |(_, sparse)| sparse.tokens - 1);
+        let chosen = rest.map_or(0, |(_, sparse)| sparse.chosen_tokens - 1);
         let labels = rest.map_or(0, |(_, sparse)| sparse.label_bytes);
         let cached = sequence.cached_tokens;
-        cached.min(reach.max(chosen)) * self.kv_bytes + cached * labels
+        cached.min(dense_tokens.max(chosen)) * self.kv_bytes + cached * labels
     }
 }
 

@@ -78,14 +78,15 @@ fn a_configuration_gives_the_sizes_of_its_matrices() {
     let wide = of(&config, Dtype::F32, None);
     assert!(wide.attention.iter().all(|layer| layer.kv_bytes == 64));
     let layout = config.kv_layout(KvDtype::Int8);
-    let kept = cost_of(&config, Dtype::BF16, None, &layout);
+    let int8_kv = cost_of(&config, Dtype::BF16, None, &layout);
     // Sixteen bytes and four scales per token, in each layer.
     assert!(
-        kept.attention
+        int8_kv
+            .attention
             .iter()
             .all(|layer| layer.kv_bytes == 16 + 4 * 2)
     );
-    assert_eq!(kept.matrix_bytes, cost(None).matrix_bytes);
+    assert_eq!(int8_kv.matrix_bytes, cost(None).matrix_bytes);
     let int8 = of(&config, Dtype::BF16, Some(Quantization::Int8));
     // One byte per element, and a scale of 4 bytes for each output of q, k, v, o, gate, up, down and the head.
     let scales = 2 * (16 + 8 + 8 + 8 + 16 + 16 + 8) + 100;
@@ -189,7 +190,7 @@ fn sparse_queries_read_labels_and_the_tokens_that_they_choose() {
     let mut cost = cost(None);
     cost.attention[1].sparse = Some(SparseCost {
         first: 10,
-        tokens: 4,
+        chosen_tokens: 4,
         label_bytes: 8,
         label_elements: 8,
     });
