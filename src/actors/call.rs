@@ -32,12 +32,12 @@ pub(crate) struct OutputForm {
 /// The distinct prompts of some requests, each with the form of its outputs.
 #[derive(Debug, Default)]
 pub struct Prompts {
-    distinct: Vec<Weighed>,
+    distinct: Vec<WeightedPrompt>,
     of_request: Vec<usize>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Weighed {
+pub(crate) struct WeightedPrompt {
     pub(crate) prompt: Prompt,
     pub(crate) form: OutputForm,
     /// Cost of preparing the prompt: bytes of text and number of JSON values to encode, and the grammar's weight.
@@ -52,7 +52,7 @@ impl Prompts {
         let mut known = FxHashMap::default();
         for request in requests {
             let index = *known.entry(Address::of(request)).or_insert_with(|| {
-                prompts.distinct.push(Weighed::new(request));
+                prompts.distinct.push(WeightedPrompt::new(request));
                 prompts.distinct.len() - 1
             });
             prompts.of_request.push(index);
@@ -68,12 +68,12 @@ impl Prompts {
         self.of_request[request]
     }
 
-    pub(crate) fn into_distinct(self) -> Vec<Weighed> {
+    pub(crate) fn into_distinct(self) -> Vec<WeightedPrompt> {
         self.distinct
     }
 }
 
-impl Weighed {
+impl WeightedPrompt {
     fn new(request: &GenerateRequest) -> Self {
         let prompt = &request.prompt;
         let form = OutputForm {
@@ -85,7 +85,7 @@ impl Weighed {
             Prompt::Chat(chat) => {
                 let tools = chat.tools.as_ref();
                 let tools = tools.map_or(0, |tools| count_values(tools.get().as_bytes()));
-                values_of(&chat.messages) + tools + values_of_fields(&chat.template_kwargs)
+                n_values(&chat.messages) + tools + n_values_in(&chat.template_kwargs)
             }
         };
         Self {
@@ -147,16 +147,16 @@ impl Address {
 }
 
 /// Counts a JSON value and all values in it. Empty lists have no text, but also take time to render.
-fn values_of(value: &Value) -> usize {
+fn n_values(value: &Value) -> usize {
     match value {
-        Value::Array(items) => 1 + items.iter().map(values_of).sum::<usize>(),
-        Value::Object(fields) => 1 + values_of_fields(fields),
+        Value::Array(items) => 1 + items.iter().map(n_values).sum::<usize>(),
+        Value::Object(fields) => 1 + n_values_in(fields),
         _ => 1,
     }
 }
 
-fn values_of_fields(fields: &Map<String, Value>) -> usize {
-    fields.values().map(values_of).sum()
+fn n_values_in(fields: &Map<String, Value>) -> usize {
+    fields.values().map(n_values).sum()
 }
 
 #[cfg(test)]

@@ -54,11 +54,11 @@ impl Generate {
     /// Requests that belong together, such as samples of one prompt.
     pub fn call(asked: Vec<Asked>) -> Self {
         let prompts = Prompts::of(asked.iter().map(|asked| &asked.request));
-        Self::weighed(asked, prompts)
+        Self::with_prompts(asked, prompts)
     }
 
     /// Like [`Generate::call`], with prompts that were already examined.
-    pub fn weighed(asked: Vec<Asked>, prompts: Prompts) -> Self {
+    pub fn with_prompts(asked: Vec<Asked>, prompts: Prompts) -> Self {
         Self {
             asked,
             prompts,
@@ -321,8 +321,6 @@ pub struct HostSettings {
     pub radix_eviction_policy: Option<String>,
 }
 
-// To hosts.
-
 impl std::fmt::Debug for TokensReady {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "TokensReady({} requests)", self.batch.len())
@@ -337,6 +335,8 @@ impl std::fmt::Debug for StepDone {
         }
     }
 }
+
+// To hosts.
 
 /// The addresses of the current actors, as recipients, which hide the actor types.
 ///

@@ -31,7 +31,6 @@ pub const UNIT_MEMBERS: [&str; 6] = [
 /// Actors and threads whose death is logged and counted, without a rebuild. The next unit starts them again.
 pub const STORE_MEMBERS: [&str; 2] = ["kv_store", "kv_store_thread"];
 
-/// Generation of an engine's first unit.
 pub const FIRST_GENERATION: u64 = 1;
 
 /// The addresses of the current unit's actors; `None` while there is no unit.

@@ -20,7 +20,7 @@ use souffleur_kernels::cuda::driver::{self, Device};
 use souffleur_kernels::cuda::gemm::Products;
 use souffleur_kernels::cuda::pack::kernels_name;
 use souffleur_kernels::cuda::params::ElementType;
-use souffleur_kernels::dtype::Dtype as Stored;
+use souffleur_kernels::dtype::Dtype as StoredDtype;
 use souffleur_store::block_tokens;
 
 /// Memory reserved for CUDA graphs, kernel code, sampler lists and allocation rounding. SGLang reserves as much.
@@ -58,7 +58,7 @@ impl Gpu {
         check_layout(&model.kv_layout).map_err(device_error)?;
         let element = element_of(model.dtype, origin(config))?;
         check_kv_type(config, element)?;
-        if model.dtype == Stored::F16 {
+        if model.dtype == StoredDtype::F16 {
             tracing::warn!("the checkpoint is stored in float16 and runs in bfloat16 on the GPU");
         }
         Ok(())

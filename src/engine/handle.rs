@@ -172,7 +172,9 @@ impl EngineHandle {
             }
         };
         let asked: Vec<_> = requests.into_iter().zip(permits).map(to_asked).collect();
-        doors.generate.do_send(Generate::weighed(asked, prompts));
+        doors
+            .generate
+            .do_send(Generate::with_prompts(asked, prompts));
         Ok(())
     }
 
@@ -323,7 +325,6 @@ impl EngineHandle {
         self.inner.max_logprob_entries
     }
 
-    /// The largest number of prompt tokens in one step.
     pub fn max_prefill_tokens(&self) -> usize {
         self.inner.max_prefill_tokens
     }

@@ -93,8 +93,8 @@ impl Engine {
                 System::new().block_on(async move {
                     match launch(blueprint, thread_doors).await {
                         Err(error) => drop(ready.send(Err(error))),
-                        Ok((watched, stopped)) => {
-                            let _ = ready.send(Ok(watched));
+                        Ok((supervisor, stopped)) => {
+                            let _ = ready.send(Ok(supervisor));
                             // Completes when the watchdog stops or dies.
                             let _ = stopped.await;
                         }
@@ -109,15 +109,15 @@ impl Engine {
                 "the engine's thread ended before the actors ran, see the log".to_owned(),
             )
         };
-        let watched = is_ready.recv().map_err(died)??;
-        let started = Started {
+        let supervisor = is_ready.recv().map_err(died)??;
+        let launch = Launch {
             admission,
             kv_events,
             doors,
-            watched,
+            supervisor,
             thread: Some(thread),
         };
-        Ok(EngineHandle::new(new_inner(&config, parts, started, began)))
+        Ok(EngineHandle::new(new_inner(&config, parts, launch, began)))
     }
 
     /// Loads the model and starts the actors on an Arbiter of the host's System. Files are read on other threads, so
@@ -132,7 +132,7 @@ impl Engine {
         let began = Instant::now();
         let ready = on_new_thread(move || {
             let parts = EngineParts::from_model(&config, Progress::silent())?;
-            Prepared::new(config, parts)
+            EngineSetup::new(config, parts)
         });
         Self::adopt(arbiter, ready.await?, began).await
     }
@@ -145,20 +145,20 @@ impl Engine {
     ) -> Result<EngineHandle, StartError> {
         let began = Instant::now();
         // Preparing opens files, such as the message log.
-        let ready = on_new_thread(move || Prepared::new(config, parts));
+        let ready = on_new_thread(move || EngineSetup::new(config, parts));
         Self::adopt(arbiter, ready.await?, began).await
     }
 
     async fn adopt(
         arbiter: &ArbiterHandle,
-        prepared: Prepared,
+        setup: EngineSetup,
         began: Instant,
     ) -> Result<EngineHandle, StartError> {
-        let Prepared {
+        let EngineSetup {
             config,
             parts,
             blueprint,
-        } = prepared;
+        } = setup;
         let admission = blueprint.tokenizer.admission.clone();
         let kv_events = blueprint.kv_events_outlet();
         let doors = AddressSlot::default();
@@ -166,33 +166,33 @@ impl Engine {
         let arbiter_doors = doors.clone();
         arbiter.spawn(async move {
             let launched = launch(blueprint, arbiter_doors).await;
-            let unclaimed = ready.send(launched.map(|(watched, _)| watched));
-            if let Err(Ok(watched)) = unclaimed {
+            let unclaimed = ready.send(launched.map(|(supervisor, _)| supervisor));
+            if let Err(Ok(supervisor)) = unclaimed {
                 // The host gave up waiting.
-                watched.watchdog.do_send(StopUnit);
+                supervisor.watchdog.do_send(StopUnit);
             }
         });
         let died = |_| StartError::Thread("the host's Arbiter has stopped".to_owned());
-        let watched = is_ready.await.map_err(died)??;
-        let started = Started {
+        let supervisor = is_ready.await.map_err(died)??;
+        let launch = Launch {
             admission,
             kv_events,
             doors,
-            watched,
+            supervisor,
             thread: None,
         };
-        Ok(EngineHandle::new(new_inner(&config, parts, started, began)))
+        Ok(EngineHandle::new(new_inner(&config, parts, launch, began)))
     }
 }
 
 /// An engine before its start: all files are read except the weights.
-struct Prepared {
+struct EngineSetup {
     config: EngineConfig,
     parts: EngineParts,
     blueprint: Blueprint,
 }
 
-impl Prepared {
+impl EngineSetup {
     fn new(config: EngineConfig, parts: EngineParts) -> Result<Self, StartError> {
         config.validate()?;
         let blueprint = parts.blueprint(&config)?;
@@ -223,14 +223,14 @@ async fn on_new_thread<T: Send + 'static>(
     is_done.await.map_err(died)?
 }
 
-struct Watched {
+struct Supervisor {
     watchdog: actix::Addr<Watchdog>,
     failure: FailureWatch,
 }
 
-type Launched = (Watched, oneshot::Receiver<()>);
+type Supervision = (Supervisor, oneshot::Receiver<()>);
 
-async fn launch(blueprint: Blueprint, doors: AddressSlot) -> Result<Launched, StartError> {
+async fn launch(blueprint: Blueprint, doors: AddressSlot) -> Result<Supervision, StartError> {
     let blueprint = Arc::new(blueprint);
     let (stopped, is_stopped) = oneshot::channel();
     let watchdog = Watchdog::new(blueprint.clone(), doors, stopped);
@@ -240,33 +240,33 @@ async fn launch(blueprint: Blueprint, doors: AddressSlot) -> Result<Launched, St
     let unit = Unit::build(blueprint, FIRST_GENERATION, start_from).await?;
     let adopted = watchdog.send(AdoptUnit(unit)).await;
     adopted.map_err(|error| StartError::Thread(format!("the watchdog did not answer: {error}")))?;
-    Ok((Watched { watchdog, failure }, is_stopped))
+    Ok((Supervisor { watchdog, failure }, is_stopped))
 }
 
-struct Started {
+struct Launch {
     admission: Arc<Admission>,
     kv_events: Option<KvEventsOutlet>,
     doors: AddressSlot,
-    watched: Watched,
+    supervisor: Supervisor,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-fn new_inner(config: &EngineConfig, parts: EngineParts, started: Started, began: Instant) -> Inner {
+fn new_inner(config: &EngineConfig, parts: EngineParts, launch: Launch, began: Instant) -> Inner {
     record_capacity(&parts.info, began);
     Inner {
         metrics: RequestMetrics::register(&parts.info.served_model_name),
         model: parts.info,
         text: parts.text,
-        admission: started.admission,
-        kv_events: started.kv_events,
+        admission: launch.admission,
+        kv_events: launch.kv_events,
         channel_events: config.client_channel_events,
         max_logprob_entries: config.max_logprob_entries,
         max_prefill_tokens: config.max_prefill_tokens,
         request_limits: config.request_limits(),
-        doors: started.doors,
-        watchdog: started.watched.watchdog,
-        failure: started.watched.failure,
-        thread: RwLock::new(started.thread),
+        doors: launch.doors,
+        watchdog: launch.supervisor.watchdog,
+        failure: launch.supervisor.failure,
+        thread: RwLock::new(launch.thread),
         next_soft_pin: AtomicU64::new(1),
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn record_weight_files(config: &EngineConfig) -> RecordedWeights {
         return Ok(None);
     }
     let files = weight_files(&config.model_path)?;
-    Ok(Some(Arc::new(WeightFiles::look(files))))
+    Ok(Some(Arc::new(WeightFiles::record(files))))
 }
 
 /// The configured store; `None` without one. `recorded` is the result of [`record_weight_files`]. Fails if the store

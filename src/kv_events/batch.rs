@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// The largest encoded size of a batch. Batches are small because a slow reader of a ZeroMQ queue loses whole messages.
+/// Largest encoded size of a batch of several blocks: small, since a slow ZeroMQ reader loses whole messages.
 const MAX_BATCH_BYTES: usize = 256 << 10;
 /// The largest encoded sizes in MessagePack: of a block id, of a token, and of an event without its ids and tokens.
 const ID_BYTES: usize = 9;

@@ -12,7 +12,7 @@ use souffleur_state::pool::pages::PageSize;
 const BLOCK_TOKENS: usize = 16;
 /// The largest block size: larger blocks would be longer than most prompts.
 const MAX_BLOCK_TOKENS: usize = 4096;
-/// The largest number of batches kept for replays. The ring also limits their total bytes.
+/// The largest number of batches kept for replays. The replay buffer also limits their total bytes.
 const MAX_BUFFER_STEPS: usize = 1 << 20;
 /// The longest topic. The publisher compares its topic with every subscription.
 const MAX_TOPIC_BYTES: usize = 255;
@@ -27,7 +27,7 @@ pub struct KvEventsConfig {
     pub replay_endpoint: Option<Endpoint>,
     /// The number of batches kept for replays.
     pub buffer_steps: usize,
-    /// The largest number of batches queued for a slow subscriber; `None` for all batches in the ring.
+    /// The largest number of batches queued for a slow subscriber; `None` for all batches in the replay buffer.
     pub hwm: Option<usize>,
     /// The largest number of changes of the tree in the publisher's queue.
     pub max_queue_size: usize,

@@ -16,14 +16,14 @@ pub(super) trait Connection: AsyncRead + AsyncWrite + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection for S {}
 
 /// A bound endpoint that is not yet registered with a runtime.
-pub(super) enum Bound {
+pub(super) enum BoundEndpoint {
     Tcp(std::net::TcpListener),
     #[cfg(unix)]
     /// The file is removed before the listener closes, so that no other process finds a stale file.
     Ipc(SocketFile, std::os::unix::net::UnixListener),
 }
 
-impl Bound {
+impl BoundEndpoint {
     /// Binds an endpoint. `key` is the configuration key, for the error.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Bound {
         }
     }
 
-    pub fn listen(self) -> io::Result<Listener> {
+    pub fn register(self) -> io::Result<Listener> {
         Ok(match self {
             Self::Tcp(listener) => Listener::Tcp(tokio::net::TcpListener::from_std(listener)?),
             #[cfg(unix)]
@@ -80,7 +80,7 @@ impl Listener {
         Ok(match self {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                if let Err(error) = presence::set_up(&stream) {
+                if let Err(error) = presence::set_options(&stream) {
                     // The peer has already closed the connection. The connection's task will detect that.
                     tracing::debug!(%error, "failed to set options of a KV event connection");
                 }
@@ -92,11 +92,11 @@ impl Listener {
     }
 }
 
-fn bind_port(host: &str, port: u16) -> io::Result<Bound> {
+fn bind_port(host: &str, port: u16) -> io::Result<BoundEndpoint> {
     let host = if host == "*" { "0.0.0.0" } else { host };
     let listener = std::net::TcpListener::bind((host, port))?;
     listener.set_nonblocking(true)?;
-    Ok(Bound::Tcp(listener))
+    Ok(BoundEndpoint::Tcp(listener))
 }
 
 /// The file of a Unix socket. Drop removes the file, unless another file has replaced it.
@@ -126,7 +126,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 /// Binds a file with mode 0600, replacing a stale file of an earlier engine.
 #[cfg(unix)]
-fn bind_file(path: &Path) -> io::Result<Bound> {
+fn bind_file(path: &Path) -> io::Result<BoundEndpoint> {
     use std::os::unix::fs::PermissionsExt;
 
     use socket2::{Domain, SockAddr, Socket, Type};
@@ -144,11 +144,11 @@ fn bind_file(path: &Path) -> io::Result<Bound> {
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
-    Ok(Bound::Ipc(file, socket.into()))
+    Ok(BoundEndpoint::Ipc(file, socket.into()))
 }
 
 #[cfg(not(unix))]
-fn bind_file(_: &Path) -> io::Result<Bound> {
+fn bind_file(_: &Path) -> io::Result<BoundEndpoint> {
     Err(io::Error::new(
         io::ErrorKind::Unsupported,
         "this system has no Unix sockets",
@@ -195,9 +195,9 @@ mod tests {
 
     use super::*;
 
-    fn bind(path: &Path) -> Result<Bound, String> {
+    fn bind(path: &Path) -> Result<BoundEndpoint, String> {
         let path = path.to_owned();
-        let bound = Bound::bind("endpoint", &Endpoint::Ipc { path });
+        let bound = BoundEndpoint::bind("endpoint", &Endpoint::Ipc { path });
         bound.map_err(|error| error.to_string())
     }
 

@@ -26,7 +26,7 @@ const PING_AFTER: Duration = Duration::from_secs(30);
 const PONG_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Sets `TCP_NODELAY`, keepalive and, on Linux, the user timeout.
-pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
+pub(super) fn set_options(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER);
@@ -77,13 +77,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn set_up_enables_keepalive_probes() {
+    async fn set_options_enables_keepalive_probes() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("it is bound");
         let (stream, _) = tokio::join!(TcpStream::connect(addr), listener.accept());
         let stream = stream.expect("it listens");
         assert!(!SockRef::from(&stream).keepalive().expect("an option"));
-        set_up(&stream).expect("the options exist");
+        set_options(&stream).expect("the options exist");
         assert!(SockRef::from(&stream).keepalive().expect("an option"));
         #[cfg(target_os = "linux")]
         {

@@ -19,7 +19,7 @@ use tokio::task::{JoinSet, LocalSet, yield_now};
 use super::batch::{EventBatches, KvEvent};
 use super::config::{Endpoint, KvEventsConfig, invalid_config};
 use super::feed::{ChangeFeed, ChangeList, EmptiedList, MAX_QUEUED_LISTS};
-use super::listener::Bound;
+use super::listener::BoundEndpoint;
 use super::mirror::BlockMirror;
 use super::ring::{Ring, RingLimits};
 use super::sockets::{self, Sockets};
@@ -79,8 +79,8 @@ struct ThreadInputs {
     queue: mpsc::Receiver<ChangeList>,
     readers: mpsc::Receiver<Reader>,
     stopped: oneshot::Receiver<()>,
-    subscribers: Option<Bound>,
-    replays: Option<Bound>,
+    subscribers: Option<BoundEndpoint>,
+    replays: Option<BoundEndpoint>,
     metrics: KvEventMetrics,
 }
 
@@ -96,8 +96,8 @@ fn log_start(info: &KvEventsInfo) {
 
 fn info(
     config: &KvEventsConfig,
-    subscribers: Option<&Bound>,
-    replays: Option<&Bound>,
+    subscribers: Option<&BoundEndpoint>,
+    replays: Option<&BoundEndpoint>,
 ) -> KvEventsInfo {
     let (endpoint_host, port) = match &config.endpoint {
         Endpoint::Tcp { host, port } => (host.clone(), *port),
@@ -107,11 +107,11 @@ fn info(
     KvEventsInfo {
         publisher: "zmq",
         endpoint_host,
-        endpoint_port_base: subscribers.and_then(Bound::port).unwrap_or(port),
+        endpoint_port_base: subscribers.and_then(BoundEndpoint::port).unwrap_or(port),
         topic: config.topic.clone(),
         block_size: config.block_size,
         dp_size: 1,
-        replay_endpoint_port_base: replays.and_then(Bound::port),
+        replay_endpoint_port_base: replays.and_then(BoundEndpoint::port),
         replay_endpoint: config
             .replay_endpoint
             .as_ref()
@@ -127,12 +127,12 @@ impl KvEventPublisher {
     /// The endpoint cannot be bound, or the thread or its runtime cannot be started.
     pub fn start(config: KvEventsConfig, page_size: PageSize) -> Result<Self, ConfigError> {
         let subscribers = match config.endpoint.remote() {
-            None => Some(Bound::bind("endpoint", &config.endpoint)?),
+            None => Some(BoundEndpoint::bind("endpoint", &config.endpoint)?),
             Some(_) => None,
         };
         let replay = config.replay_endpoint.as_ref();
         let replays = replay
-            .map(|endpoint| Bound::bind("replay_endpoint", endpoint))
+            .map(|endpoint| BoundEndpoint::bind("replay_endpoint", endpoint))
             .transpose()?;
         let metrics = KvEventMetrics::register();
         let info = info(&config, subscribers.as_ref(), replays.as_ref());
@@ -289,7 +289,7 @@ async fn publish(inputs: ThreadInputs) -> io::Result<()> {
     let mut serving = JoinSet::new();
     match subscribers {
         Some(bound) => {
-            let listener = bound.listen()?;
+            let listener = bound.register()?;
             serving.spawn_local(sockets::accept_subscribers(listener, sockets.clone()));
         }
         None => {
@@ -299,11 +299,11 @@ async fn publish(inputs: ThreadInputs) -> io::Result<()> {
         }
     }
     if let Some(bound) = replays {
-        let listener = bound.listen()?;
+        let listener = bound.register()?;
         serving.spawn_local(sockets::accept_replay_clients(listener, sockets.clone()));
     }
     serving.spawn_local(subscription::serve_readers(readers, sockets.clone()));
-    let mut publishing = Publishing::new(config, page_size);
+    let mut state = PublisherState::new(config, page_size);
     loop {
         let next = tokio::select! {
             biased;
@@ -312,13 +312,13 @@ async fn publish(inputs: ThreadInputs) -> io::Result<()> {
             next = queue.recv() => next,
         };
         let Some(next) = next else { return Ok(()) };
-        publishing.take(next, &sockets);
+        state.take(next, &sockets);
         // Lets the socket tasks run between two plans.
         yield_now().await;
     }
 }
 
-struct Publishing {
+struct PublisherState {
     config: KvEventsConfig,
     page_size: PageSize,
     generation: u64,
@@ -326,7 +326,7 @@ struct Publishing {
     events: EventBatches,
 }
 
-impl Publishing {
+impl PublisherState {
     fn new(config: KvEventsConfig, page_size: PageSize) -> Self {
         Self {
             page_size,

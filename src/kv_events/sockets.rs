@@ -28,7 +28,6 @@ const MAX_CONNECTIONS: usize = 64;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A subscriber that reads nothing for this long is disconnected; ZeroMQ reconnects by itself.
 const SUBSCRIBER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The largest number of topics per subscriber.
 const MAX_TOPICS: usize = 64;
 /// The sequence number of the message that ends a replay.
 const END_OF_REPLAY: i64 = -1;
@@ -48,7 +47,7 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Appends a batch, with the indices of its events in named namespaces, and wakes waiting tasks.
+    /// Appends a batch and wakes waiting tasks. `named`: indices of events in namespaces with a salt or `extra_key`.
     pub(super) fn publish(&self, payload: Vec<u8>, named: Vec<u32>) {
         let mut ring = self.ring.borrow_mut();
         ring.push(payload, named);
@@ -77,7 +76,7 @@ pub(super) async fn connect_to_subscriber((host, port): (String, u16), sockets: 
     loop {
         match TcpStream::connect((host.as_str(), port)).await {
             Ok(stream) => {
-                let ended = match presence::set_up(&stream) {
+                let ended = match presence::set_options(&stream) {
                     Ok(()) => serve_subscriber(stream, sockets.clone()).await,
                     Err(error) => Err(error.into()),
                 };
@@ -139,9 +138,9 @@ fn log_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     }
 }
 
-type Opened<S> = (ReadHalf<S>, WriteHalf<S>, PeerVersion);
+type OpenConnection<S> = (ReadHalf<S>, WriteHalf<S>, PeerVersion);
 
-async fn open<S>(stream: S, socket: SocketType) -> Result<Opened<S>, ZmtpError>
+async fn open<S>(stream: S, socket: SocketType) -> Result<OpenConnection<S>, ZmtpError>
 where
     S: AsyncRead + AsyncWrite,
 {

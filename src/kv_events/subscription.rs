@@ -20,7 +20,6 @@ use super::ring::{Batch, Ring};
 use super::sockets::Sockets;
 use souffleur_metrics::SubscriberCount;
 
-/// The largest number of concurrent readers.
 const MAX_READERS: usize = 64;
 /// The largest number of batches queued for a reader. Later batches wait in the ring.
 const MAX_QUEUED_BATCHES: usize = 2;
@@ -166,7 +165,6 @@ pub struct NumberedEvents {
     pub number: u64,
     /// Seconds since 1970.
     pub time_s: f64,
-    /// In order of occurrence.
     pub events: Vec<KvEvent>,
 }
 

@@ -10,7 +10,6 @@ use super::config::Encoding;
 
 /// The medium of all blocks, also on a CPU: routers treat `GPU` as the fastest tier.
 const MEDIUM: &str = "GPU";
-/// The data-parallel rank.
 const DP_RANK: u32 = 0;
 
 pub(super) const STORED: &str = "BlockStored";

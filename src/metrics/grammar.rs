@@ -11,7 +11,7 @@ pub struct GrammarMetrics {
     requested: Counter,
     cached: Counter,
     aborted: Counter,
-    late: Counter,
+    timed_out: Counter,
     compile_seconds: Histogram,
     waiting: Gauge,
     requests: Counter,
@@ -25,7 +25,7 @@ pub enum GrammarEnd {
     /// The grammar was refused, or all its requests were cancelled.
     Aborted,
     /// The grammar exceeded its time limit.
-    Late,
+    TimedOut,
 }
 
 impl GrammarMetrics {
@@ -38,7 +38,7 @@ impl GrammarMetrics {
             requested: counter!("sglang:num_grammar_total", labels()),
             cached: counter!("sglang:num_grammar_cache_hit_total", labels()),
             aborted: counter!("sglang:num_grammar_aborted_total", labels()),
-            late: counter!("sglang:num_grammar_timeout_total", labels()),
+            timed_out: counter!("sglang:num_grammar_timeout_total", labels()),
             compile_seconds: histogram!("sglang:grammar_compilation_time_seconds", labels()),
             waiting,
             requests: counter!("sglang:num_so_requests_total", request_labels(model_name)),
@@ -52,7 +52,7 @@ impl GrammarMetrics {
             GrammarEnd::Cached => return self.cached.increment(1),
             GrammarEnd::Compiled => {}
             GrammarEnd::Aborted => self.aborted.increment(1),
-            GrammarEnd::Late => self.late.increment(1),
+            GrammarEnd::TimedOut => self.timed_out.increment(1),
         }
         self.compile_seconds.record(took.as_secs_f64());
     }

@@ -13,12 +13,12 @@ struct Lines<'a> {
 /// Recorders keep series in hash maps, so each page has another order, which prevents comparison and compresses badly.
 /// The samples of a histogram keep their order. A page without `HELP` and `TYPE` lines is left unchanged.
 pub fn in_order(page: &str) -> String {
-    if !page.lines().any(|line| described(line).is_some()) {
+    if !page.lines().any(|line| described_family(line).is_some()) {
         return page.to_owned();
     }
     let mut families: Vec<Lines<'_>> = Vec::new();
     for line in page.lines().filter(|line| !line.is_empty()) {
-        let Some(name) = described(line) else {
+        let Some(name) = described_family(line) else {
             match families.last_mut() {
                 Some(family) => family.samples.push(line),
                 None => families.push(Lines {
@@ -42,11 +42,11 @@ pub fn in_order(page: &str) -> String {
     families.sort_by_key(|family| family.name);
     let mut ordered = String::with_capacity(page.len() + families.len());
     for family in &mut families {
-        let is_series = |line: &&str| {
+        let is_sortable = |line: &&str| {
             let is_plain = line.ends_with(" counter") || line.ends_with(" gauge");
             is_plain && line.starts_with("# TYPE ")
         };
-        if family.head.iter().any(is_series) {
+        if family.head.iter().any(is_sortable) {
             family.samples.sort_by_key(|sample| series(sample));
         }
         for line in family.head.iter().chain(&family.samples) {
@@ -58,7 +58,7 @@ pub fn in_order(page: &str) -> String {
 }
 
 /// The family of a `HELP` or `TYPE` line.
-fn described(line: &str) -> Option<&str> {
+fn described_family(line: &str) -> Option<&str> {
     let comment = line
         .strip_prefix("# HELP ")
         .or_else(|| line.strip_prefix("# TYPE "))?;

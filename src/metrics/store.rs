@@ -1,4 +1,4 @@
-//! Counters of the KV store's reads and writes.
+//! Metrics of the KV store: tokens read and written, and bytes on the disk.
 
 use metrics::{Counter, Gauge, counter, gauge};
 
@@ -37,7 +37,7 @@ impl StoreMetrics {
             .increment(self.tokens_per_block);
     }
 
-    pub fn holds(&self, bytes: u64) {
+    pub fn set_disk_bytes(&self, bytes: u64) {
         self.disk_bytes.set(bytes as f64);
     }
 }

@@ -325,7 +325,7 @@ impl BlockPools {
     }
 
     /// Shows whether the engine that uses the buffers is computing.
-    pub fn beat(&self) -> &StepActivity {
+    pub fn activity(&self) -> &StepActivity {
         &self.activity
     }
 

@@ -42,7 +42,7 @@ impl Geometry {
 
     /// Bytes of a kind's record on the disk: its header and its payload.
     pub fn record_bytes(&self, kind: BlockKind) -> u64 {
-        RecordSize::new(self, kind).slot()
+        RecordSize::new(self, kind).slot_bytes()
     }
 
     pub fn kinds(&self) -> impl Iterator<Item = BlockKind> + '_ {

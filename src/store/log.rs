@@ -162,10 +162,10 @@ fn header(fingerprint: &Fingerprint) -> [u8; ENTRY_BYTES] {
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
     bytes[16..48].copy_from_slice(&fingerprint.0);
-    sealed(bytes)
+    with_crc(bytes)
 }
 
-fn sealed(mut bytes: [u8; ENTRY_BYTES]) -> [u8; ENTRY_BYTES] {
+fn with_crc(mut bytes: [u8; ENTRY_BYTES]) -> [u8; ENTRY_BYTES] {
     let crc = crc32fast::hash(&bytes[..ENTRY_BYTES - 4]);
     bytes[ENTRY_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
     bytes
@@ -189,12 +189,12 @@ fn encode(entry: &LogEntry) -> [u8; ENTRY_BYTES] {
     bytes[16..24].copy_from_slice(&used.to_le_bytes());
     bytes[24..56].copy_from_slice(&key.0);
     bytes[56..88].copy_from_slice(&parent.0);
-    sealed(bytes)
+    with_crc(bytes)
 }
 
 fn decode(bytes: &[u8]) -> Option<LogEntry> {
     let bytes: &[u8; ENTRY_BYTES] = bytes.try_into().ok()?;
-    if sealed(*bytes) != *bytes {
+    if with_crc(*bytes) != *bytes {
         return None;
     }
     let number = |at: usize| Some(u64::from_le_bytes(bytes[at..at + 8].try_into().ok()?));

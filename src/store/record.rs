@@ -46,7 +46,7 @@ impl RecordSize {
         }
     }
 
-    pub fn slot(&self) -> u64 {
+    pub fn slot_bytes(&self) -> u64 {
         (self.header + self.payload.next_multiple_of(ALIGN)) as u64
     }
 }

@@ -23,7 +23,7 @@ pub struct Find {
     pub prefill_tokens_per_s: Option<f64>,
 }
 
-/// Requests that blocks are loaded. Answered once, by [`Answer::Fetched`] or [`Answer::Late`], before the deadline.
+/// Requests to load blocks. Answered once, by [`Answer::Fetched`] or [`Answer::Late`], by the deadline.
 #[derive(Clone)]
 pub struct Fetch {
     pub seq: SeqId,
@@ -35,7 +35,7 @@ pub struct Fetch {
     pub timeout: Duration,
 }
 
-/// Requests that a filled block is written. Answered by [`Answer::Committed`].
+/// Requests to write a filled block. Answered by [`Answer::Committed`].
 #[derive(Debug)]
 pub struct Commit {
     pub ticket: Ticket,
@@ -77,7 +77,7 @@ pub enum Answer {
         seq: SeqId,
         /// The leading full blocks of the prompt that are in the store, for [`Fetch`].
         path: Arc<[BlockPlace]>,
-        /// How many leading blocks the sequence can resume after; fewer than `path` if states or windows are missing.
+        /// Leading blocks after which the sequence can resume: fewer than `path` if states or windows are missing.
         blocks: usize,
         /// `blocks` if loading those after `from` is faster than computing them, else 0.
         worth: usize,
@@ -97,7 +97,7 @@ pub enum Answer {
         ticket: Ticket,
         reason: Short,
     },
-    /// The outcome of a commit, by the ticket of its save.
+    /// The outcome of the commit with this ticket.
     Committed { ticket: Ticket, outcome: Outcome },
 }
 

@@ -12,7 +12,7 @@ use crate::files::{Advice, DataFile, Files};
 use crate::record::RecordSize;
 use souffleur_state::tiers::BlockKind;
 
-/// Size of a file, in bytes.
+/// Largest size of a file, in bytes.
 const SEGMENT_BYTES: u64 = 1 << 30;
 const MAX_NUMBER: u64 = u32::MAX as u64;
 const MAX_OPEN: usize = 64;
@@ -32,7 +32,7 @@ pub(super) struct Segments {
     slots_per_file: u64,
     /// Open files by number, the most recently used last.
     open: Vec<(u64, Arc<dyn DataFile>)>,
-    /// Slots found at startup, by file number.
+    /// Number of slots found at startup, by file number.
     found: BTreeMap<u64, u64>,
     n_live: u64,
     dirty: BTreeSet<u64>,
@@ -55,7 +55,7 @@ impl Segments {
             folder: folder.to_owned(),
             kind,
             size,
-            slots_per_file: (SEGMENT_BYTES / size.slot()).max(1),
+            slots_per_file: (SEGMENT_BYTES / size.slot_bytes()).max(1),
             open: Vec::new(),
             found: BTreeMap::new(),
             n_live: 0,
@@ -72,7 +72,9 @@ impl Segments {
             .filter(|number| *number <= MAX_NUMBER);
         for number in numbers.collect::<Vec<u64>>() {
             let bytes = segments.file(files, number)?.len()?;
-            let slots = bytes.div_ceil(size.slot()).min(segments.slots_per_file);
+            let slots = bytes
+                .div_ceil(size.slot_bytes())
+                .min(segments.slots_per_file);
             segments.found.insert(number, slots);
         }
         Ok(segments)
@@ -104,7 +106,7 @@ impl Segments {
                 files.remove_file(&self.path(number))?;
                 continue;
             };
-            let end = (last % self.slots_per_file + 1) * self.size.slot();
+            let end = (last % self.slots_per_file + 1) * self.size.slot_bytes();
             let file = self.file(files, number)?;
             if file.len()? > end {
                 file.set_len(end)?;
@@ -131,7 +133,7 @@ impl Segments {
 
     /// Bytes that the slots take on the disk.
     pub fn bytes(&self) -> u64 {
-        (self.n_live + self.dirty.len() as u64) * self.size.slot()
+        (self.n_live + self.dirty.len() as u64) * self.size.slot_bytes()
     }
 
     pub fn size(&self) -> &RecordSize {
@@ -165,7 +167,7 @@ impl Segments {
             return Ok(false);
         };
         let (number, offset) = self.locate(slot);
-        let range = offset..offset + self.size.slot();
+        let range = offset..offset + self.size.slot_bytes();
         self.file(files, number)?.punch(range)?;
         self.dirty.remove(&slot);
         self.clean.insert(slot);
@@ -176,8 +178,8 @@ impl Segments {
     /// header. A torn record, or one whose parts reach the disk out of order, fails its checksums.
     pub fn erase(&mut self, files: &dyn Files, slot: u64) -> io::Result<()> {
         let (number, offset) = self.locate(slot);
-        let nothing = vec![0; self.size.header];
-        self.file(files, number)?.write_at(&nothing, offset)
+        let zeros = vec![0; self.size.header];
+        self.file(files, number)?.write_at(&zeros, offset)
     }
 
     /// Writes a part of a payload at offset `at` within the payload.
@@ -237,7 +239,7 @@ impl Segments {
 
     fn advise(&mut self, files: &dyn Files, slot: u64, advice: Advice) {
         let (number, offset) = self.locate(slot);
-        let range = offset..offset + self.size.slot();
+        let range = offset..offset + self.size.slot_bytes();
         if let Ok(file) = self.file(files, number) {
             file.advise(range, advice);
         }
@@ -246,7 +248,7 @@ impl Segments {
     /// The number of a slot's file, and the slot's offset in the file.
     fn locate(&self, slot: u64) -> (u64, u64) {
         let number = slot / self.slots_per_file;
-        (number, slot % self.slots_per_file * self.size.slot())
+        (number, slot % self.slots_per_file * self.size.slot_bytes())
     }
 
     fn prefix(&self) -> String {

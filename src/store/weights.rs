@@ -38,13 +38,13 @@ pub struct WeightFiles(Vec<(PathBuf, Option<String>)>);
 
 impl WeightFiles {
     /// Records the identity of files, before they are loaded. A file that cannot be read is an error only when hashed.
-    pub fn look(paths: Vec<PathBuf>) -> Self {
-        let look = |path: PathBuf| {
+    pub fn record(paths: Vec<PathBuf>) -> Self {
+        let record = |path: PathBuf| {
             let found = fs::metadata(&path).ok();
             let identity = found.as_ref().and_then(identity);
             (path, identity)
         };
-        Self(paths.into_iter().map(look).collect())
+        Self(paths.into_iter().map(record).collect())
     }
 
     /// True if `paths` are the paths of these files, in the same order.
@@ -184,7 +184,7 @@ mod tests {
 
     fn hashed(folder: &Path, names: &[&str]) -> [u8; 32] {
         let files = names.iter().map(|name| folder.join(name)).collect();
-        let files = WeightFiles::look(files);
+        let files = WeightFiles::record(files);
         let stop = Stop::default();
         digest(&files, &folder.join("kept/weights"), &stop).expect("the files can be read")
     }
@@ -217,12 +217,12 @@ mod tests {
         let first = hashed(folder.path(), &["a"]);
         let stop = Stop::default();
         stop.set();
-        let files = WeightFiles::look(vec![folder.path().join("a")]);
+        let files = WeightFiles::record(vec![folder.path().join("a")]);
         let cached = digest(&files, &folder.path().join("kept/weights"), &stop);
         assert_eq!(cached.ok(), cfg!(unix).then_some(first));
         let uncached = digest(&files, &folder.path().join("other"), &stop);
         assert!(matches!(uncached, Err(DigestError::Stopped)));
-        let missing = WeightFiles::look(vec![folder.path().join("none")]);
+        let missing = WeightFiles::record(vec![folder.path().join("none")]);
         let error = digest(&missing, &folder.path().join("other"), &Stop::default());
         let error = error.expect_err("the file does not exist").to_string();
         assert!(error.contains("none to hash the weights"), "{error}");
@@ -238,7 +238,7 @@ mod tests {
         for name in ["a", "b"] {
             fs::write(at(name), "one").expect("the file can be written");
         }
-        let seen = WeightFiles::look(vec![at("a"), at("b")]);
+        let seen = WeightFiles::record(vec![at("a"), at("b")]);
         let first = hash(&seen).expect("the files are unchanged");
         // Replaces a file by one of the same size; the old file's hash is cached.
         fs::write(at("c"), "two").expect("the file can be written");
@@ -250,7 +250,7 @@ mod tests {
         fs::write(at("c"), "one").expect("the file can be written");
         fs::rename(at("c"), at("b")).expect("the file is renamed");
         assert!(matches!(hash(&seen), Err(DigestError::Changed { .. })));
-        let again = WeightFiles::look(vec![at("a"), at("b")]);
+        let again = WeightFiles::record(vec![at("a"), at("b")]);
         assert_eq!(hash(&again).expect("the files are unchanged"), first);
         fs::remove_file(at("a")).expect("the file exists");
         let error = hash(&again).expect_err("a file was removed").to_string();

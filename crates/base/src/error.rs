@@ -43,8 +43,8 @@ pub struct FieldError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FieldErrorKind {
-    Wrong,
-    NotYet,
+    Invalid,
+    NotSupported,
 }
 
 impl FieldError {
@@ -53,7 +53,7 @@ impl FieldError {
         Self {
             field: field.into(),
             reason: reason.into(),
-            kind: FieldErrorKind::Wrong,
+            kind: FieldErrorKind::Invalid,
         }
     }
 
@@ -64,7 +64,7 @@ impl FieldError {
         Self {
             field,
             reason,
-            kind: FieldErrorKind::NotYet,
+            kind: FieldErrorKind::NotSupported,
         }
     }
 
@@ -81,8 +81,8 @@ impl FieldError {
     /// Stable, for JSON.
     pub fn code(&self) -> &'static str {
         match self.kind {
-            FieldErrorKind::Wrong => "invalid_request",
-            FieldErrorKind::NotYet => "not_supported",
+            FieldErrorKind::Invalid => "invalid_request",
+            FieldErrorKind::NotSupported => "not_supported",
         }
     }
 }
@@ -301,7 +301,6 @@ pub enum LoadError {
 #[derive(Debug, thiserror::Error)]
 #[error("{key} {reason}")]
 pub struct ConfigError {
-    /// The key or flag.
     pub key: String,
     /// Follows the key: names the value, the limit and the remedy.
     pub reason: String,

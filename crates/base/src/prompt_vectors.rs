@@ -4,7 +4,7 @@
 //! [`PLACEHOLDER_TOKEN`].
 //!
 //! Requests and row starts carry the vectors in an `Arc`. Only the executor reads them, and a row drops its `Arc` after
-//! the last vector. The message log records only the number of vectors, because a replay runs no model.
+//! the step that uses the last vector. The message log records only their number, because a replay runs no model.
 
 use std::fmt;
 use std::ops::Range;

@@ -14,10 +14,10 @@ use souffleur_store::{BlockKind, BlockPools, BlockUse, HostBlock, Loaded};
 
 /// Clones share one desk, which outlives the units that use it.
 #[derive(Clone, Default)]
-pub struct BlockDesk(Arc<Mutex<OnDesk>>);
+pub struct BlockDesk(Arc<Mutex<DeskState>>);
 
 #[derive(Default)]
-struct OnDesk {
+struct DeskState {
     /// `None` while no store runs.
     pools: Option<BlockPools>,
     saved: FxHashMap<Ticket, HostBlock>,
@@ -31,9 +31,9 @@ impl BlockDesk {
 
     /// Opens the desk for a store with these buffers, and drops all blocks of an earlier unit.
     pub fn open(&self, pools: BlockPools) {
-        *self.lock() = OnDesk {
+        *self.lock() = DeskState {
             pools: Some(pools),
-            ..OnDesk::default()
+            ..DeskState::default()
         };
     }
 
@@ -79,7 +79,7 @@ impl BlockDesk {
         is_open
     }
 
-    fn lock(&self) -> MutexGuard<'_, OnDesk> {
+    fn lock(&self) -> MutexGuard<'_, DeskState> {
         // No operation under the lock can panic halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -138,9 +138,9 @@ impl BlockPort for DeskPort {
     fn computes(&mut self, is_computing: bool) {
         if let Some(pools) = &self.0.lock().pools {
             if is_computing {
-                pools.beat().begin()
+                pools.activity().begin()
             } else {
-                pools.beat().end()
+                pools.activity().end()
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The KvStore actor: passes orders of the Scheduler to the KV store, and its answers back or, if it is late, a miss.
+//! The KvStore actor: passes the Scheduler's orders to the KV store, and the store's answers back. Instead of a late
+//! answer, it sends a miss.
 //!
 //! It does no I/O and never waits: the [`Store`] has its own thread. The actor's death ends only the store: the unit
 //! continues without one.
@@ -248,7 +249,7 @@ impl Actor for KvStore {
         }
         ctx.run_interval(STATS_EVERY, |actor, _| {
             if let Some(store) = &actor.store {
-                actor.metrics.holds(store.stats().disk_bytes);
+                actor.metrics.set_disk_bytes(store.stats().disk_bytes);
             }
         });
     }

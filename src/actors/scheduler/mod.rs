@@ -142,11 +142,11 @@ impl Scheduler {
             let ended = crate::messages::SequencesEnded { seqs };
             self.links.ended.post(ended);
         }
-        self.order_store();
+        self.send_store_orders();
         self.send_news();
     }
 
-    fn order_store(&mut self) {
+    fn send_store_orders(&mut self) {
         let Some(store) = &self.links.store else {
             return;
         };

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::call::{Asked, Prompts, Weighed};
+use crate::call::{Asked, Prompts, WeightedPrompt};
 use crate::messages::Generate;
 use souffleur_base::error::RequestError;
 use souffleur_metrics::RequestMetrics;
@@ -14,7 +14,7 @@ use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
 use super::logprob_checks::refuse_input_logprobs;
-use super::prepare::{self, Checked, Prepared};
+use super::prepare::{self, CheckedParams, PreparedPrompt};
 
 /// Smallest backlog limit of a request, in bytes, even if its call has many requests.
 const MIN_BACKLOG_BYTES: usize = 64 << 10;
@@ -24,7 +24,7 @@ pub(super) struct NewCall {
     unread: std::vec::IntoIter<Asked>,
     n_read: usize,
     pub(super) prompts: Prompts,
-    pub(super) checked: Checked,
+    pub(super) checked: CheckedParams,
     pub(super) arrivals: VecDeque<Arrival>,
 }
 
@@ -43,16 +43,16 @@ pub(super) struct Arrival {
     pub(super) request: GenerateRequest,
     pub(super) sink: EventSink,
     pub(super) cancel: CancelFlag,
-    pub(super) prompt: usize,
+    pub(super) prompt_index: usize,
 }
 
-pub(super) type Encoded = Result<Prepared, RequestError>;
+pub(super) type EncodeResult = Result<PreparedPrompt, RequestError>;
 
 pub(super) enum PromptState {
     /// Encoded on the Tokenizer's thread when the first of its requests is submitted.
-    NotEncoded(Weighed),
+    NotEncoded(WeightedPrompt),
     Waiting,
-    Encoded(Encoded),
+    Encoded(EncodeResult),
 }
 
 /// The table of the last list of stop strings. Most requests of a call have the same list.
@@ -69,7 +69,7 @@ impl NewCall {
             unread: asked.into_iter(),
             n_read: 0,
             prompts,
-            checked: Checked::default(),
+            checked: CheckedParams::default(),
         }
     }
 
@@ -101,7 +101,7 @@ impl Call {
 
     pub(super) fn can_submit(&self) -> bool {
         let next = self.arrivals.front();
-        next.is_some_and(|next| !matches!(self.prompts[next.prompt], PromptState::Waiting))
+        next.is_some_and(|next| !matches!(self.prompts[next.prompt_index], PromptState::Waiting))
     }
 
     /// The next request, with its prompt encoded; `None` if the prompt waits in a lane, or if no request is left.
@@ -114,7 +114,7 @@ impl Call {
             return None;
         }
         let arrival = self.arrivals.pop_front()?;
-        let state = &mut self.prompts[arrival.prompt];
+        let state = &mut self.prompts[arrival.prompt_index];
         if let PromptState::NotEncoded(weighed) = state
             && !arrival.cancel.is_raised()
         {
@@ -128,8 +128,8 @@ impl Call {
         Some(arrival)
     }
 
-    fn encoded(&self, arrival: &Arrival) -> Encoded {
-        match &self.prompts[arrival.prompt] {
+    fn encoded(&self, arrival: &Arrival) -> EncodeResult {
+        match &self.prompts[arrival.prompt_index] {
             PromptState::Encoded(encoded) => encoded.clone(),
             PromptState::NotEncoded(_) | PromptState::Waiting => Err(cancelled()),
         }
@@ -158,10 +158,10 @@ impl Call {
         &mut self,
         arrival: &mut Arrival,
         settings: &TokenizerSettings,
-    ) -> Result<(Prepared, SamplingParams), RequestError> {
+    ) -> Result<(PreparedPrompt, SamplingParams), RequestError> {
         let mut prepared = self.encoded(arrival)?;
         let next = self.arrivals.front();
-        if next.is_some_and(|next| next.prompt == arrival.prompt) {
+        if next.is_some_and(|next| next.prompt_index == arrival.prompt_index) {
             prepared.anchor_end();
         }
         if prepared.prompt_embeds.is_some() {
@@ -181,7 +181,7 @@ impl Call {
 
 impl Arrival {
     /// Drops the request's reference to its prompt, because the call has the prompt.
-    pub(super) fn new(asked: Asked, prompt: usize) -> Self {
+    pub(super) fn new(asked: Asked, prompt_index: usize) -> Self {
         let Asked {
             mut request,
             sink,
@@ -192,7 +192,7 @@ impl Arrival {
             request,
             sink,
             cancel,
-            prompt,
+            prompt_index,
         }
     }
 }

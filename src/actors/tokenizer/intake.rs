@@ -13,7 +13,7 @@ use actix::{ActorFuture, ActorFutureExt, AsyncContext, Context, WrapFuture};
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
-use crate::call::Weighed;
+use crate::call::WeightedPrompt;
 use crate::messages::{Generate, Submit};
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::{IntakeId, RequestId};
@@ -23,11 +23,11 @@ use souffleur_state::sampling::SamplingParams;
 use souffleur_state::scheduler::submission::Submission;
 
 use super::Tokenizer;
-use super::call::{Arrival, Call, Encoded, NewCall, PromptState, cancelled};
+use super::call::{Arrival, Call, EncodeResult, NewCall, PromptState, cancelled};
 use super::inline::InlineBudget;
 use super::lanes::{CallId, Job, Lanes, Turn};
 use super::live::{ActiveRequest, AnswerOptions};
-use super::prepare::{self, Prepared};
+use super::prepare::{self, PreparedPrompt};
 
 /// Time that the Tokenizer works on the intake before it returns to its mailbox.
 const SLICE: Duration = Duration::from_millis(1);
@@ -91,7 +91,7 @@ impl Intake {
     }
 
     /// Puts a call back, and queues it if its next request can be submitted.
-    fn keep(&mut self, id: CallId, mut call: Call) {
+    fn put_back(&mut self, id: CallId, mut call: Call) {
         call.is_queued = call.can_submit();
         if call.is_queued {
             self.ready.push_back(id);
@@ -112,7 +112,7 @@ impl Tokenizer {
         }
     }
 
-    /// Opens calls and submits requests until all wait or the slice is over. Returns whether the slice is over.
+    /// Reads calls and submits requests until all calls wait or the slice is over. Returns whether the slice is over.
     fn work(&mut self, ctx: &mut Context<Self>) -> bool {
         let began = Instant::now();
         let is_over = || began.elapsed() >= SLICE;
@@ -172,7 +172,7 @@ impl Tokenizer {
         if arrivals.is_empty() {
             return;
         }
-        self.intake.keep(id, Call::new(arrivals, prompts));
+        self.intake.put_back(id, Call::new(arrivals, prompts));
         self.run_lanes(ctx);
     }
 
@@ -180,7 +180,7 @@ impl Tokenizer {
     fn place(
         &mut self,
         id: CallId,
-        prompts: Vec<Weighed>,
+        prompts: Vec<WeightedPrompt>,
         arrivals: &VecDeque<Arrival>,
     ) -> Vec<PromptState> {
         let texts = prompts.iter().filter(|prompt| prepare::is_text(prompt));
@@ -188,10 +188,10 @@ impl Tokenizer {
         let is_inline = call_bytes == 0 || self.intake.inline.take(call_bytes);
         let mut cancels: Vec<Vec<CancelFlag>> = vec![Vec::new(); prompts.len()];
         for arrival in arrivals {
-            cancels[arrival.prompt].push(arrival.cancel.clone());
+            cancels[arrival.prompt_index].push(arrival.cancel.clone());
         }
         let places = prompts.into_iter().zip(cancels).enumerate();
-        let place = |(index, (weighed, cancels)): (usize, (Weighed, Vec<CancelFlag>))| {
+        let place = |(index, (weighed, cancels)): (usize, (WeightedPrompt, Vec<CancelFlag>))| {
             let oversized = prepare::refuse_oversized(&weighed.prompt, &self.settings).err();
             if let Some(error) = oversized {
                 free(weighed);
@@ -240,7 +240,7 @@ impl Tokenizer {
                     prepare::prepare(prompt, form, &settings, &grammars, &is_cancelled)
                 }
             };
-            let encode_all = move || jobs.into_iter().map(encode).collect::<Vec<Encoded>>();
+            let encode_all = move || jobs.into_iter().map(encode).collect::<Vec<EncodeResult>>();
             let encoded = actix_rt::task::spawn_blocking(encode_all);
             let encoded = encoded
                 .into_actor(self)
@@ -262,7 +262,7 @@ impl Tokenizer {
         }
     }
 
-    fn take_encoded(&mut self, id: CallId, encoded: impl Iterator<Item = (usize, Encoded)>) {
+    fn take_encoded(&mut self, id: CallId, encoded: impl Iterator<Item = (usize, EncodeResult)>) {
         let Some(call) = self.intake.calls.get_mut(&id) else {
             return;
         };
@@ -290,7 +290,7 @@ impl Tokenizer {
             }
         }
         if !call.arrivals.is_empty() {
-            self.intake.keep(id, call);
+            self.intake.put_back(id, call);
         }
     }
 
@@ -330,7 +330,7 @@ impl Tokenizer {
     fn submit(
         &mut self,
         arrival: Arrival,
-        prepared: Prepared,
+        prepared: PreparedPrompt,
         sampling: SamplingParams,
         options: AnswerOptions,
     ) {
@@ -421,7 +421,7 @@ fn opening(
 }
 
 /// Frees a prompt, a large one on another thread: streams should not wait while millions of JSON values are freed.
-fn free(weighed: Weighed) {
+fn free(weighed: WeightedPrompt) {
     if weighed.weight > MAX_FREED_INLINE {
         drop(actix_rt::task::spawn_blocking(move || drop(weighed)));
     }

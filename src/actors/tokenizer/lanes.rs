@@ -18,7 +18,6 @@ const N_LANES: usize = GRAMMAR_LANES.end;
 /// Short prompts of a call share a turn up to this weight: a turn itself costs some ten microseconds.
 const TURN_BYTES: usize = 32 << 10;
 
-/// Identifies a call in the Tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CallId(pub(super) u64);
 
@@ -86,7 +85,7 @@ impl Lanes {
         self.0[lane].add(call, job);
     }
 
-    /// The lane of these with the fewest running and waiting jobs.
+    /// Of these lanes, the one with the fewest running and waiting jobs.
     fn least_busy(&self, lanes: std::ops::Range<usize>) -> usize {
         let jobs = |lane: &Lane| {
             let waiting: usize = lane.flows.iter().map(|flow| flow.jobs.len()).sum();

@@ -346,6 +346,7 @@ impl ActiveRequest {
 /// The end of an output inside a batch of tokens, at a stop string or after its only allowed tool call.
 struct Stop {
     kept: usize,
+    /// Number of kept tokens of the batch.
     kept_now: usize,
     reason: FinishReason,
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::call::{OutputForm, Weighed};
+use crate::call::{OutputForm, WeightedPrompt};
 use souffleur_base::error::{FieldError, PromptTokens, RequestError};
 use souffleur_grammar::{AnswerFrame, CompileNotes, GrammarWish, ReasoningGate};
 use souffleur_metrics::{GrammarEnd, GrammarMetrics};
@@ -16,8 +16,8 @@ use souffleur_state::sampling::SamplingParams;
 use super::TokenizerSettings;
 use super::logprob_checks::{check_entries, check_wish};
 
-/// Upper bound of the ratio by which a normalizer shortens a text: NFC composes at most three characters of three bytes
-/// into one.
+/// A normalizer shortens a text by less than this factor: NFC composes at most three characters of three bytes into
+/// one.
 const MAX_NORMALIZER_SHRINK: usize = 4;
 
 /// Refuses a prompt that is certainly too long, before time and memory are spent on it. A text whose tokens can be
@@ -50,17 +50,18 @@ pub(super) fn refuse_oversized(
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Prepared {
+pub(super) struct PreparedPrompt {
     pub(super) tokens: Arc<[u32]>,
     /// The prompt embeddings (`input_embeds`), if the prompt has no token ids: `tokens` are then placeholders.
     pub(super) prompt_embeds: Option<Arc<PromptVectors>>,
+    /// Positions at which other prompts are likely to diverge, so that recurrent states are saved there.
     pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
     /// The part of the answer (reasoning, content) in which the outputs start.
     pub(super) start: OutputStart,
 }
 
-impl Prepared {
+impl PreparedPrompt {
     /// Adds the anchor `len + 1`, which requests a state before the last token, so that another output of the prompt
     /// computes only that token. Prompts without anchors save this state anyway.
     pub(super) fn anchor_end(&mut self) {
@@ -77,7 +78,7 @@ pub(super) fn prepare(
     settings: &TokenizerSettings,
     metrics: &GrammarMetrics,
     is_cancelled: &dyn Fn() -> bool,
-) -> Result<Prepared, RequestError> {
+) -> Result<PreparedPrompt, RequestError> {
     let text = settings.text.as_deref();
     let tokenizer = || {
         text.ok_or_else(|| {
@@ -96,9 +97,9 @@ pub(super) fn prepare(
         }
         Prompt::Text(text) => {
             let tokenizer = tokenizer()?;
-            let beyond =
+            let over_limit =
                 tokenizer.count_prompt_above(&text, settings.limits.max_prompt_tokens())?;
-            refuse_too_long(beyond, settings)?;
+            refuse_too_long(over_limit, settings)?;
             tokenizer.encode(&text)?.into()
         }
         Prompt::Chat(chat) => {
@@ -106,9 +107,9 @@ pub(super) fn prepare(
             let rendered = render(tokenizer, &chat)?;
             prompt_end = PromptEnd::after(&rendered, &chat, settings);
             replies = replies_since_user(&chat);
-            let beyond =
+            let over_limit =
                 tokenizer.count_chat_above(&rendered, settings.limits.max_prompt_tokens())?;
-            refuse_too_long(beyond, settings)?;
+            refuse_too_long(over_limit, settings)?;
             encode_chat(tokenizer, &chat, &rendered)?.into()
         }
     };
@@ -121,7 +122,7 @@ pub(super) fn prepare(
         None
     };
     let turns = settings.turns.as_ref().filter(|_| is_chat);
-    Ok(Prepared {
+    Ok(PreparedPrompt {
         anchors: turns.map_or_else(Arc::default, |turns| turns.anchors(&tokens, replies).into()),
         tokens,
         prompt_embeds: given_embeds,
@@ -215,7 +216,7 @@ fn compile(
         Ok(None) => return compiled,
         Ok(Some(_)) if notes.is_cached => GrammarEnd::Cached,
         Ok(Some(_)) => GrammarEnd::Compiled,
-        Err(_) if notes.is_late => GrammarEnd::Late,
+        Err(_) if notes.is_late => GrammarEnd::TimedOut,
         Err(_) => GrammarEnd::Aborted,
     };
     metrics.ended(end, began.elapsed());
@@ -277,11 +278,11 @@ impl PromptEnd {
 /// Refuses a text that was counted as too long, without encoding it: that takes about a hundred times its size in
 /// memory.
 fn refuse_too_long(
-    beyond: Option<PromptTokens>,
+    over_limit: Option<PromptTokens>,
     settings: &TokenizerSettings,
 ) -> Result<(), RequestError> {
     let limit_tokens = settings.limits.max_prompt_tokens();
-    match beyond {
+    match over_limit {
         None => Ok(()),
         Some(prompt_tokens) => Err(RequestError::PromptTooLong {
             prompt_tokens,
@@ -340,9 +341,9 @@ fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
 
 /// The last parameters of a call that passed the checks. Most requests of a call share their lists.
 #[derive(Default)]
-pub(super) struct Checked(Option<SamplingParams>);
+pub(super) struct CheckedParams(Option<SamplingParams>);
 
-impl Checked {
+impl CheckedParams {
     /// Checks a request's namespace and parameters, and shared lists only the first time.
     pub(super) fn check(
         &mut self,
@@ -438,7 +439,7 @@ pub(super) fn no_embeddings() -> RequestError {
 }
 
 /// True if a prompt is text: token ids and embeddings need no encoding.
-pub(super) fn is_text(weighed: &Weighed) -> bool {
+pub(super) fn is_text(weighed: &WeightedPrompt) -> bool {
     matches!(weighed.prompt, Prompt::Text(_) | Prompt::Chat(_))
 }
 

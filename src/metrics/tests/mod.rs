@@ -47,7 +47,7 @@ fn exercise_all() {
     store.fetched(2, Some("deadline"));
     store.written();
     store.not_written("no_space");
-    store.holds(4096);
+    store.set_disk_bytes(4096);
     exercise_kv_events();
     let gpu = GpuMetrics::register(0);
     gpu.busy(true, 5e-3);
@@ -86,7 +86,7 @@ fn exercise_grammars(grammars: &GrammarMetrics) {
         GrammarEnd::Cached,
         GrammarEnd::Compiled,
         GrammarEnd::Aborted,
-        GrammarEnd::Late,
+        GrammarEnd::TimedOut,
     ] {
         grammars.ended(end, Duration::from_millis(15));
     }

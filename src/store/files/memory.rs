@@ -16,7 +16,7 @@ struct Disk {
     advised: Vec<(Range<u64>, Advice)>,
     n_changes: usize,
     /// The number of the change during which the machine crashes: half of the change's bytes are written.
-    dies_at: Option<usize>,
+    crashes_at: Option<usize>,
     /// The size of the disk in bytes; `None` if unlimited.
     capacity: Option<u64>,
     can_punch: bool,
@@ -68,7 +68,7 @@ impl MemoryFiles {
         });
     }
 
-    /// The machine after a power cut: of the journalled writes, only those for which `reached_disk` is true.
+    /// The machine after a power cut, with only those journalled writes for which `reached_disk` returns true.
     pub fn restarted_losing(&self, mut reached_disk: impl FnMut() -> bool) -> Self {
         let after = self.restarted();
         let disk = self.disk();
@@ -88,8 +88,8 @@ impl MemoryFiles {
         after
     }
 
-    pub fn die_at(&self, change: usize) {
-        self.disk().dies_at = Some(change);
+    pub fn crash_at(&self, change: usize) {
+        self.disk().crashes_at = Some(change);
     }
 
     pub fn changes(&self) -> usize {
@@ -140,17 +140,17 @@ impl MemoryFiles {
 impl Disk {
     /// Counts a change of `bytes` bytes, and returns how many of the bytes are changed.
     fn begin(&mut self, bytes: usize) -> io::Result<usize> {
-        let dies_at = self.dies_at.unwrap_or(usize::MAX);
+        let crashes_at = self.crashes_at.unwrap_or(usize::MAX);
         self.n_changes += 1;
-        match self.n_changes.cmp(&dies_at) {
+        match self.n_changes.cmp(&crashes_at) {
             std::cmp::Ordering::Less => Ok(bytes),
             std::cmp::Ordering::Equal => Ok(bytes / 2),
             std::cmp::Ordering::Greater => Err(ErrorKind::BrokenPipe.into()),
         }
     }
 
-    fn is_dying(&self) -> bool {
-        self.dies_at.is_some_and(|at| self.n_changes >= at)
+    fn has_crashed(&self) -> bool {
+        self.crashes_at.is_some_and(|at| self.n_changes >= at)
     }
 
     fn write(&mut self, path: &Path, bytes: &[u8], offset: usize) -> io::Result<()> {
@@ -173,7 +173,7 @@ impl Disk {
                 .writes
                 .push((path.to_owned(), offset, bytes.to_vec()));
         }
-        if self.is_dying() {
+        if self.has_crashed() {
             Err(ErrorKind::BrokenPipe.into())
         } else {
             Ok(())
@@ -189,7 +189,7 @@ impl Files for MemoryFiles {
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn DataFile>> {
         let mut disk = self.disk();
-        if disk.is_dying() {
+        if disk.has_crashed() {
             return Err(ErrorKind::BrokenPipe.into());
         }
         disk.files.entry(path.to_owned()).or_default();
@@ -213,7 +213,7 @@ impl Files for MemoryFiles {
         let mut disk = self.disk();
         // All or nothing: a crash happens before the rename.
         disk.begin(0)?;
-        if disk.is_dying() {
+        if disk.has_crashed() {
             return Err(ErrorKind::BrokenPipe.into());
         }
         if disk
@@ -253,7 +253,7 @@ impl Files for MemoryFiles {
     fn remove_file(&self, path: &Path) -> io::Result<()> {
         let mut disk = self.disk();
         disk.begin(0)?;
-        if !disk.is_dying() {
+        if !disk.has_crashed() {
             disk.files.remove(path);
         }
         Ok(())
@@ -320,7 +320,7 @@ impl DataFile for MemoryFile {
     fn set_len(&self, bytes: u64) -> io::Result<()> {
         let mut disk = self.disk.disk();
         disk.begin(0)?;
-        if !disk.is_dying() {
+        if !disk.has_crashed() {
             let file = disk.files.entry(self.path.clone()).or_default();
             file.resize(bytes as usize, 0);
         }

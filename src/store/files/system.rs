@@ -157,9 +157,9 @@ struct SystemFile {
 impl SystemFile {
     /// The handle for direct I/O, if the bytes are aligned to disk blocks, in memory and in the file.
     fn past_cache_for(&self, bytes: &[u8], offset: u64) -> Option<&File> {
-        let is_whole = [bytes.as_ptr() as u64, bytes.len() as u64, offset];
-        let is_whole = is_whole.iter().all(|n| n.is_multiple_of(ALIGN as u64));
-        self.past_cache.as_ref().filter(|_| is_whole)
+        let numbers = [bytes.as_ptr() as u64, bytes.len() as u64, offset];
+        let is_aligned = numbers.iter().all(|n| n.is_multiple_of(ALIGN as u64));
+        self.past_cache.as_ref().filter(|_| is_aligned)
     }
 }
 

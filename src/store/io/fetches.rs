@@ -21,18 +21,18 @@ const AHEAD_BYTES: usize = 64 << 20;
 /// Bytes to read between two polls of the requests, but at least one block: a slow disk takes 0.2 s.
 const POLL_BYTES: usize = 32 << 20;
 
-/// How often per timeout a fetch is checked for whether it will meet its deadline.
+/// Number of checks during a fetch's timeout: a fetch that will miss its deadline ends early.
 const CHECKS_PER_TIMEOUT: u32 = 8;
 
-pub(super) struct Pending {
+pub(super) struct PendingFetch {
     pub fetch: Fetch,
     requested: Instant,
     pub deadline: Instant,
     /// `None` while the fetch waits for buffers.
-    begun: Option<Begun>,
+    begun: Option<FetchProgress>,
 }
 
-struct Begun {
+struct FetchProgress {
     /// When the fetch took its buffers.
     at: Instant,
     /// The end of the blocks to fetch.
@@ -64,7 +64,7 @@ struct Available {
 impl Worker<'_> {
     pub(super) fn begin_fetch(&mut self, fetch: Fetch) {
         let requested = Instant::now();
-        let pending = Pending {
+        let pending = PendingFetch {
             deadline: requested + fetch.timeout,
             fetch,
             requested,
@@ -80,7 +80,7 @@ impl Worker<'_> {
     /// Reads some records, or ends a fetch. False if there is nothing to do for now.
     pub(super) fn fetch_some(&mut self) -> bool {
         let now = Instant::now();
-        let is_late = |pending: &Pending| pending.deadline <= now;
+        let is_late = |pending: &PendingFetch| pending.deadline <= now;
         if let Some(at) = self.fetches.iter().position(is_late) {
             if let Some(pending) = self.fetches.remove(at) {
                 self.end(pending, Some(Short::Deadline));
@@ -101,7 +101,7 @@ impl Worker<'_> {
         true
     }
 
-    fn advance(&mut self, pending: &mut Pending, now: Instant) -> Step {
+    fn advance(&mut self, pending: &mut PendingFetch, now: Instant) -> Step {
         let fetch = &pending.fetch;
         let begun = match &mut pending.begun {
             Some(begun) => begun,
@@ -153,7 +153,7 @@ impl Worker<'_> {
     }
 
     /// Advises the kernel to read ahead the blocks that are read now, up to `end`, and the blocks after them.
-    fn read_ahead(&mut self, fetch: &Fetch, begun: &mut Begun, end: usize) {
+    fn read_ahead(&mut self, fetch: &Fetch, begun: &mut FetchProgress, end: usize) {
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
         let until = end.saturating_add((AHEAD_BYTES / block_bytes).max(1));
         let until = until.min(begun.end);
@@ -165,7 +165,7 @@ impl Worker<'_> {
     }
 
     /// Decides how many blocks to fetch, and takes the window and state buffers that the last block needs.
-    fn begin(&mut self, fetch: &Fetch) -> Result<Begun, Step> {
+    fn begin(&mut self, fetch: &Fetch) -> Result<FetchProgress, Step> {
         let geometry = self.tier.geometry();
         let (needs, block_tokens) = (geometry.needs, geometry.block_tokens);
         let path = &fetch.path;
@@ -203,7 +203,7 @@ impl Worker<'_> {
         } else {
             (end < fetch.blocks.end).then_some(Short::Evicted)
         };
-        Ok(Begun {
+        Ok(FetchProgress {
             at: Instant::now(),
             end,
             short,
@@ -270,8 +270,8 @@ impl Worker<'_> {
     }
 
     /// Ends a fetch. The answer has the read blocks after which a sequence can resume; none if the fetch was cancelled.
-    pub(super) fn end(&mut self, pending: Pending, mut short: Option<Short>) {
-        let Pending { fetch, begun, .. } = pending;
+    pub(super) fn end(&mut self, pending: PendingFetch, mut short: Option<Short>) {
+        let PendingFetch { fetch, begun, .. } = pending;
         let is_cancelled = short == Some(Short::Cancelled);
         let begun = begun.filter(|_| !is_cancelled);
         let loaded = begun.and_then(|begun| self.finish(&fetch, begun, &mut short));
@@ -303,7 +303,7 @@ impl Worker<'_> {
     fn finish(
         &mut self,
         fetch: &Fetch,
-        mut begun: Begun,
+        mut begun: FetchProgress,
         short: &mut Option<Short>,
     ) -> Option<Loaded> {
         let geometry = self.tier.geometry();
@@ -332,12 +332,12 @@ impl Worker<'_> {
         }
     }
 
-    fn ready(&mut self, fetch: &Fetch, begun: Begun, blocks: Range<usize>) -> Loaded {
+    fn ready(&mut self, fetch: &Fetch, begun: FetchProgress, blocks: Range<usize>) -> Loaded {
         let used = blocks.end - begun.window.len().max(1)..blocks.end;
         for place in &fetch.path[used] {
             self.tier.touch(place.key);
         }
-        let Begun {
+        let FetchProgress {
             mut kv,
             mut window,
             mut state,

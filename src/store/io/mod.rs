@@ -15,12 +15,12 @@ use crate::files::Files;
 use crate::folder::Folder;
 use crate::pace::{Pace, Stopwatch};
 use crate::segments::WriteMode;
-use crate::tier::{DiskTier, TierSetup, Writing};
+use crate::tier::{DiskTier, PartialWrite, TierSetup};
 use crate::{
     Answer, BlockKey, BlockKind, BlockPlace, BlockPools, Commit, DRAIN_TIMEOUT, Fetch, Find,
     FingerprintParts, HostBlock, Identify, Outcome, Shared, Short, Sink, StoreError, TierState,
 };
-use fetches::Pending;
+use fetches::PendingFetch;
 use souffleur_base::ids::Ticket;
 use souffleur_state::tiers::CostModel;
 
@@ -117,7 +117,7 @@ fn serve(startup: Startup, channels: &Channels) -> Result<(), String> {
     let mut worker = Worker {
         tier,
         channels,
-        pace: Pace::new(write_share, pools.beat().clone()),
+        pace: Pace::new(write_share, pools.activity().clone()),
         paused_until: None,
         pools,
         shared,
@@ -162,7 +162,7 @@ struct Worker<'a> {
     pools: BlockPools,
     shared: Arc<Shared>,
     /// In order of arrival; the first one is served.
-    fetches: VecDeque<Pending>,
+    fetches: VecDeque<PendingFetch>,
     writing: Option<OngoingWrite>,
     pace: Pace,
     /// Nothing is written before this time.
@@ -173,7 +173,7 @@ struct Worker<'a> {
 struct OngoingWrite {
     ticket: Ticket,
     block: HostBlock,
-    writing: Writing,
+    writing: PartialWrite,
 }
 
 impl Worker<'_> {
@@ -273,8 +273,8 @@ impl Worker<'_> {
             }
         };
         let blocks = index.usable(&path, path.len(), &needs, block_tokens);
-        let ends_prefix = |_: &BlockPlace| blocks == path.len();
-        let miss = next.filter(ends_prefix);
+        let is_all_usable = |_: &BlockPlace| blocks == path.len();
+        let miss = next.filter(is_all_usable);
         let miss = miss.and_then(|place| self.tier.dropped.why(place.key));
         let n_new = blocks.saturating_sub(find.from);
         let n_windows = needs.window_blocks(blocks, block_tokens).len();

@@ -9,8 +9,8 @@ fn requests_are_refused_before_the_fingerprint_is_known() {
     let mut world = World::dense(4);
     let place = world.path(0, 1)[0];
     assert!(world.store.take().is_some_and(Store::shut_down));
-    let (known, wait) = unbounded::<Result<FingerprintParts, String>>();
-    world.start_with(Box::new(move |_| wait.recv().expect("the test sends")));
+    let (sender, receiver) = unbounded::<Result<FingerprintParts, String>>();
+    world.start_with(Box::new(move |_| receiver.recv().expect("the test sends")));
     let identifying = world.answer();
     assert!(matches!(identifying, Answer::State(TierState::Identifying)));
     let commit = Commit {
@@ -22,7 +22,7 @@ fn requests_are_refused_before_the_fingerprint_is_known() {
     assert_eq!(world.store().touch(place.key), Err(Refusal::NotServing));
     assert_eq!(world.store().stats().refused_not_serving, 2);
     assert_eq!(world.counts(BlockKind::Kv).free, 4);
-    known
+    sender
         .send(Err("the weights are gone".to_owned()))
         .expect("the store thread waits");
     match world.answer() {

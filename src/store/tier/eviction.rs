@@ -37,7 +37,7 @@ impl DiskTier {
         };
         // Marks the block as used, so that other records are evicted first.
         self.index.touch(needed);
-        let bytes = self.segments[kind.index()].size().slot();
+        let bytes = self.segments[kind.index()].size().slot_bytes();
         if self.bytes() + bytes > self.limit() && self.written_since_scan >= SCAN_BYTES {
             self.scan_other_folders();
             self.shrink();

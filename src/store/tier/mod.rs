@@ -23,7 +23,7 @@ use crate::{Geometry, Outcome, Shared, StoreError};
 pub(crate) use reading::AT_ONCE;
 use souffleur_state::cache::prefix_history::StoredMiss;
 use souffleur_state::tiers::{BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, StoredBlock};
-pub(crate) use writing::Writing;
+pub(crate) use writing::PartialWrite;
 
 /// Bytes written between two syncs.
 const SYNC_BYTES: u64 = 64 << 20;
@@ -41,13 +41,13 @@ pub(super) struct TierSetup {
 }
 
 impl TierSetup {
-    /// Checks that the model has KV blocks, and that one record of each kind fits on the disk.
+    /// Checks that the model has KV blocks, and that the disk bound allows one record of each kind.
     pub fn check(&self) -> Result<(), StoreError> {
         if self.geometry.payload_bytes(BlockKind::Kv) == 0 {
             return Err(StoreError::NoBlocks);
         }
         for kind in self.geometry.kinds() {
-            let record_bytes = RecordSize::new(&self.geometry, kind).slot();
+            let record_bytes = RecordSize::new(&self.geometry, kind).slot_bytes();
             if record_bytes > self.disk_bytes {
                 return Err(StoreError::DiskBytes {
                     disk_bytes: self.disk_bytes,

@@ -12,7 +12,7 @@ const PART_BYTES: usize = 256 << 10;
 /// Least bytes of a part in direct writes, which need no CPU cache: a disk is faster with few long writes.
 const PART_PAST_CACHE_BYTES: usize = 1 << 20;
 
-pub(crate) struct Writing {
+pub(crate) struct PartialWrite {
     place: BlockPlace,
     kind: BlockKind,
     slot: u64,
@@ -32,7 +32,7 @@ impl DiskTier {
         place: &BlockPlace,
         kind: BlockKind,
         now: Instant,
-    ) -> Result<Writing, Outcome> {
+    ) -> Result<PartialWrite, Outcome> {
         match self.index.check(place, kind) {
             Stored::New => (),
             Stored::Known => {
@@ -45,7 +45,7 @@ impl DiskTier {
             return Err(Outcome::NoSpace);
         }
         let slot = self.take_slot(place, kind).ok_or(Outcome::NoSpace)?;
-        Ok(Writing {
+        Ok(PartialWrite {
             place: *place,
             kind,
             slot,
@@ -57,7 +57,7 @@ impl DiskTier {
     /// Writes the next part of a block; after the last part, the header. Returns the outcome once the block is done.
     pub fn write_more(
         &mut self,
-        writing: &mut Writing,
+        writing: &mut PartialWrite,
         (block, mode): (&HostBlock, WriteMode),
         now: Instant,
     ) -> Option<Outcome> {
@@ -87,7 +87,7 @@ impl DiskTier {
     /// Writes the next part. True if the block is complete, with its header.
     fn write_part(
         &mut self,
-        writing: &mut Writing,
+        writing: &mut PartialWrite,
         (block, mode): (&HostBlock, WriteMode),
     ) -> std::io::Result<bool> {
         let files = &*self.files;
@@ -123,12 +123,12 @@ impl DiskTier {
     }
 
     /// Inserts a written block into the index, unless its predecessor was evicted meanwhile.
-    fn end_write(&mut self, writing: &Writing, block: &HostBlock) -> Outcome {
-        let Writing {
+    fn end_write(&mut self, writing: &PartialWrite, block: &HostBlock) -> Outcome {
+        let PartialWrite {
             place, kind, slot, ..
         } = writing;
         let segments = &mut self.segments[kind.index()];
-        let bytes = segments.size().slot();
+        let bytes = segments.size().slot_bytes();
         let outcome = match self.index.insert(*place, *kind, *slot) {
             Stored::New => Outcome::Written,
             Stored::Known => Outcome::Known,

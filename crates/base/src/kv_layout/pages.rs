@@ -52,10 +52,7 @@ impl KvDtype {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Values {
     /// `dim` elements in addition to the key.
-    Own {
-        /// Elements of a value.
-        dim: usize,
-    },
+    Own { dim: usize },
     /// The first `dim` elements of the key itself: latent attention stores one vector for both.
     InKeys {
         /// At most `key_dim`.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use queues::QueuePolicy;
 
-/// Times are readings of the tree's logical clock.
+/// The use of a node. Times are readings of the tree's logical clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeUse {
     /// When a match or an insert last passed through the node.
@@ -136,7 +136,7 @@ const POLICIES: &[EvictionPolicy] = &[
         "tlru",
         KeyTrend::Grows,
         &|n: &NodeUse, p: &EvictionParameters| {
-            (-i64::from(is_beyond_budget(n, p)), time(n.last_access))
+            (-i64::from(is_dispensable(n, p)), time(n.last_access))
         },
     ),
     EvictionPolicy::with_queues("s3fifo", || Box::<s3fifo::S3Fifo>::default()),
@@ -144,7 +144,7 @@ const POLICIES: &[EvictionPolicy] = &[
 
 /// Tail-optimised LRU (Zhang et al. 2025, arXiv:2510.15152): true if a conversation's next turn would have at most
 /// `threshold` tokens to compute without the node.
-fn is_beyond_budget(node: &NodeUse, parameters: &EvictionParameters) -> bool {
+fn is_dispensable(node: &NodeUse, parameters: &EvictionParameters) -> bool {
     let next_turn = u64::from(node.history_tokens) + u64::from(parameters.next_prompt_estimate);
     let to_keep = next_turn.saturating_sub(u64::from(parameters.threshold));
     u64::from(node.start_tokens) >= to_keep
@@ -167,7 +167,7 @@ const fn time(reading: u64) -> i64 {
 }
 
 impl EvictionPolicy {
-    /// All names, separated by `|`, for the help of a flag.
+    /// All names, separated by `|`, for a flag's help text.
     pub const CHOICES: &str = match std::str::from_utf8(&choices::<{ choices_len() }>()) {
         Ok(choices) => choices,
         Err(_) => panic!("names are UTF-8"),
@@ -199,7 +199,7 @@ impl EvictionPolicy {
         POLICIES.iter().map(|policy| policy.name)
     }
 
-    /// The policy with other parameters; parameters of other policies have no effect.
+    /// The same policy with these parameters; those that it does not use have no effect.
     pub fn with_parameters(self, parameters: EvictionParameters) -> Self {
         Self { parameters, ..self }
     }

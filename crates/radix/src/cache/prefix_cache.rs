@@ -9,6 +9,7 @@ use crate::pool::pages::{NodeLock, PageRun, Pages, RowWindows, WindowPages, Wind
 use crate::pool::state_pool::{SaveReason, SavedState};
 use souffleur_base::ids::{PageId, StateSlot};
 
+/// The numbers of unsaved blocks and states that the cache should return, and a change to make first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveDemand {
     pub blocks: usize,
@@ -16,7 +17,7 @@ pub struct SaveDemand {
     pub account: SaveAccount,
 }
 
-/// A change of the cache's record of the blocks in the KV store, made before any block is taken.
+/// A change of the cache's record of the blocks in the KV store, made before the cache returns unsaved blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SaveAccount {
     #[default]
@@ -49,9 +50,9 @@ pub enum UnsavedPart {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SaveCounts {
-    /// Paths whose blocks have not been taken yet.
+    /// Paths whose blocks the cache has not returned yet.
     pub queued: usize,
-    /// Tokens that were evicted before they were taken, and tokens of paths that the full queue rejected.
+    /// Tokens that were evicted before they could be saved, and tokens of paths that the full queue rejected.
     pub dropped_tokens: u64,
 }
 
@@ -76,9 +77,9 @@ pub enum Thinning {
     Later,
     /// Of these, states that no row of the plan starts from. Used to free a slot for a row's private state.
     Any,
-    /// Of these, states at which no prompt of the plan has an anchor. Used to free a slot for a copy.
+    /// Of these, states where no prompt of the plan has an anchor (likely divergence). Used to free a slot for a copy.
     Unnamed,
-    /// Of these, only states of the grid.
+    /// Of these, only states on the grid, which long prefills save at regular distances.
     Grid,
 }
 

@@ -81,7 +81,6 @@ impl PagePool {
         }
     }
 
-    /// As [`PagePool::free`].
     pub fn free_evicted(&mut self, evicted: EvictedPages) {
         if self.page_size != PageSize::ONE {
             return self.free(evicted.into());

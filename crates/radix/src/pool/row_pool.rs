@@ -13,12 +13,12 @@ pub struct RowPool {
 
 impl RowPool {
     pub fn new(n_rows: u32) -> Self {
-        let n_slots = n_rows as usize + 1;
+        let n_entries = n_rows as usize + 1;
         let free = (1..=n_rows).rev().map(RowId::new).collect();
         Self {
             free,
-            generations: vec![0; n_slots],
-            held: vec![false; n_slots],
+            generations: vec![0; n_entries],
+            held: vec![false; n_entries],
         }
     }
 

@@ -59,7 +59,6 @@ impl WindowPool {
         self.0.total_pages()
     }
 
-    /// The free pages, next grant first.
     pub fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
         self.0.iter()
     }

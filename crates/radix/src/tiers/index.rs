@@ -22,6 +22,7 @@ pub struct StoredBlock {
     pub used: u64,
 }
 
+/// The result of inserting a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     New,
@@ -41,7 +42,7 @@ struct Record {
 struct Node {
     parent: BlockKey,
     block: u32,
-    /// Nodes that follow this one.
+    /// Number of nodes that follow this one.
     children: u32,
     /// By [`BlockKind::index`].
     records: [Option<Record>; 3],

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn the_least_recently_used_path_is_evicted_from_its_end() {
     let world = World::new(false, 0);
-    let bytes = 8 * world.slot(BlockKind::Kv);
+    let bytes = 8 * world.slot_bytes(BlockKind::Kv);
     let world = World::new(false, bytes + 96 * 40);
     let mut tier = world.open();
     let paths: Vec<Vec<BlockPlace>> = (0..4).map(|prompt| path(&tier, prompt, 3)).collect();
@@ -38,8 +38,8 @@ fn the_least_recently_used_path_is_evicted_from_its_end() {
 
 #[test]
 fn a_path_longer_than_the_disk_keeps_its_beginning() {
-    let slot = World::new(false, 0).slot(BlockKind::Kv);
-    let world = World::new(false, 4 * slot + 96 * 40);
+    let slot_bytes = World::new(false, 0).slot_bytes(BlockKind::Kv);
+    let world = World::new(false, 4 * slot_bytes + 96 * 40);
     let mut tier = world.open();
     let path = path(&tier, 0, 7);
     let saved: Vec<Outcome> = path
@@ -55,7 +55,10 @@ fn a_path_longer_than_the_disk_keeps_its_beginning() {
 #[test]
 fn states_and_blocks_evict_each_other() {
     let sizes = World::new(true, 0);
-    let (kv, state) = (sizes.slot(BlockKind::Kv), sizes.slot(BlockKind::State));
+    let (kv, state) = (
+        sizes.slot_bytes(BlockKind::Kv),
+        sizes.slot_bytes(BlockKind::State),
+    );
     assert!(kv < state && state < 3 * kv);
     for can_punch in [true, false] {
         let world = World::new(true, 6 * kv + 96 * 40);
@@ -94,7 +97,7 @@ fn a_smaller_bound_holds_from_the_start() {
         }
         let (tier, path) = world.filled(6);
         tier.close();
-        world.setup.disk_bytes = 3 * world.slot(BlockKind::Kv) + 96 * 40;
+        world.setup.disk_bytes = 3 * world.slot_bytes(BlockKind::Kv) + 96 * 40;
         let mut tier = world.open();
         let expected = if can_punch { 3 } else { 0 };
         assert_eq!(tier.index().prefix(&path), expected);
@@ -131,7 +134,7 @@ fn a_full_disk_stops_saves_but_not_loads() {
 #[test]
 fn folders_of_other_fingerprints_are_removed_before_records_and_by_age() {
     let world = World::new(false, PLENTY);
-    let slot = world.slot(BlockKind::Kv);
+    let slot_bytes = world.slot_bytes(BlockKind::Kv);
     let mut others = Vec::new();
     for (weights, time) in [("old", 1), ("older", 0), ("used", 0)] {
         let mut other = world.restarted(world.files.clone());
@@ -145,7 +148,7 @@ fn folders_of_other_fingerprints_are_removed_before_records_and_by_age() {
         others.push((folder, (weights == "used").then_some(tier)));
     }
     let mut world = world.restarted(world.files.clone());
-    world.setup.disk_bytes = 10 * slot;
+    world.setup.disk_bytes = 10 * slot_bytes;
     let mut tier = world.open();
     let there = |at: usize| {
         world

@@ -23,7 +23,8 @@ fn run_workload(world: &World, tier: &mut DiskTier) {
 #[test]
 fn a_crash_at_any_write_loses_no_indexed_record() {
     let sizes = World::new(true, 0);
-    let bytes = 10 * sizes.slot(BlockKind::Kv) + 2 * sizes.slot(BlockKind::State) + 96 * 100;
+    let bytes =
+        10 * sizes.slot_bytes(BlockKind::Kv) + 2 * sizes.slot_bytes(BlockKind::State) + 96 * 100;
     let begin = || {
         let world = World::new(true, bytes);
         drop(world.open());
@@ -38,7 +39,7 @@ fn a_crash_at_any_write_loses_no_indexed_record() {
     assert!(n_changes > 80, "{n_changes}");
     for change in 1..=n_changes {
         let world = begin();
-        world.files.die_at(world.files.changes() + change);
+        world.files.crash_at(world.files.changes() + change);
         let mut tier = match world.try_open() {
             Ok(tier) => tier,
             Err(_) => continue,

@@ -19,7 +19,7 @@ fn records_survive_a_restart_with_and_without_the_log() {
                 .remove_file(&world.files.path("index.log"))
                 .expect("the file exists");
         }
-        let (mut tier, is_scanned) = world.open_with();
+        let (mut tier, is_scanned) = world.open_recovered();
         assert_eq!(is_scanned, !with_log);
         assert_eq!(tier.index().prefix(&path), 5);
         let needs = world.setup.geometry.needs;
@@ -42,11 +42,11 @@ fn a_record_with_any_changed_bit_is_a_miss() {
     let segment = world.files.path("seg-kv");
     let whole = world.files.read(&segment, PLENTY).expect("the file exists");
     let log = world.files.path("index.log");
-    let slot = world.slot(BlockKind::Kv) as usize;
+    let slot_bytes = world.slot_bytes(BlockKind::Kv) as usize;
     // The last record is not padded.
-    assert_eq!(whole.len(), slot + 4096 + 196);
+    assert_eq!(whole.len(), slot_bytes + 4096 + 196);
     // Changes the second record: each byte of its header and payload.
-    for at in slot..whole.len() {
+    for at in slot_bytes..whole.len() {
         let bit = 1 << (at % 8);
         for with_log in [true, false] {
             let world = world.restarted(world.files.restarted());
@@ -56,7 +56,7 @@ fn a_record_with_any_changed_bit_is_a_miss() {
             }
             let mut tier = world.open();
             assert_eq!(world.load(&mut tier, &path[0]), Ok(()));
-            let expected = if with_log || at >= slot + 4096 {
+            let expected = if with_log || at >= slot_bytes + 4096 {
                 Short::Damaged
             } else {
                 Short::Evicted
@@ -77,13 +77,13 @@ fn a_truncated_file_keeps_the_records_before_the_cut() {
     tier.close();
     let segment = world.files.path("seg-kv");
     let whole = world.files.read(&segment, PLENTY).expect("the file exists");
-    let slot = world.slot(BlockKind::Kv) as usize;
+    let slot_bytes = world.slot_bytes(BlockKind::Kv) as usize;
     for len in (0..whole.len()).step_by(61) {
         let world = world.restarted(world.files.restarted());
         world.files.change(&segment, |bytes| bytes.truncate(len));
         let mut tier = world.open();
         for (block, place) in path.iter().enumerate() {
-            let is_whole = len >= block * slot + 4096 + 196;
+            let is_whole = len >= block * slot_bytes + 4096 + 196;
             assert_eq!(
                 world.load(&mut tier, place).is_ok(),
                 is_whole,
@@ -98,12 +98,12 @@ fn swapped_slots_are_misses_with_the_log_and_hits_after_a_scan() {
     let world = World::new(false, PLENTY);
     let (tier, path) = world.filled(3);
     tier.close();
-    let slot = world.slot(BlockKind::Kv) as usize;
+    let slot_bytes = world.slot_bytes(BlockKind::Kv) as usize;
     let segment = world.files.path("seg-kv");
     world.files.change(&segment, |bytes| {
-        bytes.resize(3 * slot, 0);
-        let (first, second) = bytes.split_at_mut(slot);
-        first.swap_with_slice(&mut second[..slot]);
+        bytes.resize(3 * slot_bytes, 0);
+        let (first, second) = bytes.split_at_mut(slot_bytes);
+        first.swap_with_slice(&mut second[..slot_bytes]);
     });
     let again = world.restarted(world.files.restarted());
     let mut tier = world.open();
@@ -133,7 +133,7 @@ fn a_bad_log_costs_a_scan_and_nothing_else() {
     for damage in damages {
         let world = world.restarted(world.files.restarted());
         world.files.change(&log, damage);
-        let (mut tier, is_scanned) = world.open_with();
+        let (mut tier, is_scanned) = world.open_recovered();
         assert!(is_scanned);
         for place in &path {
             assert_eq!(world.load(&mut tier, place), Ok(()));

@@ -81,7 +81,7 @@ impl World {
     }
 
     /// Opens and recovers a tier. The flag is true if the recovery needed a scan.
-    fn open_with(&self) -> (DiskTier, bool) {
+    fn open_recovered(&self) -> (DiskTier, bool) {
         let mut tier = self.try_open().expect("the folder is free");
         let mut scan = tier.recover().expect("the disk can be read");
         let is_scanned = scan.is_some();
@@ -94,11 +94,11 @@ impl World {
     }
 
     fn open(&self) -> DiskTier {
-        self.open_with().0
+        self.open_recovered().0
     }
 
-    fn slot(&self, kind: BlockKind) -> u64 {
-        RecordSize::new(&self.setup.geometry, kind).slot()
+    fn slot_bytes(&self, kind: BlockKind) -> u64 {
+        RecordSize::new(&self.setup.geometry, kind).slot_bytes()
     }
 
     fn block(&self, kind: BlockKind) -> HostBlock {

@@ -58,7 +58,7 @@ fn parallel_reads_end_at_the_first_missing_or_damaged_record() {
         read(&world, &mut tier, &beyond[4..8]),
         (2, Some(Short::Evicted))
     );
-    let at = 2 * world.slot(BlockKind::Kv) as usize + 4096 + PLANE_BYTES + 5;
+    let at = 2 * world.slot_bytes(BlockKind::Kv) as usize + 4096 + PLANE_BYTES + 5;
     let segment = world.files.path("seg-kv");
     world.files.change(&segment, |bytes| bytes[at] ^= 1);
     assert_eq!(
@@ -110,5 +110,5 @@ fn a_block_whose_parent_is_evicted_during_the_write_is_dropped() {
     for place in &both {
         assert_eq!(world.save(&mut tier, place), Outcome::Written);
     }
-    assert_eq!(tier.bytes(), 2 * world.slot(BlockKind::Kv));
+    assert_eq!(tier.bytes(), 2 * world.slot_bytes(BlockKind::Kv));
 }

@@ -18,8 +18,8 @@ use crate::cache::prefix_history::PrefixHash;
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
-/// The small queue has 1/`SMALL_PART` of the evictable tokens.
-const SMALL_PART: usize = 10;
+/// The small queue should have 1/`SMALL_DIVISOR` of the evictable tokens.
+const SMALL_DIVISOR: usize = 10;
 /// The frequency has two bits.
 const MAX_FREQUENCY: u32 = 3;
 
@@ -38,7 +38,7 @@ impl QueuePolicy for S3Fifo {
     }
 
     fn next_queue(&self, tokens: &[usize]) -> usize {
-        if tokens[SMALL] >= (tokens[SMALL] + tokens[MAIN]).div_ceil(SMALL_PART) {
+        if tokens[SMALL] >= (tokens[SMALL] + tokens[MAIN]).div_ceil(SMALL_DIVISOR) {
             SMALL
         } else {
             MAIN
@@ -49,7 +49,7 @@ impl QueuePolicy for S3Fifo {
         match (leaf.queue, leaf.hits.min(MAX_FREQUENCY)) {
             (SMALL, 0 | 1) => {
                 let all = tokens[SMALL] + tokens[MAIN];
-                self.ghosts.add(leaf, all - all / SMALL_PART);
+                self.ghosts.add(leaf, all - all / SMALL_DIVISOR);
                 Scan::Evict
             }
             (SMALL, _) => Scan::Move {

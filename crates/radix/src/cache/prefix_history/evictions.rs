@@ -12,6 +12,7 @@ use souffleur_base::ids::StepId;
 #[derive(Debug)]
 pub(super) struct Evictions {
     page_size: PageSize,
+    /// Bounds each generation.
     max_pages: usize,
     young: Generation,
     old: Generation,
@@ -32,9 +33,9 @@ struct Eviction {
     at_s: f64,
 }
 
-/// The eviction of a part of a prompt that was once cached.
+/// The eviction of a part of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Found {
+pub(super) struct FoundEviction {
     /// The step that evicted the first missing page.
     pub(super) step: StepId,
     pub(super) at_s: f64,
@@ -55,8 +56,8 @@ impl Evictions {
         }
     }
 
-    /// Number of evicted pages; flushed pages are bounded separately.
-    pub(super) fn pages(&self) -> usize {
+    /// Number of evicted pages, without flushed ones.
+    pub(super) fn n_pages(&self) -> usize {
         self.young.pages.len() + self.old.pages.len()
     }
 
@@ -126,18 +127,18 @@ impl Evictions {
         namespace: &Namespace,
         tokens: &[u32],
         missing: usize,
-    ) -> Option<Found> {
-        if self.pages() + self.flushed.pages.len() == 0 {
+    ) -> Option<FoundEviction> {
+        if self.n_pages() + self.flushed.pages.len() == 0 {
             return None;
         }
         let mut hash = PrefixHash::empty(namespace).then(&tokens[..missing]);
-        let mut found: Option<Found> = None;
+        let mut found: Option<FoundEviction> = None;
         for page in tokens[missing..].chunks_exact(self.page_size.get()) {
             hash = hash.then(page);
             let Some((eviction, cause)) = self.last_of(hash) else {
                 break;
             };
-            let first = found.get_or_insert(Found {
+            let first = found.get_or_insert(FoundEviction {
                 step: eviction.step,
                 at_s: eviction.at_s,
                 until: missing,

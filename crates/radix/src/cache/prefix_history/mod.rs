@@ -39,7 +39,8 @@ pub const WINDOW_TOKENS: usize = 24;
 pub struct Departure {
     /// Tokens of the prefix that came from the cache.
     pub matched_tokens: usize,
-    /// Tokens of the prompt whose K/V is cached: more than `matched_tokens` if no state was kept to resume from.
+    /// Tokens of the prompt whose K/V is cached: more than `matched_tokens` if the state or the window pages to
+    /// resume from are missing.
     pub kv_tokens: usize,
     /// Why there is no state after `matched_tokens` and within `kv_tokens`.
     pub missing_state: Option<MissingState>,
@@ -56,7 +57,7 @@ pub struct Departure {
 impl Departure {
     /// Limits all counts to the prompt. Output tokens that a grammar forces at the start are computed and cached with
     /// the prompt, so the counts may exceed it.
-    fn of_prompt(self, prompt_tokens: usize) -> Self {
+    fn clamped_to(self, prompt_tokens: usize) -> Self {
         let matched_tokens = self.matched_tokens.min(prompt_tokens);
         let is_whole = matched_tokens == prompt_tokens;
         let elsewhere = self.elsewhere.map(|elsewhere| Elsewhere {
@@ -218,7 +219,7 @@ impl PrefixHistory {
     }
 
     pub fn evicted_pages(&self) -> usize {
-        self.evictions.pages()
+        self.evictions.n_pages()
     }
 
     fn admit(&mut self, admitted: AdmittedPrompt, now_s: f64) -> &PrefixReport {
@@ -242,8 +243,8 @@ impl PrefixHistory {
     }
 
     fn diagnose(&self, mut admitted: AdmittedPrompt, now_s: f64) -> PrefixReport {
-        let departure = admitted.stored.moved(admitted.departure);
-        admitted.departure = departure.of_prompt(admitted.prompt.len());
+        let departure = admitted.stored.move_miss_point(admitted.departure);
+        admitted.departure = departure.clamped_to(admitted.prompt.len());
         let departure = &admitted.departure;
         let reachable = self.limits.page_size.floor(departure.match_limit);
         let is_missing = departure.matched_tokens < reachable && !departure.is_cache_disabled;

@@ -40,7 +40,7 @@ pub struct StoredPart {
 
 impl StoredPart {
     /// Moves the miss point past the loaded tokens, and drops the branch at the old miss point.
-    pub(super) fn moved(self, departure: Departure) -> Departure {
+    pub(super) fn move_miss_point(self, departure: Departure) -> Departure {
         if self.loaded_tokens == 0 {
             return departure;
         }

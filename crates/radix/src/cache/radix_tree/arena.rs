@@ -11,7 +11,7 @@ use crate::prefetch::prefetch;
 /// Means "no node" wherever an index is stored.
 pub(super) const NO_NODE: u32 = u32::MAX;
 
-/// A node and the edge above it, in one cache line, which is all that walks read. A root has no parent and no tokens.
+/// A node and the edge above it, in one cache line: all of a node that walks read. A root has no parent and no tokens.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Node {
@@ -74,12 +74,11 @@ impl Node {
     }
 }
 
-/// The result of [`Arena::remove_leaf`].
 pub(super) struct RemovedLeaf {
     pub edge: Edge,
     pub parent: u32,
     /// The parent has no other child.
-    pub is_last: bool,
+    pub is_only_child: bool,
     /// The edge shares its buffer with the parent's edge.
     pub shares_buffer: bool,
 }
@@ -128,7 +127,7 @@ impl Arena {
     }
 
     pub(super) fn add_root(&mut self) -> u32 {
-        self.place(Node::new(NO_NODE, Edge::empty(), 0, 0), Stats::default())
+        self.insert_node(Node::new(NO_NODE, Edge::empty(), 0, 0), Stats::default())
     }
 
     /// Adds a node and links it to its parent, under `tag` if that is known.
@@ -141,7 +140,7 @@ impl Arena {
             history_tokens: usage.history_tokens,
         };
         let node = Node::new(parent, edge, usage.last_access, usage.hits);
-        let index = self.place(node, stats);
+        let index = self.insert_node(node, stats);
         self.link(index, tag);
         index
     }
@@ -184,7 +183,7 @@ impl Arena {
         above.n_children -= 1;
         RemovedLeaf {
             parent,
-            is_last: above.n_children == 0,
+            is_only_child: above.n_children == 0,
             shares_buffer: edge.shares_with(&above.edge),
             edge,
         }
@@ -236,7 +235,7 @@ impl Arena {
         let mut upper = Node::new(parent, front, node.last_access, node.hits);
         upper.lock_ref = node.lock_ref;
         (upper.tag, upper.spot) = (tag, spot);
-        let upper = self.place(upper, upper_stats);
+        let upper = self.insert_node(upper, upper_stats);
         self.children.replace(tag, lower, spot, upper);
         self[lower].parent = upper;
         self.link(lower, None);
@@ -276,7 +275,7 @@ impl Arena {
     }
 
     #[inline(always)]
-    fn place(&mut self, node: Node, stats: Stats) -> u32 {
+    fn insert_node(&mut self, node: Node, stats: Stats) -> u32 {
         match self.free.pop() {
             Some(index) => {
                 let before = std::mem::replace(&mut self[index], node);
@@ -304,8 +303,8 @@ impl Arena {
         let tag = tag.or_else(|| self.tag_below(parent, node.edge.tokens()));
         let tag = tag.expect("an edge has at least one page");
         let nodes = &mut self.nodes;
-        let moved = |child: u32, spot| nodes[child as usize].spot = spot;
-        let spot = self.children.insert(tag, index, moved);
+        let on_move = |child: u32, spot| nodes[child as usize].spot = spot;
+        let spot = self.children.insert(tag, index, on_move);
         let node = &mut self[index];
         (node.tag, node.spot) = (tag, spot);
         self[parent].n_children += 1;

@@ -1,8 +1,8 @@
 //! Records the tree's changes for an observer of its content. If the observer lost its state, the tree reports all
 //! nodes again, a part at a time.
 //!
-//! Meanwhile each node is reported or pending. A new or split node is reported immediately, after its pending
-//! ancestors: it may take an index that the scan has passed, and all nodes at these indices must be reported.
+//! Until it has done so, each node is reported or pending. A new or split node is reported immediately, after its
+//! pending ancestors: it may take an index that the scan has passed, and all nodes at these indices must be reported.
 
 use smallvec::SmallVec;
 
@@ -15,7 +15,7 @@ const INDICES_AT_ONCE: u32 = 256;
 const TOKENS_AT_ONCE: usize = 64 << 10;
 
 pub(super) struct Changes {
-    noted: Vec<CacheChange>,
+    queue: Vec<CacheChange>,
     /// `None` once every node is reported.
     rescan: Option<Rescan>,
 }
@@ -51,7 +51,7 @@ impl RadixTree {
     /// the tree, a part per call, together with every new change. Another call starts over.
     pub fn record_changes(&mut self) {
         self.changes = Some(Box::new(Changes {
-            noted: vec![CacheChange::Cleared],
+            queue: vec![CacheChange::Cleared],
             rescan: Some(Rescan {
                 next: 0,
                 reported: Vec::new(),
@@ -60,7 +60,7 @@ impl RadixTree {
     }
 
     #[inline(always)]
-    pub(super) fn note_stored(&mut self, leaf: u32) {
+    pub(super) fn record_stored(&mut self, leaf: u32) {
         if self.changes.is_some() {
             self.report_stored(leaf);
         }
@@ -75,13 +75,13 @@ impl RadixTree {
     }
 
     /// `upper` is new, and `lower` its only child.
-    pub(super) fn note_cut(&mut self, upper: u32, lower: u32) {
+    pub(super) fn record_split(&mut self, upper: u32, lower: u32) {
         let Some(mut changes) = self.changes.take() else {
             return;
         };
         if changes.is_reported(lower) {
             let at = self.arena[upper].edge.len();
-            changes.noted.push(CacheChange::Split { upper, lower, at });
+            changes.queue.push(CacheChange::Split { upper, lower, at });
             changes.mark(upper, true);
         } else {
             self.report(&mut changes, lower);
@@ -91,19 +91,19 @@ impl RadixTree {
 
     /// To be called before the leaf is removed.
     #[inline(always)]
-    pub(super) fn note_removed(&mut self, leaf: u32) {
+    pub(super) fn record_removed(&mut self, leaf: u32) {
         if let Some(changes) = &mut self.changes
             && changes.is_reported(leaf)
         {
-            changes.noted.push(CacheChange::Removed { node: leaf });
+            changes.queue.push(CacheChange::Removed { node: leaf });
             changes.mark(leaf, false);
         }
     }
 
-    pub(super) fn note_cleared(&mut self) {
+    pub(super) fn record_cleared(&mut self) {
         if let Some(changes) = &mut self.changes {
-            changes.noted.clear();
-            changes.noted.push(CacheChange::Cleared);
+            changes.queue.clear();
+            changes.queue.push(CacheChange::Cleared);
             changes.rescan = None;
         }
     }
@@ -115,7 +115,7 @@ impl RadixTree {
             return;
         };
         self.report_more(&mut changes);
-        into.append(&mut changes.noted);
+        into.append(&mut changes.queue);
         self.changes = Some(changes);
     }
 
@@ -136,9 +136,9 @@ impl RadixTree {
         while next < last && n_tokens < TOKENS_AT_ONCE {
             let node = &self.arena[next];
             if node.is_live && !node.is_root() && !changes.is_reported(next) {
-                let n_noted = changes.noted.len();
+                let n_queued = changes.queue.len();
                 self.report(changes, next);
-                let reported = changes.noted[n_noted..].iter();
+                let reported = changes.queue[n_queued..].iter();
                 n_tokens += reported.map(CacheChange::n_tokens).sum::<usize>();
             }
             next += 1;
@@ -161,7 +161,7 @@ impl RadixTree {
             }
         }
         for &node in path.iter().rev() {
-            changes.noted.push(self.stored(node));
+            changes.queue.push(self.stored(node));
             changes.mark(node, true);
         }
     }

@@ -37,15 +37,15 @@ impl Outline {
     const FREE: u8 = 0;
     const EMPTY: Self = Self([Self::FREE; WIDTH + 1]);
 
-    fn n_passed(self) -> u8 {
+    fn n_overflowed(self) -> u8 {
         self.0[WIDTH]
     }
 
-    fn pass(&mut self) {
+    fn add_overflow(&mut self) {
         self.0[WIDTH] = self.0[WIDTH].saturating_add(1);
     }
 
-    fn unpass(&mut self) {
+    fn remove_overflow(&mut self) {
         if self.0[WIDTH] != u8::MAX {
             self.0[WIDTH] -= 1;
         }
@@ -53,11 +53,11 @@ impl Outline {
 
     /// The slots with this mark, found as the zero bytes of an XOR.
     #[inline]
-    fn places(self, mark: u8) -> Places {
+    fn slots(self, mark: u8) -> Slots {
         const LOW_BITS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
         const COUNT: u64 = 0xff << (8 * WIDTH);
         let differing = u64::from_le_bytes(self.0) ^ u64::from_le_bytes([mark; 8]) | COUNT;
-        Places(!(((differing & LOW_BITS) + LOW_BITS) | differing | LOW_BITS))
+        Slots(!(((differing & LOW_BITS) + LOW_BITS) | differing | LOW_BITS))
     }
 }
 
@@ -69,27 +69,27 @@ impl Spot {
     /// The distance does not fit: the child must be searched.
     pub(super) const FAR: Self = Self(u8::MAX);
 
-    const PLACES: u8 = WIDTH as u8 + 1;
+    const STRIDE: u8 = WIDTH as u8 + 1;
 
-    fn new(n_passed: usize, place: usize) -> Self {
-        let spot = n_passed * usize::from(Self::PLACES) + place;
+    fn new(distance: usize, slot: usize) -> Self {
+        let spot = distance * usize::from(Self::STRIDE) + slot;
         u8::try_from(spot).map_or(Self::FAR, Self)
     }
 
-    fn n_passed(self) -> usize {
-        usize::from(self.0 / Self::PLACES)
+    fn distance(self) -> usize {
+        usize::from(self.0 / Self::STRIDE)
     }
 
-    fn place(self) -> usize {
-        usize::from(self.0 % Self::PLACES)
+    fn slot(self) -> usize {
+        usize::from(self.0 % Self::STRIDE)
     }
 }
 
 /// Slots of a bucket: the highest bit of byte `i` is set for slot `i`.
 #[derive(Clone, Copy)]
-struct Places(u64);
+struct Slots(u64);
 
-impl Iterator for Places {
+impl Iterator for Slots {
     type Item = usize;
 
     #[inline]
@@ -129,24 +129,24 @@ impl Children {
     /// The first `Some` that `inspect` returns for a child under the tag.
     #[inline]
     pub(super) fn find<T>(&self, tag: u32, mut inspect: impl FnMut(u32) -> Option<T>) -> Option<T> {
-        self.candidates(tag).find_map(|(at, place)| {
+        self.candidates(tag).find_map(|(at, slot)| {
             let bucket = &self.buckets[at];
-            (bucket.tags[place] == tag)
-                .then(|| inspect(bucket.children[place]))
+            (bucket.tags[slot] == tag)
+                .then(|| inspect(bucket.children[slot]))
                 .flatten()
         })
     }
 
     /// The child at `spot` under the tag: `child` itself in a consistent table.
     pub(super) fn at(&self, tag: u32, child: u32, spot: Spot) -> u32 {
-        let (at, place) = self.place_of(tag, child, spot);
-        self.buckets[at].children[place]
+        let (at, slot) = self.position_of(tag, child, spot);
+        self.buckets[at].children[slot]
     }
 
-    /// Adds a child. If the table grows, `moved` receives the other children with their new spots.
-    pub(super) fn insert(&mut self, tag: u32, child: u32, moved: impl FnMut(u32, Spot)) -> Spot {
+    /// Adds a child. If the table grows, `on_move` receives the other children with their new spots.
+    pub(super) fn insert(&mut self, tag: u32, child: u32, on_move: impl FnMut(u32, Spot)) -> Spot {
         if (self.n_used + 1) * MAX_LOAD.1 > self.buckets.len() * WIDTH * MAX_LOAD.0 {
-            self.grow(moved);
+            self.grow(on_move);
         }
         self.put(tag, child)
     }
@@ -155,30 +155,30 @@ impl Children {
     #[inline(always)]
     pub(super) fn remove(&mut self, tag: u32, child: u32, spot: Spot) {
         let home = self.home(tag);
-        let (at, place) = match spot.n_passed() {
-            0 => (home, spot.place()),
-            _ => self.pass_back(tag, child, spot),
+        let (at, slot) = match spot.distance() {
+            0 => (home, spot.slot()),
+            _ => self.leave_overflow(tag, child, spot),
         };
-        self.outlines[at].0[place] = Outline::FREE;
+        self.outlines[at].0[slot] = Outline::FREE;
         self.n_used -= 1;
     }
 
     /// The position of a child outside of its tag's bucket; the buckets that it passed stop counting it.
     #[inline(never)]
-    fn pass_back(&mut self, tag: u32, child: u32, spot: Spot) -> (usize, usize) {
-        let (at, place) = self.place_of(tag, child, spot);
+    fn leave_overflow(&mut self, tag: u32, child: u32, spot: Spot) -> (usize, usize) {
+        let (at, slot) = self.position_of(tag, child, spot);
         let mut passed = self.home(tag);
         while passed != at {
-            self.outlines[passed].unpass();
+            self.outlines[passed].remove_overflow();
             passed = self.next(passed);
         }
-        (at, place)
+        (at, slot)
     }
 
-    /// Puts `child` in the place of `before`, which is under the tag, at the spot.
+    /// Puts `child` in the slot of `before`, which is under the tag, at the spot.
     pub(super) fn replace(&mut self, tag: u32, before: u32, spot: Spot, child: u32) {
-        let (at, place) = self.place_of(tag, before, spot);
-        self.buckets[at].children[place] = child;
+        let (at, slot) = self.position_of(tag, before, spot);
+        self.buckets[at].children[slot] = child;
     }
 
     /// Prefetches the memory that a search for the tag reads and an insertion writes.
@@ -191,7 +191,7 @@ impl Children {
 
     /// Reads the memory that a removal needs, to bring it into the CPU cache. The value has no meaning.
     pub(super) fn preload(&self, tag: u32) -> u32 {
-        u32::from(self.outlines[self.home(tag)].n_passed())
+        u32::from(self.outlines[self.home(tag)].n_overflowed())
     }
 
     /// Positions that may hold children under the tag.
@@ -202,50 +202,50 @@ impl Children {
             children: self,
             mark: mark_of(tag),
             at,
-            places: self.outlines[at].places(mark_of(tag)),
+            slots: self.outlines[at].slots(mark_of(tag)),
             n_left: self.buckets.len(),
         }
     }
 
-    /// The bucket of a child that is under the tag, at the spot, and its place there.
-    fn place_of(&self, tag: u32, child: u32, spot: Spot) -> (usize, usize) {
+    /// The bucket of a child that is under the tag, at the spot, and its slot there.
+    fn position_of(&self, tag: u32, child: u32, spot: Spot) -> (usize, usize) {
         if spot == Spot::FAR {
             let mut candidates = self.candidates(tag);
-            let found = candidates.find(|&(at, place)| self.buckets[at].children[place] == child);
+            let found = candidates.find(|&(at, slot)| self.buckets[at].children[slot] == child);
             return found.expect("the table has every child of the tree");
         }
         let home = self.home(tag);
-        let at = (0..spot.n_passed()).fold(home, |at, _| self.next(at));
-        (at, spot.place())
+        let at = (0..spot.distance()).fold(home, |at, _| self.next(at));
+        (at, spot.slot())
     }
 
     fn put(&mut self, tag: u32, child: u32) -> Spot {
         self.n_used += 1;
         let mut at = self.home(tag);
-        for n_passed in 0.. {
+        for distance in 0.. {
             let outline = &mut self.outlines[at];
-            if let Some(place) = outline.places(Outline::FREE).next() {
-                outline.0[place] = mark_of(tag);
+            if let Some(slot) = outline.slots(Outline::FREE).next() {
+                outline.0[slot] = mark_of(tag);
                 let bucket = &mut self.buckets[at];
-                bucket.tags[place] = tag;
-                bucket.children[place] = child;
-                return Spot::new(n_passed, place);
+                bucket.tags[slot] = tag;
+                bucket.children[slot] = child;
+                return Spot::new(distance, slot);
             }
-            outline.pass();
+            outline.add_overflow();
             at = self.next(at);
         }
-        unreachable!("a quarter of the places must be free")
+        unreachable!("a quarter of the slots must be free")
     }
 
     #[inline(never)]
-    fn grow(&mut self, mut moved: impl FnMut(u32, Spot)) {
+    fn grow(&mut self, mut on_move: impl FnMut(u32, Spot)) {
         let n = (self.buckets.len() * 5).div_ceil(4);
         let before = std::mem::replace(self, Self::of(n));
         for (bucket, outline) in before.buckets.iter().zip(&before.outlines) {
-            let in_use = (0..WIDTH).filter(|&place| outline.0[place] != Outline::FREE);
-            for place in in_use {
-                let child = bucket.children[place];
-                moved(child, self.put(bucket.tags[place], child));
+            let in_use = (0..WIDTH).filter(|&slot| outline.0[slot] != Outline::FREE);
+            for slot in in_use {
+                let child = bucket.children[slot];
+                on_move(child, self.put(bucket.tags[slot], child));
             }
         }
     }
@@ -269,28 +269,28 @@ struct Candidates<'a> {
     mark: u8,
     at: usize,
     /// Remaining slots of this bucket.
-    places: Places,
-    /// Buckets left, this one included.
+    slots: Slots,
+    /// Number of buckets left to search, this one included.
     n_left: usize,
 }
 
 impl Iterator for Candidates<'_> {
-    /// A bucket and a place in it.
+    /// A bucket and a slot in it.
     type Item = (usize, usize);
 
     #[inline(always)]
     fn next(&mut self) -> Option<(usize, usize)> {
         loop {
-            if let Some(place) = self.places.next() {
-                return Some((self.at, place));
+            if let Some(slot) = self.slots.next() {
+                return Some((self.at, slot));
             }
             self.n_left -= 1;
-            if self.children.outlines[self.at].n_passed() == 0 || self.n_left == 0 {
+            if self.children.outlines[self.at].n_overflowed() == 0 || self.n_left == 0 {
                 self.n_left = 1;
                 return None;
             }
             self.at = self.children.next(self.at);
-            self.places = self.children.outlines[self.at].places(self.mark);
+            self.slots = self.children.outlines[self.at].slots(self.mark);
         }
     }
 }
@@ -340,10 +340,10 @@ mod tests {
 
     impl SpotMap {
         fn insert(&mut self, tag: u32, child: u32) {
-            let moved = |child, spot| {
+            let on_move = |child, spot| {
                 self.spots.insert(child, spot);
             };
-            let spot = self.children.insert(tag, child, moved);
+            let spot = self.children.insert(tag, child, on_move);
             self.spots.insert(child, spot);
         }
 
@@ -377,7 +377,7 @@ mod tests {
             }
             assert_eq!(map.children.len(), 0);
             let mut outlines = map.children.outlines.iter();
-            assert!(outlines.all(|outline| outline.n_passed() == 0));
+            assert!(outlines.all(|outline| outline.n_overflowed() == 0));
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! For policies whose keys only grow, the order is lazy: an entry keeps its key although the node's key may have grown,
 //! so a match updates only nodes. A leaf at the front whose entry is outdated is inserted again with its current key,
-//! at most once per use. A node that is locked or has children is removed from the order, and inserted again when it is
-//! an unlocked leaf.
+//! at most once per use. A node at the front that is locked or has children is removed from the order, and inserted
+//! again when it is an unlocked leaf.
 //!
 //! A policy with queues has one such order per queue, with positions in the queue as keys (`queues.rs`).
 
@@ -122,7 +122,7 @@ impl RadixTree {
 
     /// Empties the tree and returns its pages. Locked paths stay: to flush everything, call it when
     /// [`protected_size`](Self::protected_size) is 0. [`take_evicted_edges`](Self::take_evicted_edges) then returns the
-    /// edges nearest to the roots.
+    /// removed edges nearest to the roots.
     pub fn clear(&mut self) -> Pages {
         self.note_flush();
         self.clear_saves();
@@ -145,7 +145,7 @@ impl RadixTree {
             windows.clear();
         }
         self.notes = self.notes.take().map(|_| Box::default());
-        self.note_cleared();
+        self.record_cleared();
         self.put_noted_back(noted);
         self.evictable_tokens = 0;
         Pages::adopt(ids, &self.ledger)
@@ -174,7 +174,7 @@ impl RadixTree {
         if self.notes.is_some() {
             self.note_eviction(leaf);
         }
-        self.note_removed(leaf);
+        self.record_removed(leaf);
         let removed = self.arena.remove_leaf(leaf);
         if let Some(states) = &mut self.states {
             states.drop_state(leaf);
@@ -184,7 +184,7 @@ impl RadixTree {
         }
         self.evictable_tokens -= removed.edge.len();
         self.recount_queued(leaf);
-        if removed.shares_buffer || removed.is_last {
+        if removed.shares_buffer || removed.is_only_child {
             self.tidy_above(removed.parent, removed.shares_buffer);
         }
         Some(removed.edge)
@@ -218,7 +218,7 @@ impl RadixTree {
         if node.is_evictable() && !node.is_queued {
             node.is_queued = true;
             node.is_used_since = false;
-            // No policy ranks leaves without a state: they are the first victims.
+            // Leaves without a state are evicted first, under every policy.
             let is_resumable = self.is_resumable(index);
             match &mut self.queues {
                 Some(queues) if is_resumable => queues.push(index),

@@ -122,7 +122,7 @@ pub struct Inserted {
     pub prefix_tokens: usize,
     /// The given pages of that prefix, for which the tree has other pages.
     pub duplicates: Pages,
-    /// The given pages after the end of the page-floored key.
+    /// The given pages after the whole pages of the key.
     pub rest: Pages,
 }
 
@@ -247,7 +247,7 @@ impl RadixTree {
     /// not take are returned.
     ///
     /// # Panics
-    /// If there are fewer pages than the page-floored key needs.
+    /// If there are fewer pages than the key has whole pages.
     pub fn insert(&mut self, insert: Insert<'_>) -> Inserted {
         let key = Key {
             namespace: insert.namespace,
@@ -323,7 +323,7 @@ impl RadixTree {
         let before = self.rank(lower);
         let upper = self.arena.split(lower, at, now);
         self.note_split(upper, lower);
-        self.note_cut(upper, lower);
+        self.record_split(upper, lower);
         self.split_windows(upper, lower);
         self.split_saves(upper, lower);
         self.split_queued(upper, lower);
@@ -420,7 +420,7 @@ impl RadixTree {
         let leaf = self.arena.add(parent, tag, edge, usage);
         self.note_child(parent, leaf);
         self.note_unsaved(leaf);
-        self.note_stored(leaf);
+        self.record_stored(leaf);
         self.enter_queue(leaf);
         self.offer_new(leaf, &usage);
         leaf

@@ -1,7 +1,7 @@
 //! Records for the diagnosis of cache misses: the newest child of each node, and the evicted edges.
 //!
-//! A match writes nothing here, an insertion two words. An eviction hashes the prefix before the edge, at most once per
-//! node; the evicted tokens are moved, not copied.
+//! A match writes nothing here, an insertion two machine words. An eviction hashes the prefix before the edge, at most
+//! once per node; the evicted tokens are moved, not copied.
 
 use super::RadixTree;
 use super::arena::NO_NODE;

@@ -30,7 +30,7 @@ pub(super) struct Saves {
     nodes: Vec<NodeSaves>,
     /// Incremented to forget all stored blocks: records of an earlier epoch are void.
     epoch: u32,
-    queue: VecDeque<Entry>,
+    queue: VecDeque<QueuedPath>,
     /// Tokens of all arrays in the queue. An entry may keep the whole array of its request.
     queued_tokens: usize,
     /// The store has stopped: nothing is queued.
@@ -47,7 +47,7 @@ struct NodeSaves {
     has_state: bool,
 }
 
-struct Entry {
+struct QueuedPath {
     namespace: Namespace,
     tokens: Arc<[u32]>,
     len: usize,
@@ -122,7 +122,7 @@ impl RadixTree {
         }
     }
 
-    /// To be called after a split: `upper` is new.
+    /// Divides the record of a split node: `upper` is new.
     pub(super) fn split_saves(&mut self, upper: u32, lower: u32) {
         if let Some(saves) = &mut self.saves {
             let stored_to = saves.at(lower).stored_to;
@@ -150,8 +150,8 @@ impl RadixTree {
         }
         let end = saves.floor_to_block(key.tokens.len());
         // Only a walk finds states that are not stored.
-        let may_miss = || self.states.is_some();
-        if end > 0 && ((saves.at(node).stored_to as usize) < end || may_miss()) {
+        let may_lack_state = || self.states.is_some();
+        if end > 0 && ((saves.at(node).stored_to as usize) < end || may_lack_state()) {
             saves.push(key);
         }
         self.saves = Some(saves);
@@ -166,26 +166,26 @@ impl RadixTree {
             return Vec::new();
         };
         saves.apply(demand.account);
-        let mut taken = Taken {
+        let mut batch = SaveBatch {
             blocks: Vec::new(),
-            left: demand.blocks,
-            left_states: demand.states,
+            blocks_left: demand.blocks,
+            states_left: demand.states,
         };
-        while taken.left > 0
+        while batch.blocks_left > 0
             && let Some(mut entry) = saves.queue.pop_front()
         {
-            if !self.take_path(&mut saves, &mut entry, &mut taken) {
+            if !self.take_path(&mut saves, &mut entry, &mut batch) {
                 saves.queue.push_front(entry);
                 break;
             }
             saves.queued_tokens -= entry.tokens.len();
         }
         self.saves = Some(saves);
-        taken.blocks
+        batch.blocks
     }
 
-    /// Takes blocks and states of a path until `taken` is full. Returns true if the path has no more of them.
-    fn take_path(&self, saves: &mut Saves, entry: &mut Entry, taken: &mut Taken) -> bool {
+    /// Takes blocks and states of a path until `batch` is full. Returns true if the path has no more of them.
+    fn take_path(&self, saves: &mut Saves, entry: &mut QueuedPath, batch: &mut SaveBatch) -> bool {
         let block_tokens = saves.rules.block_tokens;
         let path = self.path_along(&entry.namespace, &entry.tokens[..entry.len]);
         for PathNode { node, start, end } in &path {
@@ -199,15 +199,15 @@ impl RadixTree {
                 if stored_to.max(entry.blocks_to) >= block_end {
                     continue;
                 }
-                if taken.left == 0 {
+                if batch.blocks_left == 0 {
                     return false;
                 }
-                taken.left -= 1;
+                batch.blocks_left -= 1;
                 let first_page = self.page_size.full_pages(block_end - block_tokens);
                 let pages = self.page_run(*node, first_page);
                 let n_pages = self.page_size.full_pages(block_tokens);
                 let pages = pages.iter().take(n_pages).collect();
-                taken.push(entry, block, UnsavedPart::Pages(pages));
+                batch.push(entry, block, UnsavedPart::Pages(pages));
                 entry.blocks_to = block_end;
                 saves.note_stored(*node, block_end);
             }
@@ -216,11 +216,11 @@ impl RadixTree {
             if let Some(state) =
                 state.filter(|_| !saves.at(*node).has_state && entry.states_to < *end)
             {
-                if taken.left_states == 0 {
+                if batch.states_left == 0 {
                     return false;
                 }
-                taken.left_states -= 1;
-                taken.push(entry, end / block_tokens - 1, UnsavedPart::State(state));
+                batch.states_left -= 1;
+                batch.push(entry, end / block_tokens - 1, UnsavedPart::State(state));
                 entry.states_to = *end;
                 saves.at(*node).has_state = true;
             }
@@ -270,14 +270,14 @@ impl RadixTree {
 }
 
 /// The blocks taken so far, and how many more may be taken.
-struct Taken {
+struct SaveBatch {
     blocks: Vec<UnsavedBlock>,
-    left: usize,
-    left_states: usize,
+    blocks_left: usize,
+    states_left: usize,
 }
 
-impl Taken {
-    fn push(&mut self, entry: &Entry, block: usize, part: UnsavedPart) {
+impl SaveBatch {
+    fn push(&mut self, entry: &QueuedPath, block: usize, part: UnsavedPart) {
         self.blocks.push(UnsavedBlock {
             namespace: entry.namespace.clone(),
             tokens: entry.tokens.clone(),
@@ -324,7 +324,7 @@ impl Saves {
             return;
         }
         self.queued_tokens = queued_tokens;
-        self.queue.push_back(Entry {
+        self.queue.push_back(QueuedPath {
             namespace: key.namespace.clone(),
             tokens: key.owner.cloned().unwrap_or_else(|| key.tokens.into()),
             len,

@@ -21,11 +21,12 @@ pub(super) struct States {
     nodes: FxHashMap<u32, NodeState>,
     /// The number of pins on each node whose state is kept by pins.
     pinned: FxHashMap<u32, u32>,
-    /// Nodes whose states rows of the current plan start from. The states are kept until the plan is made.
+    /// Nodes from whose states rows of the current plan start. The states are kept until the plan is made.
     sources: Vec<u32>,
-    /// Nodes at which prompts of the current plan have anchors. Their states are not dropped for a copy.
+    /// Nodes at anchors of the current plan's prompts: positions at which other prompts are likely to diverge. Their
+    /// states are not dropped to free a slot for a copy.
     anchored: Vec<u32>,
-    /// Nodes whose state was dropped for another.
+    /// Nodes whose state was dropped to free its slot.
     thinned: FxHashSet<u32>,
     /// States that their nodes have lost, until the caller returns them to the pool.
     freed: Vec<OwnedState>,
@@ -45,7 +46,7 @@ impl States {
         self.nodes.contains_key(&node)
     }
 
-    fn is_kept(&self, node: u32) -> bool {
+    fn is_protected(&self, node: u32) -> bool {
         self.sources.contains(&node) || self.pinned.contains_key(&node)
     }
 
@@ -54,11 +55,11 @@ impl States {
     }
 
     fn drops(&self, thinning: Thinning, (node, kept): (&u32, &NodeState)) -> bool {
-        let is_kept = match thinning {
+        let is_protected = match thinning {
             Thinning::Later => self.pinned.contains_key(node),
-            _ => self.is_kept(*node),
+            _ => self.is_protected(*node),
         };
-        !is_kept && thinning.drops(kept.reason, self.anchored.contains(node))
+        !is_protected && thinning.drops(kept.reason, self.anchored.contains(node))
     }
 
     pub(super) fn drop_state(&mut self, node: u32) {
@@ -68,7 +69,7 @@ impl States {
         }
     }
 
-    /// Drops the node's state for another.
+    /// Drops the node's state to free its slot.
     fn thin(&mut self, node: u32) {
         self.drop_state(node);
         self.thinned.insert(node);
@@ -97,7 +98,6 @@ impl RadixTree {
         self
     }
 
-    /// Whether the tree keeps states: a match then ends at a node with a state.
     pub fn keeps_states(&self) -> bool {
         self.states.is_some()
     }
@@ -144,8 +144,8 @@ impl RadixTree {
             state,
         } in saved
         {
-            let is_reached = position > 0 && self.page_size.floor(position) == position;
-            let tokens = key.tokens.get(..position).filter(|_| is_reached);
+            let is_page_end = position > 0 && self.page_size.floor(position) == position;
+            let tokens = key.tokens.get(..position).filter(|_| is_page_end);
             let node = tokens.map(|tokens| {
                 // Splits the path at the position, without counting a hit.
                 let uncounted = KeyUse {
@@ -223,7 +223,7 @@ impl RadixTree {
     /// are likely to diverge from the row's. All states of the plan must be held before the first call.
     ///
     /// Mutates: the state and the prefix's states at the anchors count as just used. Those at the anchors are not
-    /// dropped for a copy before [`forget_used_states`](Self::forget_used_states).
+    /// dropped to free a slot for a copy before [`forget_used_states`](Self::forget_used_states).
     pub fn use_state(&mut self, lock: &NodeLock, anchors: &[u32]) {
         let Some(node) = lock.node() else {
             return;

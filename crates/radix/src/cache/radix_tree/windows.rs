@@ -209,7 +209,7 @@ impl RadixTree {
         }
     }
 
-    /// The nodes, from `node` up, with the tail of its path. Splits the topmost where the tail begins.
+    /// The nodes, from `node` up, with its path's [tail](Window::tail_of). Splits the topmost where the tail begins.
     fn tail_of(&mut self, node: u32) -> Vec<u32> {
         let Some(windows) = self.windows.as_deref() else {
             return Vec::new();
@@ -249,8 +249,8 @@ impl RadixTree {
         }
     }
 
-    /// Evicts the window pages before the end of a node later, because prompts resume there or are likely to. The end
-    /// of a prefill chunk is no such position.
+    /// Postpones the eviction of the window pages before the end of a node, because prompts resume there or are likely
+    /// to. The end of a prefill chunk is no such position.
     pub(super) fn raise_window_priority(&mut self, node: u32) {
         if self.windows.is_none() || node == NO_NODE || self.arena[node].is_root() {
             return;
@@ -268,7 +268,7 @@ impl RadixTree {
         }
     }
 
-    /// Evicts the window pages before the end of a node earlier, because the node no longer ends a path.
+    /// Lets the window pages before the end of a node be evicted earlier, because the node no longer ends a path.
     pub(super) fn lower_window_priority(&mut self, node: u32) {
         if self.windows.is_none() || self.arena[node].is_root() || self.arena[node].n_children > 1 {
             return;

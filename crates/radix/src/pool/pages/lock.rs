@@ -34,7 +34,6 @@ impl NodeLock {
         }
     }
 
-    /// `node` is an arena index.
     pub(crate) fn on(node: u32, ledger: &Arc<PoolLedger>) -> Self {
         Self {
             node: Some(node),
