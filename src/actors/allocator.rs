@@ -10,18 +10,18 @@ use souffleur_state::pool::pools::Pools;
 
 pub struct Allocator {
     pools: Pools,
-    planned: PlannedTo,
+    planned: GrantReceiver,
     note: DeathNote,
 }
 
 /// The receiver of grants: the Scheduler, or an actor of a host program that uses the cache without an engine.
-pub enum PlannedTo {
+pub enum GrantReceiver {
     Scheduler(Mailbox<Box<StepPlanned>>),
     Host(Recipient<Box<StepPlanned>>),
 }
 
 impl Allocator {
-    pub fn new(pools: Pools, planned: PlannedTo, note: DeathNote) -> Self {
+    pub fn new(pools: Pools, planned: GrantReceiver, note: DeathNote) -> Self {
         Self {
             pools,
             planned,
@@ -41,8 +41,8 @@ impl Handler<Posted<Box<ReservePages>>> for Allocator {
         let (reserve, _timer) = posted.open();
         let planned = Box::new(reserve_pages(&mut self.pools, *reserve));
         match &self.planned {
-            PlannedTo::Scheduler(scheduler) => scheduler.post(planned),
-            PlannedTo::Host(host) => host.do_send(planned),
+            GrantReceiver::Scheduler(scheduler) => scheduler.post(planned),
+            GrantReceiver::Host(host) => host.do_send(planned),
         }
     }
 }

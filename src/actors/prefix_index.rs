@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use actix::{Actor, Recipient};
 
-use crate::allocator::{Allocator, PlannedTo};
+use crate::allocator::{Allocator, GrantReceiver};
 use crate::death::{DeathNote, StopActor};
 use crate::mailbox::Mailbox;
 use crate::messages::{PeekPrefix, PlanStep, StepPlanned};
@@ -53,7 +53,7 @@ impl PrefixIndex {
         let ledger = Arc::new(PoolLedger::new(page_size));
         let pools = Pools::new(pages, rows, page_size, ledger.clone());
         let note = DeathNote::unread("allocator", ledger.clone());
-        let allocator = Allocator::new(pools, PlannedTo::Host(planned), note).start();
+        let allocator = Allocator::new(pools, GrantReceiver::Host(planned), note).start();
         let tree = RadixTree::new(page_size, policy, ledger.clone());
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
         let note = DeathNote::unread("radix_cache", ledger.clone());

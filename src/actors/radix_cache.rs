@@ -50,7 +50,7 @@ impl RadixCache {
 
     pub fn with_feed(mut self, feed: Option<ChangeFeed>) -> Self {
         if feed.is_some() {
-            self.cache.record_changes();
+            self.cache.restart_changes();
         }
         Self { feed, ..self }
     }
@@ -112,7 +112,7 @@ impl Handler<PeekPrefix> for RadixCache {
     type Result = usize;
 
     fn handle(&mut self, peek: PeekPrefix, _: &mut Context<Self>) -> usize {
-        let both = peek.namespace.of_both_rotations();
+        let both = peek.namespace.with_and_without_long_rotation();
         let cached = both.map(|namespace| self.cache.peek(&namespace, &peek.tokens));
         cached[0].max(cached[1])
     }

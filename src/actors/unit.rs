@@ -8,7 +8,7 @@ use actix::{Actor, Addr, AsyncContext, Recipient};
 use actix_rt::Arbiter;
 use tokio::sync::oneshot;
 
-use crate::allocator::{Allocator, PlannedTo};
+use crate::allocator::{Allocator, GrantReceiver};
 use crate::death::{DeathNote, Obituary, StopActor};
 use crate::executor::{Executor, ExecutorFactory, ExecutorThread};
 use crate::kv_store::{KvStore, StoreSetup};
@@ -180,7 +180,7 @@ fn start(
     let mut parts = None;
     let scheduler = Scheduler::create(|ctx| {
         let me = ctx.address();
-        let planned = PlannedTo::Scheduler(Mailbox::of(&me, "scheduler", "StepPlanned"));
+        let planned = GrantReceiver::Scheduler(Mailbox::of(&me, "scheduler", "StepPlanned"));
         let allocator = Allocator::new(pools, planned, note("allocator")).start();
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
         let radix_cache = RadixCache::new(cache, reserve.clone(), note("radix_cache"))

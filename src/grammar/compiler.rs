@@ -50,12 +50,12 @@ pub struct CompileNotes {
     /// Cache hit: an earlier request had an equal grammar.
     pub is_cached: bool,
     /// The wait for the grammar timed out.
-    pub is_late: bool,
+    pub timed_out: bool,
 }
 
 impl CompileNotes {
     fn note(&mut self, unready: &Unready) {
-        self.is_late |= matches!(unready, Unready::TimedOut);
+        self.timed_out |= matches!(unready, Unready::TimedOut);
     }
 }
 

@@ -98,7 +98,7 @@ impl ChangeFeed {
         if self.has_lost && self.queued_changes == 0 {
             self.has_lost = false;
             // Drops the recorded changes, and records a clear event and then all nodes.
-            cache.record_changes();
+            cache.restart_changes();
         }
         cache.take_changes(&mut changes);
         if self.has_lost || changes.is_empty() {
@@ -198,7 +198,7 @@ mod tests {
             let ledger = Arc::new(PoolLedger::new(page_size));
             let policy = EvictionPolicy::from_name("lru").expect("lru exists");
             let mut tree = RadixTree::new(page_size, policy, ledger.clone());
-            tree.record_changes();
+            tree.restart_changes();
             let (sender, queue) = mpsc::channel(MAX_QUEUED_LISTS);
             let metrics = KvEventMetrics::register();
             Self {
@@ -304,7 +304,7 @@ mod tests {
             let tokens: Vec<u32> = (first..first + 40_000).collect();
             world.insert(&tokens);
         }
-        world.tree.record_changes();
+        world.tree.restart_changes();
         assert!(
             world.feed.pass_on(&mut world.tree),
             "half of the nodes are sent"
@@ -320,7 +320,7 @@ mod tests {
         for token in 0..1000 {
             world.insert(&[token]);
         }
-        world.tree.record_changes();
+        world.tree.restart_changes();
         // The publisher reads nothing meanwhile.
         for _ in 0..20 {
             assert!(world.feed.pass_on(&mut world.tree));

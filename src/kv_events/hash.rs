@@ -139,7 +139,7 @@ mod tests {
             for extra_key in [None, Some(""), Some("a"), Some("ab")] {
                 for salt in [None, Some("a"), Some("b")] {
                     let namespace = Namespace::new(extra_key, salt);
-                    for namespace in namespace.of_both_rotations() {
+                    for namespace in namespace.with_and_without_long_rotation() {
                         let space = IdSpace::new(&namespace, format);
                         format_ids.push(space.id(&space.hash(None, &[7; 16])));
                     }

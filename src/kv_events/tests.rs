@@ -79,7 +79,7 @@ fn tree(page_size: PageSize) -> (RadixTree, PagePool) {
     let ledger = Arc::new(PoolLedger::new(page_size));
     let policy = EvictionPolicy::from_name("lru").expect("lru exists");
     let mut tree = RadixTree::new(page_size, policy, ledger.clone());
-    tree.record_changes();
+    tree.restart_changes();
     (tree, PagePool::new(400_000, page_size, ledger))
 }
 

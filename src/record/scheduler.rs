@@ -273,9 +273,9 @@ impl RecordedScheduler {
         news
     }
 
-    /// See [`Scheduler::take_spent`]. Not written, since no decision depends on it.
-    pub fn take_spent(&mut self) -> Option<Vec<RowResult>> {
-        self.state.take_spent()
+    /// See [`Scheduler::take_cleared_rows`]. Not written, since no decision depends on it.
+    pub fn take_cleared_rows(&mut self) -> Option<Vec<RowResult>> {
+        self.state.take_cleared_rows()
     }
 
     /// See [`Scheduler::take_ended`]. Not written, since no decision depends on it.

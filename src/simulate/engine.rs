@@ -315,7 +315,11 @@ impl<'a> VirtualEngine<'a> {
         if let (Some(store), Some(copies)) = (&mut self.store, &plan.copies) {
             store.record_copies(copies);
         }
-        let mut rows = self.states.scheduler.take_spent().unwrap_or_default();
+        let mut rows = self
+            .states
+            .scheduler
+            .take_cleared_rows()
+            .unwrap_or_default();
         rows.extend(plan.rows.iter().map(row_result));
         let micros = (self.step_s * 1e6).round() as u64;
         self.states.scheduler.step_took(plan.step, micros);

@@ -3,7 +3,7 @@
 use memmap2::MmapMut;
 use souffleur::error::StepError;
 use souffleur::kernels::cuda::driver::{
-    CudaUnavailable, Device, DeviceBuffer, DriverError, Launched, Priority, Stream,
+    CudaUnavailable, Device, DeviceBuffer, DriverError, LaunchState, Priority, Stream,
 };
 use souffleur::kernels::cuda::launch::Embed;
 use souffleur::kernels::cuda::params::ElementType;
@@ -69,8 +69,14 @@ fn a_refused_launch_leaves_the_device_usable() {
     assert!(error.is_refusal(), "{error}");
     assert!(error.to_string().contains("rotations"), "{error}");
     let of_step = |launched| error.clone().into_step_error(launched);
-    assert!(matches!(of_step(Launched::Nothing), StepError::Rejected(_)));
-    assert!(matches!(of_step(Launched::Something), StepError::Lost(_)));
+    assert!(matches!(
+        of_step(LaunchState::Nothing),
+        StepError::Rejected(_)
+    ));
+    assert!(matches!(
+        of_step(LaunchState::Something),
+        StepError::Lost(_)
+    ));
     rotations.launch().unwrap();
     assert_eq!(
         rotations.stream.read(&rotations.out, 0..2).unwrap(),
@@ -89,7 +95,7 @@ fn a_failed_kernel_loses_the_context_until_everything_in_it_is_dropped() {
     rotations.launch().unwrap();
     let error = rotations.stream.synchronize().unwrap_err();
     assert!(!error.is_refusal(), "{error}");
-    let of_step = error.into_step_error(Launched::Nothing);
+    let of_step = error.into_step_error(LaunchState::Nothing);
     assert!(matches!(of_step, StepError::Lost(_)), "{of_step}");
     let later = device.alloc::<u8>(1).unwrap_err();
     assert_eq!(later.code, ILLEGAL_ADDRESS, "{later}");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use actix::Actor;
-use souffleur::actors::allocator::{Allocator, PlannedTo};
+use souffleur::actors::allocator::{Allocator, GrantReceiver};
 use souffleur::actors::death::DeathNote;
 use souffleur::actors::mailbox::Mailbox;
 use souffleur::actors::messages::{ActorDied, PeekPrefix, PlanStep, StepPlanned};
@@ -66,7 +66,7 @@ async fn a_panic_of_the_cache_is_reported_and_the_allocator_survives() {
     let tree = || RadixTree::new(PageSize::ONE, EvictionPolicy::default(), ledger.clone());
     let foreign = lock_in(&mut tree(), &mut pools);
     let note = |actor| DeathNote::new(actor, 7, died.clone(), ledger.clone());
-    let allocator = Allocator::new(pools, PlannedTo::Host(planned), note("allocator")).start();
+    let allocator = Allocator::new(pools, GrantReceiver::Host(planned), note("allocator")).start();
     let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
     let cache = RadixCache::new(tree(), reserve, note("radix_cache")).start();
     let plan = Mailbox::of(&cache, "radix_cache", "PlanStep");

@@ -287,7 +287,7 @@ fn check_nodes(name: &str, options: &CpuOptions, node_counts: &[usize]) {
         let on_nodes = CpuOptions {
             // Three nodes have different numbers of threads.
             threads: nodes.next_multiple_of(2),
-            numa: Numa::Pretended(nodes),
+            numa: Numa::Simulated(nodes),
             ..options.clone()
         };
         let mut executor = load(name, &on_nodes);

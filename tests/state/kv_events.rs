@@ -207,7 +207,7 @@ fn run_tree(page_size: u32, block_size: usize, seed: u64) {
     let mut random = Random::new(seed);
     let mut memory = Memory::new(page_size, "lru", 4_000);
     let mut reader = KvReader::new(memory.page_size, block_size);
-    memory.tree.record_changes();
+    memory.tree.restart_changes();
     let namespaces = [
         Namespace::default(),
         Namespace::new(None, Some("salt")),
@@ -235,7 +235,7 @@ fn run_tree(page_size: u32, block_size: usize, seed: u64) {
                 let cleared = memory.tree.clear();
                 memory.pool.free(cleared);
             }
-            _ => memory.tree.record_changes(),
+            _ => memory.tree.restart_changes(),
         }
         if memory.pool.free_pages() < 100 {
             memory.evict(1_000);
@@ -309,7 +309,7 @@ fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks()
     for seed in 0..3 {
         let mut random = Random::new(seed);
         let mut memory = Memory::new(1, "lru", 60_000);
-        memory.tree.record_changes();
+        memory.tree.restart_changes();
         let mut reader = KvReader::new(memory.page_size, 2);
         let tokens = |random: &mut Random| -> Vec<u32> {
             let len = random.within(4..12);
@@ -322,7 +322,7 @@ fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks()
         // The reader has no events so far, as if all had been lost.
         let mut lost = Vec::new();
         memory.tree.take_changes(&mut lost);
-        memory.tree.record_changes();
+        memory.tree.restart_changes();
         let mut parts = 0;
         loop {
             reader.take_changes(&mut memory.tree);

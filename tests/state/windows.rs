@@ -247,7 +247,7 @@ impl Tree {
         let matched = locked.tokens;
         let protected_pages = self.page_size.full_pages(matched);
         let n = self.page_size.full_pages(tokens.len()) - protected_pages;
-        let mut own = RowWindows::behind(protected_pages);
+        let mut own = RowWindows::starting_at(protected_pages);
         own.pages = self.windows.alloc(n).expect("the pool is large");
         self.windows.free(own.take_below(first));
         let done = self.tree.checkpoint(Checkpoint {

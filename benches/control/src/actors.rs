@@ -4,7 +4,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use actix::{Actor, AsyncContext, Context, Handler, System};
-use souffleur::actors::allocator::{Allocator, PlannedTo};
+use souffleur::actors::allocator::{Allocator, GrantReceiver};
 use souffleur::actors::death::DeathNote;
 use souffleur::actors::mailbox::{Mailbox, Posted};
 use souffleur::actors::messages::{RunStep, SequencesEnded, StepDone, Submit, TokensReady};
@@ -64,7 +64,7 @@ fn start(
     let note = |actor| DeathNote::unread(actor, ledger.clone());
     let scheduler = Scheduler::create(|ctx| {
         let address = ctx.address();
-        let planned = PlannedTo::Scheduler(Mailbox::of(&address, "scheduler", "StepPlanned"));
+        let planned = GrantReceiver::Scheduler(Mailbox::of(&address, "scheduler", "StepPlanned"));
         let allocator = Allocator::new(pools, planned, note("allocator")).start();
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
         let radix_cache = RadixCache::new(cache, reserve.clone(), note("radix_cache")).start();

@@ -135,7 +135,7 @@ impl Engine {
         let Some(plan) = self.steps.pop_front() else {
             return false;
         };
-        let reused = self.states.scheduler.take_spent();
+        let reused = self.states.scheduler.take_cleared_rows();
         let output = answer(&plan, reused);
         drop(plan);
         let started = Instant::now();

@@ -167,7 +167,7 @@ impl Scheduler {
             Next::ReservePages(reserve) => self.links.allocator.post(reserve),
             Next::RunStep(plan) => {
                 self.step_tokens.push_back(plan.query_tokens());
-                let spent = self.state.take_spent();
+                let spent = self.state.take_cleared_rows();
                 self.links.executor.post(RunStep { plan, spent });
             }
         }

@@ -216,7 +216,7 @@ fn compile(
         Ok(None) => return compiled,
         Ok(Some(_)) if notes.is_cached => GrammarEnd::Cached,
         Ok(Some(_)) => GrammarEnd::Compiled,
-        Err(_) if notes.is_late => GrammarEnd::TimedOut,
+        Err(_) if notes.timed_out => GrammarEnd::TimedOut,
         Err(_) => GrammarEnd::Aborted,
     };
     metrics.ended(end, began.elapsed());

@@ -442,7 +442,7 @@ impl CpuExecutor {
             self.batch.place_vectors(run);
         }
         if self.rows.row(work.row).is_long {
-            self.batch.rotate_long();
+            self.batch.mark_long();
         }
         if let Some(live) = self.rows.row(work.row).live {
             self.batch.keep_state(live, &work.saves);

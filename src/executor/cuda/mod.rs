@@ -53,7 +53,7 @@ use crate::{Executor, Launch};
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_base::ids::StepId;
 use souffleur_kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes, check_layout};
-use souffleur_kernels::cuda::driver::{Device, DriverError, Launched, Priority, Stream};
+use souffleur_kernels::cuda::driver::{Device, DriverError, LaunchState, Priority, Stream};
 use souffleur_kernels::cuda::pack::Modules;
 use souffleur_kernels::cuda::params::ElementType;
 use souffleur_kernels::cuda::sampling::{MAX_TOP, Sampled, SamplingKernels, TokenLogprob};
@@ -253,7 +253,7 @@ impl CudaExecutor {
                  or raise --max-prefill-tokens"
             )));
         }
-        let not_launched = |error: DriverError| error.into_step_error(Launched::Nothing);
+        let not_launched = |error: DriverError| error.into_step_error(LaunchState::Nothing);
         let moved = self
             .samplers
             .reserve_counts(&plan.starts, &self.compute)

@@ -111,7 +111,7 @@ impl CpuBatch {
     }
 
     /// Marks the row that was added last as a long sequence.
-    pub fn rotate_long(&mut self) {
+    pub fn mark_long(&mut self) {
         if let Some(last) = self.segments.last_mut() {
             last.is_long = true;
         }

@@ -15,7 +15,7 @@ pub enum Numa {
     Off,
     /// For tests and benches: simulates this number of nodes, but at most one per thread; the OS places the threads.
     #[serde(skip)]
-    Pretended(usize),
+    Simulated(usize),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Seats {
         let grouped = match numa {
             Numa::Auto => Self::on_nodes(n_threads, pins, &allowed_nodes()),
             Numa::Off => None,
-            Numa::Pretended(nodes) => {
+            Numa::Simulated(nodes) => {
                 let nodes = nodes.clamp(1, n_threads);
                 let threads: Vec<usize> = (0..nodes)
                     .map(|node| (node + 1) * n_threads / nodes - node * n_threads / nodes)
@@ -150,7 +150,7 @@ mod tests {
             (2, 4, vec![1, 1]),
             (0, 0, vec![1]),
         ] {
-            let seats = Seats::choose(threads, true, Numa::Pretended(nodes));
+            let seats = Seats::choose(threads, true, Numa::Simulated(nodes));
             assert_eq!(seats, Seats::anywhere(&expected), "{threads}, {nodes}");
         }
         assert_eq!(Seats::choose(3, false, Numa::Off), Seats::anywhere(&[3]));

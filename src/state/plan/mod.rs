@@ -33,7 +33,7 @@ pub use self::granted::{Grant, Growth, Reservation, StepPlanned};
 pub use self::settle::{PinDemand, Pinned, PublishKey, Settle, SettleCheckpoint, SettleRelease};
 pub use self::verdict::{Admitted, CacheCounts, CheckpointedSeq, Preempt, Verdict};
 use crate::cache::eviction::EvictionPolicy;
-use crate::cache::prefix_cache::SaveAccount;
+use crate::cache::prefix_cache::StoreRecordChange;
 use crate::plan::preemption::Preemption;
 use crate::plan::prefill_adder::PrefillAdder;
 use crate::plan::probe_key::ProbeKey;
@@ -94,7 +94,7 @@ pub struct SaveBudget {
     pub max_states: usize,
     pub block_tokens: usize,
     /// How the tree changes its record of stored blocks before it takes blocks to save.
-    pub store_record: SaveAccount,
+    pub store_record: StoreRecordChange,
 }
 
 impl PlanStep {

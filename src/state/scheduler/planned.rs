@@ -273,7 +273,7 @@ impl Scheduler {
             windows: self
                 .limits
                 .windows
-                .map(|_| Box::new(RowWindows::behind(prefix.len()))),
+                .map(|_| Box::new(RowWindows::starting_at(prefix.len()))),
             row,
             lock: lock.unwrap_or_default(),
             protected_pages: prefix.len(),

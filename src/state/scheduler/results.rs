@@ -48,7 +48,7 @@ impl Scheduler {
     }
 
     /// Takes the cleared rows of the last result, unless already taken: the next result can reuse their memory.
-    pub fn take_spent(&mut self) -> Option<Vec<RowResult>> {
+    pub fn take_cleared_rows(&mut self) -> Option<Vec<RowResult>> {
         self.pipeline.take_cleared_rows()
     }
 

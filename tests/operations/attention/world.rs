@@ -116,7 +116,7 @@ impl World {
             dtype: setup.dtype,
         };
         let sparsity = setup.sparse.map(|sparse| sparsity(&setup.heads, sparse));
-        let seats = Seats::choose(setup.threads, false, Numa::Pretended(setup.nodes));
+        let seats = Seats::choose(setup.threads, false, Numa::Simulated(setup.nodes));
         let mut pool = ThreadPool::with_seats(seats).expect("threads start");
         let mut kv = KvPool::new(&KvLayout::uniform(1, pages), (SLOTS, 0), sparsity.as_ref());
         kv.place_on_nodes(&mut pool);

@@ -255,7 +255,7 @@ impl World {
 
     /// Enables the cache's events, which a new [`KvReader`] with blocks of this size applies.
     pub fn read_kv_events(&mut self, block_size: usize) -> &KvReader {
-        self.states.cache.record_changes();
+        self.states.cache.restart_changes();
         let page_size = self.setup.page_size();
         self.kv_reader.insert(KvReader::new(page_size, block_size))
     }

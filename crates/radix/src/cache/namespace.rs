@@ -42,7 +42,7 @@ impl Namespace {
     }
 
     /// The namespaces of both embeddings, for callers that know a prefix but not the length of its sequences.
-    pub fn of_both_rotations(&self) -> [Self; 2] {
+    pub fn with_and_without_long_rotation(&self) -> [Self; 2] {
         [false, true].map(|is_long| self.clone().with_long_rotation(is_long))
     }
 
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn long_and_other_rotary_embeddings_have_different_namespaces() {
         let plain = Namespace::new(Some("key"), Some("salt"));
-        let [short, long] = plain.of_both_rotations();
+        let [short, long] = plain.with_and_without_long_rotation();
         assert_eq!(short, plain);
         assert_ne!(long, plain);
         assert_eq!(long.clone().with_long_rotation(false), plain);

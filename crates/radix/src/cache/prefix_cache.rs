@@ -14,12 +14,12 @@ use souffleur_base::ids::{PageId, StateSlot};
 pub struct SaveDemand {
     pub blocks: usize,
     pub states: usize,
-    pub account: SaveAccount,
+    pub account: StoreRecordChange,
 }
 
 /// A change of the cache's record of the blocks in the KV store, made before the cache returns unsaved blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SaveAccount {
+pub enum StoreRecordChange {
     #[default]
     Keep,
     /// Starts over as if the store were empty. Needed if the store lacks a block that is recorded as stored, because it

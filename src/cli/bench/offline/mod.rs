@@ -48,7 +48,7 @@ pub fn run(
 ) -> Result<(), Failure> {
     let mut config = local::with_model(config)?;
     if let Some(nodes) = args.pretended_nodes {
-        config.numa = Numa::Pretended(nodes.into());
+        config.numa = Numa::Simulated(nodes.into());
     }
     if args.start_once {
         return starts::start_once(config, first(&args.prompt_tokens), seed);

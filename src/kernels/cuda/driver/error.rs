@@ -122,8 +122,8 @@ impl DriverError {
 
     /// The error that ends a step: [`StepError::Rejected`] when the driver refused a call and nothing of the step was
     /// launched before it.
-    pub fn into_step_error(self, launched: Launched) -> StepError {
-        if self.is_refusal() && launched == Launched::Nothing {
+    pub fn into_step_error(self, launched: LaunchState) -> StepError {
+        if self.is_refusal() && launched == LaunchState::Nothing {
             StepError::Rejected(self.to_string())
         } else {
             StepError::Lost(self.to_string())
@@ -132,7 +132,7 @@ impl DriverError {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Launched {
+pub enum LaunchState {
     Nothing,
     /// At least one kernel or copy of the step.
     Something,

@@ -23,7 +23,7 @@ mod table;
 mod upload;
 
 pub use device::{CudaVersion, Device, DeviceInfo, DeviceMemory, installed, probe};
-pub use error::{CudaUnavailable, DriverError, Launched};
+pub use error::{CudaUnavailable, DriverError, LaunchState};
 pub use graph::Graph;
 pub use kernel::{Grid, Kernel, KernelArg, KernelArgs, Module};
 pub use memory::{DeviceBuffer, DevicePtr, HostUse, PinnedBuffer};

@@ -228,7 +228,7 @@ impl Planning<'_> {
 
     fn pin(&mut self, demand: PinDemand) {
         // The namespaces of prompts with LongRoPE's short factors, and with its long ones.
-        let both = demand.namespace.of_both_rotations();
+        let both = demand.namespace.with_and_without_long_rotation();
         let cached = both.map(|namespace| (self.cache.peek(&namespace, &demand.tokens), namespace));
         let [short, long] = &cached;
         let (_, namespace) = if long.0 > short.0 { long } else { short };

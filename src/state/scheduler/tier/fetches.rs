@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{PendingFetch, PrefixFound, SequenceTier, StoreOrder, Tier, TierPhase};
-use crate::cache::prefix_cache::SaveAccount;
+use crate::cache::prefix_cache::StoreRecordChange;
 use crate::cache::prefix_history::StoredMiss;
 use crate::plan::{FetchDemand, LoadGrant, StoredPrefix};
 use crate::scheduler::Scheduler;
@@ -20,9 +20,9 @@ impl Scheduler {
         };
         tier.serves = serves;
         tier.store_record = if serves {
-            SaveAccount::Forget
+            StoreRecordChange::Forget
         } else {
-            SaveAccount::End
+            StoreRecordChange::End
         };
         if !serves {
             tier.drop_orders_in_flight();

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::cache::namespace::Namespace;
-use crate::cache::prefix_cache::SaveAccount;
+use crate::cache::prefix_cache::StoreRecordChange;
 use crate::cache::prefix_history::StoredMiss;
 use crate::cache::radix_tree::SaveRules;
 use crate::step::BlockCopies;
@@ -182,7 +182,7 @@ pub(super) struct Tier {
     stats: TierStats,
     steps_since_save: usize,
     /// For the next plan: how the tree changes its record of stored blocks.
-    store_record: SaveAccount,
+    store_record: StoreRecordChange,
 }
 
 struct StepCopies {
@@ -221,7 +221,7 @@ impl Tier {
             states: Buffers::new(limits.state_buffers),
             stats: TierStats::default(),
             steps_since_save: 0,
-            store_record: SaveAccount::default(),
+            store_record: StoreRecordChange::default(),
         }
     }
 
@@ -379,7 +379,7 @@ impl Tier {
     /// Makes the tree restart its record of stored blocks, unless the store has stopped, which has ended the record.
     fn restart_store_record(&mut self) {
         if self.serves {
-            self.store_record = SaveAccount::Forget;
+            self.store_record = StoreRecordChange::Forget;
         }
     }
 

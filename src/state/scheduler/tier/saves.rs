@@ -1,7 +1,7 @@
 //! Saves the tree's unsaved blocks: steps copy them, and the store writes them once the steps have succeeded.
 
 use super::{PendingSave, Tier};
-use crate::cache::prefix_cache::{SaveAccount, SaveCounts, UnsavedBlock, UnsavedPart};
+use crate::cache::prefix_cache::{SaveCounts, StoreRecordChange, UnsavedBlock, UnsavedPart};
 use crate::plan::SaveBudget;
 use crate::scheduler::{Next, Scheduler};
 use crate::step::{BlockSave, BlockSource};
@@ -26,7 +26,7 @@ impl Scheduler {
         let tier = self.tier.as_mut()?;
         let max_blocks = tier.free_for_saves();
         let store_record = std::mem::take(&mut tier.store_record);
-        (max_blocks > 0 || store_record != SaveAccount::Keep).then_some(SaveBudget {
+        (max_blocks > 0 || store_record != StoreRecordChange::Keep).then_some(SaveBudget {
             base: tier.due_saves(),
             extra_when_idle: tier.limits.saves_when_idle,
             max_blocks,

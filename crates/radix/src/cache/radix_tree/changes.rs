@@ -49,7 +49,7 @@ impl Changes {
 impl RadixTree {
     /// Records node changes for [`take_changes`](Self::take_changes) from now on: first a `Cleared`, then all nodes of
     /// the tree, a part per call, together with every new change. Another call starts over.
-    pub fn record_changes(&mut self) {
+    pub fn restart_changes(&mut self) {
         self.changes = Some(Box::new(Changes {
             queue: vec![CacheChange::Cleared],
             rescan: Some(Rescan {

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use super::{Key, RadixTree};
 use crate::cache::namespace::Namespace;
-use crate::cache::prefix_cache::{SaveAccount, SaveCounts, SaveDemand, UnsavedBlock, UnsavedPart};
+use crate::cache::prefix_cache::{
+    SaveCounts, SaveDemand, StoreRecordChange, UnsavedBlock, UnsavedPart,
+};
 
 /// Capacity of the queue in paths: a new path is dropped when it is full.
 const MAX_QUEUED: usize = 4096;
@@ -288,12 +290,12 @@ impl SaveBatch {
 }
 
 impl Saves {
-    fn apply(&mut self, account: SaveAccount) {
-        if account == SaveAccount::Keep {
+    fn apply(&mut self, account: StoreRecordChange) {
+        if account == StoreRecordChange::Keep {
             return;
         }
         self.epoch = self.epoch.wrapping_add(1);
-        self.is_stopped = account == SaveAccount::End;
+        self.is_stopped = account == StoreRecordChange::End;
         if self.is_stopped {
             self.clear();
         }

@@ -60,7 +60,7 @@ pub struct RowWindows {
 
 impl RowWindows {
     /// For a sequence with `first` cached pages, which owns no window pages yet.
-    pub fn behind(first: usize) -> Self {
+    pub fn starting_at(first: usize) -> Self {
         Self {
             first,
             pages: WindowPages::empty(),

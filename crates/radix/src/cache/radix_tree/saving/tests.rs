@@ -59,10 +59,10 @@ impl Saver {
     }
 
     fn take(&mut self, blocks: usize) -> Vec<(u32, Vec<u32>)> {
-        self.take_with(SaveAccount::Keep, blocks)
+        self.take_with(StoreRecordChange::Keep, blocks)
     }
 
-    fn take_with(&mut self, account: SaveAccount, blocks: usize) -> Vec<(u32, Vec<u32>)> {
+    fn take_with(&mut self, account: StoreRecordChange, blocks: usize) -> Vec<(u32, Vec<u32>)> {
         let blocks = self.tree.take_unsaved(SaveDemand {
             blocks,
             states: 0,
@@ -155,7 +155,7 @@ fn blocks_are_taken_again_at_the_next_publish_after_a_reset() {
     saver.publish(&tokens(8), 0);
     assert!(saver.take(9).is_empty());
     // The reset alone queues nothing.
-    assert!(saver.take_with(SaveAccount::Forget, 9).is_empty());
+    assert!(saver.take_with(StoreRecordChange::Forget, 9).is_empty());
     saver.publish(&tokens(8), 0);
     assert_eq!(saver.take(9), first);
     saver.publish(&tokens(8), 0);
@@ -168,7 +168,7 @@ fn a_store_that_refuses_everything_is_offered_a_path_once() {
     saver.publish(&tokens(16), 0);
     assert_eq!(saver.take(1).len(), 1);
     let taken: Vec<u32> = (0..9)
-        .flat_map(|_| saver.take_with(SaveAccount::Forget, 1))
+        .flat_map(|_| saver.take_with(StoreRecordChange::Forget, 1))
         .map(|(block, _)| block)
         .collect();
     assert_eq!(taken, [1, 2, 3]);
@@ -200,12 +200,12 @@ fn the_queue_keeps_no_more_tokens_than_its_bound() {
 fn nothing_is_queued_after_the_store_has_stopped() {
     let mut saver = Saver::new(1, 1);
     saver.publish(&tokens(8), 0);
-    assert!(saver.take_with(SaveAccount::End, 0).is_empty());
+    assert!(saver.take_with(StoreRecordChange::End, 0).is_empty());
     assert_eq!(saver.tree.save_counts(), SaveCounts::default());
     saver.publish(&tokens(12), 0);
     assert_eq!(saver.tree.save_counts(), SaveCounts::default());
     // A new store starts.
-    assert!(saver.take_with(SaveAccount::Forget, 0).is_empty());
+    assert!(saver.take_with(StoreRecordChange::Forget, 0).is_empty());
     saver.publish(&tokens(12), 0);
     assert_eq!(saver.take(9).len(), 3);
 }
