@@ -48,18 +48,23 @@ pub unsafe fn tile<S: Lanes, const M: usize, const N: usize>(
             let row = rows.wrapping_add(block * ROW_WORDS * M);
             let (corrections, words) = (row.wrapping_add(M), row.wrapping_add(2 * M));
             let half = block % 2;
-            let lines: [*const u32; N] =
-                std::array::from_fn(|n| panels[n].wrapping_add(block / 2 * LINES * PANEL));
+            let mut lines = panels;
+            for lines in &mut lines {
+                *lines = lines.wrapping_add(block / 2 * LINES * PANEL);
+            }
             if N == 1 {
                 ahead.follow_lines::<S>(lines[0], half, LINES);
             }
-            let mut dot: [[S::W; N]; M] = std::array::from_fn(|m| {
-                [S::splat_word(read::<u32, u32>(corrections.wrapping_add(m))); N]
-            });
+            let mut dot = [[S::splat_word(0); N]; M];
+            for (m, dot) in dot.iter_mut().enumerate() {
+                *dot = [S::splat_word(read::<u32, u32>(corrections.wrapping_add(m))); N];
+            }
             for step in 0..BLOCK_STEPS {
-                let codes: [S::W; N] = std::array::from_fn(|n| {
-                    S::load_words(lines[n].wrapping_add((1 + half * BLOCK_STEPS + step) * PANEL))
-                });
+                let mut codes = [S::splat_word(0); N];
+                for n in 0..N {
+                    let first = (1 + half * BLOCK_STEPS + step) * PANEL;
+                    codes[n] = S::load_words(lines[n].wrapping_add(first));
+                }
                 for m in 0..M {
                     let word = read::<u32, u32>(words.wrapping_add(step * M + m));
                     for n in 0..N {

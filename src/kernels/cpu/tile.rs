@@ -315,10 +315,14 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
             let scales = rows.wrapping_add(group * (row_words + 2) * M);
             let corrections = scales.wrapping_add(M);
             let words = corrections.wrapping_add(M);
-            let panel: [*const u32; N] =
-                std::array::from_fn(|n| panels[n].wrapping_add(group * (INT8_STEPS + 1) * PANEL));
-            let mut acc: [[S::W; N]; M] =
-                std::array::from_fn(|m| [S::splat_word(read(corrections.wrapping_add(m))); N]);
+            let mut panel = panels;
+            for panel in &mut panel {
+                *panel = panel.wrapping_add(group * (INT8_STEPS + 1) * PANEL);
+            }
+            let mut acc = [[S::splat_word(0); N]; M];
+            for (m, acc) in acc.iter_mut().enumerate() {
+                *acc = [S::splat_word(read(corrections.wrapping_add(m))); N];
+            }
             if N == 1 {
                 // A group has an additional line: its scales.
                 ahead.follow::<S>(panel[0], INT8_STEPS, PANEL);
@@ -329,34 +333,53 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
                     if N == 1 {
                         ahead.follow::<S>(panel[0], step, PANEL);
                     }
-                    let weights: [S::W; N] = std::array::from_fn(|n| {
-                        S::load_words(panel[n].wrapping_add((step + 1) * PANEL))
-                    });
-                    if S::BYTE_QUADS {
-                        for m in 0..M {
-                            let word = S::splat_word(read(words.wrapping_add(step * M + m)));
-                            for n in 0..N {
-                                acc[m][n] = S::dot_quads(acc[m][n], word, weights[n]);
-                            }
-                        }
-                        continue;
+                    let mut weights = [S::splat_word(0); N];
+                    for n in 0..N {
+                        weights[n] = S::load_words(panel[n].wrapping_add((step + 1) * PANEL));
                     }
-                    for odd in 0..2 {
-                        let words = words.wrapping_add((odd * INT8_STEPS + step) * M);
-                        let mut factors = weights;
-                        for n in 0..N {
-                            factors[n] = shorts::<S>(weights[n], odd);
-                        }
-                        for m in 0..M {
-                            let word = S::splat_word(read(words.wrapping_add(m)));
-                            for n in 0..N {
-                                acc[m][n] = S::dot_shorts(acc[m][n], word, factors[n]);
-                            }
-                        }
-                    }
+                    add_products::<S, M, N>(&mut acc, words, step, weights);
                 }
             }
             add_scaled::<S, M, N>(acc, scales, panel, sums);
+        }
+    }
+}
+
+/// Adds the integer products of one step of a group to the sums.
+///
+/// # Safety
+/// `words` is valid for the whole group; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn add_products<S: Lanes, const M: usize, const N: usize>(
+    acc: &mut [[S::W; N]; M],
+    words: *const u32,
+    step: usize,
+    weights: [S::W; N],
+) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if S::BYTE_QUADS {
+            for m in 0..M {
+                let word = super::simd::read(words.wrapping_add(step * M + m));
+                let word = S::splat_word(word);
+                for n in 0..N {
+                    acc[m][n] = S::dot_quads(acc[m][n], word, weights[n]);
+                }
+            }
+            return;
+        }
+        for odd in 0..2 {
+            let words = words.wrapping_add((odd * INT8_STEPS + step) * M);
+            let mut factors = weights;
+            for n in 0..N {
+                factors[n] = shorts::<S>(weights[n], odd);
+            }
+            for m in 0..M {
+                let word = S::splat_word(super::simd::read(words.wrapping_add(m)));
+                for n in 0..N {
+                    acc[m][n] = S::dot_shorts(acc[m][n], word, factors[n]);
+                }
+            }
         }
     }
 }
