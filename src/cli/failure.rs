@@ -14,6 +14,11 @@ impl Failure {
     pub fn failed(reason: impl Display) -> Self {
         Self::Failed(reason.to_string())
     }
+
+    /// For `map_err`: names the operation that failed.
+    pub fn to<E: Display>(operation: impl Display) -> impl Fn(E) -> Self {
+        move |error| Self::Failed(format!("failed to {operation}: {error}"))
+    }
 }
 
 impl From<StartError> for Failure {

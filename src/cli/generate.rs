@@ -165,7 +165,7 @@ fn read_prompt(argument: Option<&str>) -> Result<String, Failure> {
     }
     let mut text = String::new();
     let read = stdin.read_to_string(&mut text);
-    read.map_err(|error| Failure::failed(format_args!("failed to read stdin: {error}")))?;
+    read.map_err(Failure::to("read stdin"))?;
     Ok(text)
 }
 
@@ -183,12 +183,14 @@ fn chat(system: Option<&str>, user: String) -> Prompt {
 }
 
 async fn answer(engine: &EngineHandle, request: GenerateRequest) -> Result<(), Failure> {
+    let wanted = request.sampling.max_new_tokens;
     let generation = engine.generate(request).map_err(Failure::failed)?;
-    stream(generation, &mut std::io::stdout().lock()).await
+    stream(generation, wanted).await
 }
 
-/// Writes the text as it is generated. If stdout is closed, drops the request, which cancels it.
-async fn stream(mut generation: Generation, out: &mut impl Write) -> Result<(), Failure> {
+/// Writes the text, of up to `wanted` tokens, as it is generated. If stdout is closed, cancels the request.
+async fn stream(mut generation: Generation, wanted: u32) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
     let mut put = |text: &str| {
         out.write_all(text.as_bytes())
             .and_then(|()| out.flush())
@@ -205,10 +207,12 @@ async fn stream(mut generation: Generation, out: &mut impl Write) -> Result<(), 
                 put(&end.delta.text);
                 put("\n");
                 if let FinishReason::Length { max_new_tokens } = end.reason {
-                    tracing::warn!(
-                        max_new_tokens,
-                        "the answer was cut off: raise --max-new-tokens"
-                    );
+                    let flags = if max_new_tokens < wanted {
+                        "--context-length or --max-total-tokens, as one of them is used up"
+                    } else {
+                        "--max-new-tokens"
+                    };
+                    tracing::warn!(max_new_tokens, "the answer was cut off: raise {flags}");
                 }
                 tracing::debug!(usage = ?end.delta.usage, seconds = end.e2e_latency_s, "done");
                 return Ok(());

@@ -60,10 +60,11 @@ async fn serve(
     traces: Tracing,
     began: Instant,
 ) -> Result<(), Failure> {
-    let refused = |error| Failure::Failed(format!("failed to install signal handlers: {error}"));
-    let mut signals = Signals::install().map_err(refused)?;
+    let refused = Failure::to("install signal handlers");
+    let mut signals = Signals::install().map_err(&refused)?;
     let mut hang_ups = HangUps::install().map_err(refused)?;
-    let address = listener.local_addr().map_err(Failure::failed)?;
+    let address = listener.local_addr();
+    let address = address.map_err(Failure::to("find the address of the listener"))?;
     let deadline_s = server_config.shutdown_deadline_s;
     spawn_upkeep(metrics.clone());
     let slot = EngineSlot::default();

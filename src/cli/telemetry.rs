@@ -32,7 +32,7 @@ pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
     let lines = lines.log_internal_errors(false);
     let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     let started = subscriber.with(WithoutClientErrors).try_init();
-    started.map_err(|error| Failure::Failed(format!("failed to start the log: {error}")))
+    started.map_err(Failure::to("start the log"))
 }
 
 /// Drops [`CLIENT_ERRORS`] from the log.
@@ -66,9 +66,7 @@ pub fn install_recorder() -> Result<PrometheusHandle, Failure> {
         builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)
     });
     let handle = builder.and_then(PrometheusBuilder::install_recorder);
-    let refused =
-        |error| Failure::Failed(format!("failed to install the metrics recorder: {error}"));
-    let handle = handle.map_err(refused)?;
+    let handle = handle.map_err(Failure::to("install the metrics recorder"))?;
     describe_all();
     Ok(handle)
 }

@@ -59,7 +59,9 @@ impl Gpu {
         let element = element_of(model.dtype, origin(config))?;
         check_kv_type(config, element)?;
         if model.dtype == StoredDtype::F16 {
-            tracing::warn!("the checkpoint is stored in float16 and runs in bfloat16 on the GPU");
+            tracing::warn!(
+                "there is no float16 on CUDA: the checkpoint runs in bfloat16 (--dtype float32 is more precise)"
+            );
         }
         Ok(())
     }

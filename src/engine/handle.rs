@@ -377,8 +377,8 @@ impl EngineHandle {
     }
 
     /// Stops admitting requests, and waits until all requests have ended or `deadline` has passed. Then cancels the
-    /// rest, and stops the actors and their threads. If the running step takes several seconds more, returns without
-    /// waiting for it: the executor's thread ends after the step. Needs a tokio runtime with a timer.
+    /// rest, and stops the actors and their threads. If they take several seconds more, for example to end a step or to
+    /// load weights, returns without waiting for them. Needs a tokio runtime with a timer.
     pub async fn shutdown(&self, deadline: Duration) {
         self.close_admission();
         if let Ok(doors) = self.doors() {
@@ -392,7 +392,7 @@ impl EngineHandle {
         let stopped = tokio::time::timeout(STOP_GRACE, self.inner.watchdog.send(StopUnit)).await;
         if stopped.is_err() {
             tracing::warn!(
-                "shutdown does not wait for the executor thread, which is still running a step and exits after it"
+                "the engine did not stop in {STOP_GRACE:?}: exiting while it runs a step, loads weights or writes KV"
             );
             return;
         }

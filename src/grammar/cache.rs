@@ -109,7 +109,7 @@ impl Slots {
 }
 
 pub(super) struct Permits {
-    taken: Mutex<usize>,
+    pub(super) taken: Mutex<usize>,
     freed: Condvar,
     limit: usize,
 }

@@ -188,7 +188,8 @@ impl Core {
             });
         if compiling.is_err() {
             // Other requests may already wait for the slot.
-            slot.end(Err(self.overloaded()));
+            let n = *lock(&self.permits.taken);
+            slot.end(Err(overloaded("grammar threads (no more can start)", n)));
             lock(&self.slots).remove(&key);
         }
         Ok(slot)
@@ -201,11 +202,13 @@ impl Core {
             slot.begin();
             match factory {
                 Ok(factory) => compile(factory, source),
-                Err(reason) => Err(refusal(field, reason)),
+                Err(reason) => {
+                    let reason = format!("{field} needs another model: {reason}; leave it out");
+                    Err(FieldError::new(field, reason).into())
+                }
             }
         }));
-        let compiled =
-            compiled.unwrap_or_else(|_| Err(refusal(field, "the grammar compiler failed (a bug)")));
+        let compiled = compiled.unwrap_or_else(|_| Err(refusal(field, words::CRASHED)));
         slot.end(compiled.map(Arc::new));
     }
 
@@ -221,18 +224,10 @@ impl Core {
         Ok(factory)
     }
 
-    fn overloaded(&self) -> RequestError {
-        RequestError::Overloaded {
-            what: "grammars to compile",
-            queued: self.limits.compiling,
-            limit: self.limits.compiling,
-        }
-    }
-
     fn permit_error(&self, unready: &Unready) -> RequestError {
         match unready {
             Unready::Cancelled => cancelled(),
-            Unready::TimedOut => self.overloaded(),
+            Unready::TimedOut => overloaded("grammars to compile", self.limits.compiling),
         }
     }
 
@@ -270,6 +265,14 @@ fn compile(factory: &ParserFactory, source: Source) -> Result<Template, RequestE
     })
 }
 
+fn overloaded(what: &'static str, n: usize) -> RequestError {
+    RequestError::Overloaded {
+        what,
+        queued: n,
+        limit: n,
+    }
+}
+
 fn cancelled() -> RequestError {
     RequestError::Invalid("the request was cancelled".to_owned())
 }
@@ -277,7 +280,7 @@ fn cancelled() -> RequestError {
 fn refusal(field: &'static str, reason: &str) -> RequestError {
     let message: String = words::for_client(reason).chars().take(MAX_CHARS).collect();
     let reason =
-        format!("{field} cannot be compiled to a grammar: {message}; correct or simplify it");
+        format!("{field} cannot be compiled to a grammar: {message}; change or simplify it");
     RequestError::Field(FieldError::new(field, reason))
 }
 

@@ -102,7 +102,7 @@ impl TokenizerEnv for Tokens {
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
-        // llguidance uses only the first token of a forced text before it calls again, and looks back at four tokens.
+        // The trait requires it; llguidance calls it with canonical encoders only. The length is bounded in any case.
         let longest = self.trie.max_token_len().max(64);
         let bytes = &bytes[..bytes.len().min(LOOK_AHEAD_TOKENS * longest)];
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {

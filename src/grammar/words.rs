@@ -42,11 +42,13 @@ const REPLACEMENTS: [(&str, &str); 13] = [
     ),
 ];
 const TOO_COMPLEX: &str = "it is too complex";
+pub(super) const CRASHED: &str =
+    "the grammar compiler crashed, which is a bug of this engine (please report it)";
 
 /// Converts a message of llguidance to one for clients.
 pub(super) fn for_client(reason: &str) -> String {
     if reason.starts_with("panic:") {
-        return "the grammar compiler failed (a bug)".to_owned();
+        return CRASHED.to_owned();
     }
     let instead = REPLACEMENTS.iter().find(|(part, _)| reason.contains(part));
     match instead {
@@ -74,7 +76,7 @@ mod tests {
                 "initial lexer configuration (grammar) too big (limit for this grammar: 1000000)",
                 "too complex",
             ),
-            ("panic: at 'x.rs' <backtrace>", "compiler failed"),
+            ("panic: at 'x.rs' <backtrace>", "compiler crashed"),
         ] {
             let text = for_client(message);
             assert!(text.contains(expected), "{text}");

@@ -270,7 +270,11 @@ impl<'a> Client<'a> {
                 repo,
                 reason: format!("does not contain {what}"),
             },
-            (404, _) => HubError::NoRepository { repo, endpoint },
+            (404, _) => HubError::NoRepository {
+                repo,
+                endpoint,
+                has_token,
+            },
             (status, _) => HubError::Status {
                 host: host_of(&endpoint),
                 status,

@@ -133,7 +133,7 @@ impl Fetch<'_> {
             let reason = match outcome {
                 Ok(()) if partial.bytes >= file.bytes => break,
                 Ok(()) => "the response ended early".to_owned(),
-                Err(error) if error.is_transient() && attempts < MAX_ATTEMPTS => error.to_string(),
+                Err(error) if error.is_transient() => error.to_string(),
                 Err(error) => return Err(error),
             };
             if attempts >= MAX_ATTEMPTS {
@@ -142,6 +142,7 @@ impl Fetch<'_> {
                     bytes: file.bytes,
                     got_bytes: partial.bytes,
                     attempts,
+                    reason,
                 });
             }
             tracing::warn!(

@@ -39,10 +39,15 @@ pub enum HubError {
         has_token: bool,
     },
     #[error(
-        "there is no model {repo} at {endpoint}, and no local folder with this name: check the name; a private \
-        model needs HF_TOKEN"
+        "there is no model {repo} at {endpoint}, and no local folder with this name: check the name; if it is private, \
+        {}",
+        token_advice(*has_token)
     )]
-    NoRepository { repo: RepoId, endpoint: String },
+    NoRepository {
+        repo: RepoId,
+        endpoint: String,
+        has_token: bool,
+    },
     #[error("{repo} has no revision {revision:?}: --revision takes a branch, a tag or a commit")]
     NoRevision { repo: RepoId, revision: String },
     #[error("{repo} {reason}")]
@@ -71,15 +76,18 @@ pub enum HubError {
         what: String,
         reason: String,
     },
-    /// Each attempt received fewer bytes than the file has.
+    /// Each attempt failed, or received fewer bytes than the file has.
     #[error(
-        "{file}: received only {got_bytes} of {bytes} bytes in {attempts} attempts: start again later, the download resumes"
+        "{file}: received only {got_bytes} of {bytes} bytes in {attempts} attempts ({reason}): start again later, the \
+         download resumes"
     )]
     Truncated {
         file: String,
         bytes: u64,
         got_bytes: u64,
         attempts: u32,
+        /// The last attempt's error.
+        reason: String,
     },
     #[error(
         "{file}: its {algorithm} is {got}, the hub says {expected}: the download is corrupt and was deleted; try \

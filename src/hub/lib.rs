@@ -356,7 +356,10 @@ fn check_revision(revision: &str) -> Result<(), HubError> {
         Err(HubError::Setting {
             name: "--revision",
             value: revision.to_owned(),
-            reason: "must be a branch, a tag or a commit".to_owned(),
+            reason: format!(
+                "must be a branch, a tag or a commit of at most {MAX_REVISION_BYTES} letters, digits, -, _, ., / or +, \
+                 with no part between slashes that is empty, . or .."
+            ),
         })
     }
 }

@@ -103,8 +103,9 @@ impl HubSettings {
         let token = if is_set(&["HF_HUB_DISABLE_IMPLICIT_TOKEN"]) {
             None
         } else {
-            match text(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]) {
-                Some(token) => Some(Token::new(token.trim(), "HF_TOKEN")?),
+            let mut names = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].into_iter();
+            match names.find_map(|name| Some((name, text(&[name])?))) {
+                Some((name, token)) => Some(Token::new(token.trim(), name)?),
                 None => token_in(&path(&["HF_TOKEN_PATH"]).unwrap_or(home.join("token")))?,
             }
         };
@@ -246,6 +247,7 @@ mod tests {
                 "hf secret",
                 "invalid Hugging Face token in HF_TOKEN",
             ),
+            ("HUGGING_FACE_HUB_TOKEN", "hf secret", "copy it again"),
         ] {
             let error = read(&[("HOME", "/home/ada"), (name, value)]).expect_err("a bad value");
             let text = error.to_string();

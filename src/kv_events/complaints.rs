@@ -1,6 +1,7 @@
 //! Limits the rate of warnings about faults of unauthenticated peers.
 
 use std::cell::Cell;
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 /// The shortest time between two warnings.
@@ -15,10 +16,10 @@ pub(super) struct Complaints {
 
 impl Complaints {
     /// Logs every fault at debug level, and at most one per interval as a warning.
-    pub(super) fn log(&self, what: &'static str, reason: &dyn std::fmt::Display) {
-        tracing::debug!(%reason, "{what}");
+    pub(super) fn log(&self, what: &'static str, peer: Option<&str>, reason: &dyn Display) {
+        tracing::debug!(peer, %reason, "{what}");
         if let Some(times) = self.count(Instant::now()) {
-            tracing::warn!(%reason, times, "{what}");
+            tracing::warn!(peer, %reason, faults_since_last_warning = times, "{what}");
         }
     }
 

@@ -34,9 +34,10 @@ impl BoundEndpoint {
             Endpoint::Ipc { path } => bind_file(path),
         };
         bound.map_err(|error| {
-            let advice = match endpoint {
-                Endpoint::Tcp { .. } => "choose another port, or 0 for any free one",
-                Endpoint::Ipc { .. } => "choose another path",
+            let advice = match (endpoint, error.kind()) {
+                (Endpoint::Ipc { .. }, _) => "choose another path",
+                (_, io::ErrorKind::AddrInUse) => "choose another port, or 0 for any free one",
+                _ => "use * or an address of this machine as the host, or another port",
             };
             invalid_config(format!(
                 "has the {key} {endpoint}, which cannot be bound: {error}; {advice}"
@@ -76,18 +77,20 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    pub async fn accept(&self) -> io::Result<Box<dyn Connection>> {
+    /// The next connection, and its two addresses if it has any.
+    pub async fn accept(&self) -> io::Result<(Box<dyn Connection>, Option<String>)> {
         Ok(match self {
             Self::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
+                let (stream, peer) = listener.accept().await?;
                 if let Err(error) = presence::set_options(&stream) {
                     // The peer has already closed the connection. The connection's task will detect that.
                     tracing::debug!(%error, "failed to set options of a KV event connection");
                 }
-                Box::new(stream)
+                let peer = format!("{peer} to {}", stream.local_addr()?);
+                (Box::new(stream), Some(peer))
             }
             #[cfg(unix)]
-            Self::Ipc { listener, .. } => Box::new(listener.accept().await?.0),
+            Self::Ipc { listener, .. } => (Box::new(listener.accept().await?.0), None),
         })
     }
 }

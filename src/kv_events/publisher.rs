@@ -221,7 +221,7 @@ impl Drop for KvEventPublisher {
         let _ = self.stop.take().map(|stop| stop.send(()));
         let waited = self.ended.recv_timeout(STOP_TIMEOUT);
         if matches!(waited, Err(RecvTimeoutError::Timeout)) {
-            tracing::warn!("the KV event publisher's thread did not stop in time");
+            tracing::warn!("KV events may be lost: the publisher did not stop in {STOP_TIMEOUT:?}");
         }
     }
 }

@@ -73,6 +73,7 @@ pub(super) async fn accept_replay_clients(listener: Listener, sockets: Rc<Socket
 /// Connects to a subscriber that has bound its socket, and reconnects forever.
 pub(super) async fn connect_to_subscriber((host, port): (String, u16), sockets: Rc<Sockets>) {
     let mut wait = FIRST_RETRY;
+    let peer = format!("{host}:{port}");
     loop {
         match TcpStream::connect((host.as_str(), port)).await {
             Ok(stream) => {
@@ -80,10 +81,10 @@ pub(super) async fn connect_to_subscriber((host, port): (String, u16), sockets: 
                     Ok(()) => serve_subscriber(stream, sockets.clone()).await,
                     Err(error) => Err(error.into()),
                 };
-                if !matches!(ended, Err(ZmtpError::Peer(_))) {
+                if !matches!(ended, Err(ZmtpError::Peer(_) | ZmtpError::LongFrame(_))) {
                     wait = FIRST_RETRY;
                 }
-                log_end(ended, &sockets.complaints);
+                log_end(ended, Some(&peer), &sockets.complaints);
             }
             Err(error) => {
                 tracing::debug!(host, %error, "failed to connect to a KV event subscriber")
@@ -101,40 +102,38 @@ async fn accept<F>(
 ) where
     F: Future<Output = Result<(), ZmtpError>> + 'static,
 {
-    let open = Rc::new(Cell::new(0));
+    let (open, complaints) = (Rc::new(Cell::new(0)), &sockets.complaints);
     loop {
-        let stream = match listener.accept().await {
-            Ok(stream) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
-                let what = "failed to accept a KV event client";
-                sockets.complaints.log(what, &error);
+                complaints.log("failed to accept a KV event client", None, &error);
                 sleep(ACCEPT_RETRY).await;
                 continue;
             }
         };
         if open.get() >= MAX_CONNECTIONS {
             let reason = format_args!("the limit of {MAX_CONNECTIONS} connections is reached");
-            let what = "rejected a KV event client";
-            sockets.complaints.log(what, &reason);
+            complaints.log("rejected a KV event client", peer.as_deref(), &reason);
             continue;
         }
         open.set(open.get() + 1);
         let (served, open) = (serve(stream), open.clone());
         let sockets = sockets.clone();
         tokio::task::spawn_local(async move {
-            log_end(served.await, &sockets.complaints);
+            log_end(served.await, peer.as_deref(), &sockets.complaints);
             open.set(open.get() - 1);
         });
     }
 }
 
-fn log_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
+fn log_end(ended: Result<(), ZmtpError>, peer: Option<&str>, complaints: &Complaints) {
     match ended {
         Ok(()) => (),
         Err(error @ (ZmtpError::Io(_) | ZmtpError::Idle | ZmtpError::Silent)) => {
-            tracing::debug!(%error, "a KV event client disconnected");
+            tracing::debug!(peer, %error, "a KV event client disconnected");
         }
-        Err(error) => complaints.log("disconnected a KV event client", &error),
+        Err(error) => complaints.log("disconnected a KV event client", peer, &error),
     }
 }
 

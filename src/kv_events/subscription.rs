@@ -45,7 +45,7 @@ pub enum SubscribeError {
         MAX_READERS
     )]
     TooMany,
-    #[error("the KV event publisher has stopped")]
+    #[error("the KV event publisher has stopped: it starts again only with the server")]
     Stopped,
 }
 

@@ -26,6 +26,8 @@ pub enum ZmtpError {
     /// The peer violates the protocol, or exceeds a limit.
     #[error("the peer {0}")]
     Peer(&'static str),
+    #[error("the peer sent a frame of more than {0} bytes")]
+    LongFrame(usize),
     #[error("the peer did not read or send data in time")]
     Late,
     #[error("the peer did not answer a PING")]
@@ -107,7 +109,7 @@ pub async fn handshake(
 /// Reads a frame of at most `limit` bytes.
 ///
 /// # Errors
-/// [`ZmtpError::Peer`], if the frame is longer or malformed.
+/// [`ZmtpError::LongFrame`], or [`ZmtpError::Peer`] if the frame is malformed.
 pub async fn read_frame(
     reader: &mut (impl AsyncRead + Unpin),
     limit: usize,
@@ -122,7 +124,7 @@ pub async fn read_frame(
     };
     let n_bytes = usize::try_from(n_bytes).ok();
     let n_bytes = n_bytes.filter(|n_bytes| *n_bytes <= limit);
-    let n_bytes = n_bytes.ok_or(ZmtpError::Peer("sent a frame that is too long"))?;
+    let n_bytes = n_bytes.ok_or(ZmtpError::LongFrame(limit))?;
     let mut body = vec![0; n_bytes];
     reader.read_exact(&mut body).await?;
     Ok(Frame {

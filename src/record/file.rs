@@ -84,7 +84,7 @@ pub enum LogError {
         /// The version of the engine that wrote the log, if known.
         engine: String,
     },
-    #[error("has the header of another version of the engine ({0}): replay it with that version")]
+    #[error("has a header that this version cannot read: {0}")]
     Header(String),
     #[error("is damaged at byte {at}: {reason}")]
     Damaged { at: u64, reason: String },
@@ -189,8 +189,9 @@ impl<R: Read> LogReader<R> {
             .map_err(|error| damaged(format!("header: {error}")))?;
         check_version(&json)?;
         // The checksum is correct, so the file is not damaged: another engine version wrote this header.
-        let header =
-            serde_json::from_value(json).map_err(|error| LogError::Header(error.to_string()))?;
+        let engine = writer_of(&json);
+        let header = serde_json::from_value(json)
+            .map_err(|error| LogError::Header(format!("{error}; replay it with {engine}")))?;
         Ok(Self {
             source,
             header,
@@ -287,21 +288,21 @@ impl<R: Read> LogReader<R> {
 }
 
 fn check_version(header: &serde_json::Value) -> Result<(), LogError> {
-    let found = header
-        .get("format_version")
-        .and_then(|found| found.as_u64());
+    let found = header["format_version"].as_u64();
     if found == Some(u64::from(FORMAT_VERSION)) {
         return Ok(());
     }
-    let engine = header
-        .get("engine_version")
-        .and_then(|engine| engine.as_str());
     Err(LogError::Format {
         found: found.map_or(0, |found| u32::try_from(found).unwrap_or(u32::MAX)),
-        engine: engine.map_or("the engine that wrote it".to_owned(), |engine| {
-            format!("souffleur {engine}, which wrote it")
-        }),
+        engine: writer_of(header),
     })
+}
+
+fn writer_of(header: &serde_json::Value) -> String {
+    match header["engine_version"].as_str() {
+        Some(version) => format!("souffleur {version}, which wrote it"),
+        None => "the engine that wrote it".to_owned(),
+    }
 }
 
 /// The next block; `None` at the end of the file, even inside a block.

@@ -179,7 +179,7 @@ impl Recorder {
         self.n_entries += 1;
         match postcard::to_extend(entry, raw) {
             Ok(raw) if raw.len() <= MAX_BLOCK_BYTES => self.raw = raw,
-            _ => self.drop_entries(),
+            _ => self.drop_entries("an entry is too large"),
         }
         if self.raw.len() >= BLOCK_BYTES {
             self.flush();
@@ -194,11 +194,11 @@ impl Recorder {
         if self.sink.send(raw) {
             self.n_entries = 0
         } else {
-            self.drop_entries()
+            self.drop_entries("the disk is too slow")
         }
     }
 
-    fn drop_entries(&mut self) {
+    fn drop_entries(&mut self, why: &str) {
         if !self.is_open() {
             // The log is closed: later entries do not count as dropped.
             self.raw = Vec::new();
@@ -213,7 +213,7 @@ impl Recorder {
         self.n_entries = 0;
         self.is_broken = true;
         tracing::warn!(
-            "disk too slow or entry too large: entries of the message log were dropped, later ones cannot be replayed"
+            "{why}: the message log has a gap, and records nothing more until the engine is rebuilt or restarted"
         );
     }
 }

@@ -123,7 +123,8 @@ pub(super) fn check_samples(n: u32) -> Result<(), ApiError> {
     match n {
         1..=MAX_SAMPLES => Ok(()),
         n => {
-            let text = format!("n is {n}, limits are 1 to {MAX_SAMPLES}: send several requests");
+            let limits = format!("n is {n}, limits are 1 to {MAX_SAMPLES}");
+            let text = format!("{limits}: send several requests for more samples");
             Err(ApiError::field("n", text))
         }
     }

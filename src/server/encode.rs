@@ -31,7 +31,7 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
     charges: Charges,
     work: impl FnOnce(&TextModel, usize) -> Result<T, RequestError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let lost = || RequestError::EngineDown("the server is shutting down".to_owned());
+    let lost = || ApiError::interrupted("the server is shutting down");
     let engine = &state.serving()?.engine;
     let (tokenizer, limit_tokens) = (tokenizer(engine)?, engine.model().context_length);
     let turn = state.encode_gate().turn().await.ok_or_else(lost)?;
@@ -40,8 +40,7 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
         drop((turn, charges));
         done
     });
-    let failed =
-        |_| RequestError::EngineDown("tokenizing failed (see the server's log)".to_owned());
+    let failed = |_| ApiError::interrupted("tokenizing the text failed: see the server's log");
     Ok(work.await.map_err(failed)??)
 }
 

@@ -148,12 +148,12 @@ impl Fields {
         if self.values <= limit {
             Ok(values)
         } else {
-            let (all, less) = (self.values, "send less at once");
-            let text = format!("{name} holds {values} JSON values and the body {all}");
-            Err(ApiError::field(
-                name,
-                format!("{text}, limit is {limit} per body: {less}"),
-            ))
+            let text = format!(
+                "{name} holds {values} JSON values, {} with earlier fields, limit is {limit} per body: send less at \
+                 once",
+                self.values
+            );
+            Err(ApiError::field(name, text))
         }
     }
 
@@ -421,7 +421,7 @@ mod tests {
             "0,".repeat(99)
         ));
         let error = fields.take_tree("messages").expect_err("it is too large");
-        let text = "messages holds 101 JSON values and the body 101, limit is 100 per body: send less at once";
+        let text = "messages holds 101 JSON values, 101 with earlier fields, limit is 100 per body: send less at once";
         assert_eq!(error, ApiError::field("messages", text));
         let mut fields = of_text(r#"{"messages": [",,,,"], "tools": [1.5]}"#.to_owned());
         assert_eq!(fields.take_tree("messages"), Ok(Some(json!([",,,,"]))));

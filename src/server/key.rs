@@ -12,6 +12,9 @@ use super::error::ApiError;
 use super::state::AppState;
 
 const X_API_KEY: &str = "x-api-key";
+const HTTP_FORM: &str = "Authorization: Bearer <key>, or x-api-key: <key>";
+#[cfg(feature = "grpc")]
+const GRPC_FORM: &str = "the metadata authorization: Bearer <key>";
 
 /// Passes requests with the API key or the admin key, and all requests if no API key is set.
 pub(super) async fn check(
@@ -40,12 +43,12 @@ fn verify(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
         return Ok(());
     };
     if !headers.contains_key(header::AUTHORIZATION) && !headers.contains_key(X_API_KEY) {
-        return Err(ApiError::no_key());
+        return Err(ApiError::no_key(HTTP_FORM));
     }
     if has_key(headers, key) || is_admin(headers, config) {
         Ok(())
     } else {
-        Err(ApiError::wrong_key())
+        Err(ApiError::wrong_key(HTTP_FORM))
     }
 }
 
@@ -63,13 +66,13 @@ pub(super) fn verify_admin(headers: &HeaderMap, config: &ServerConfig) -> Result
 pub(super) fn verify_bearer(given: Option<&[u8]>, config: &ServerConfig) -> Result<(), ApiError> {
     match (&config.api_key, given.and_then(bearer)) {
         (None, _) => Ok(()),
-        (Some(_), None) => Err(ApiError::no_key()),
+        (Some(_), None) => Err(ApiError::no_key(GRPC_FORM)),
         (Some(key), Some(given)) => {
             let admin = config.admin_api_key.as_ref();
             if key.is(given) || admin.is_some_and(|key| key.is(given)) {
                 Ok(())
             } else {
-                Err(ApiError::wrong_key())
+                Err(ApiError::wrong_key(GRPC_FORM))
             }
         }
     }

@@ -10,7 +10,6 @@ use actix_web::rt;
 use tokio::sync::watch;
 
 use super::error::ApiError;
-use souffleur_base::error::RequestError;
 use souffleur_base::ids::RequestId;
 use souffleur_engine::EngineHandle;
 use souffleur_request::{Event, GenerateRequest, Prompt};
@@ -40,15 +39,11 @@ impl Probe {
             // Spawned, because this handler is dropped when its client disconnects.
             rt::spawn(run(engine.clone(), timeout_s, sender));
         });
-        let lost = || {
-            RequestError::EngineDown(
-                "the health check's test request was interrupted: try again".to_owned(),
-            )
-        };
+        let lost = || ApiError::interrupted("the health check's server thread stopped: try again");
         let ended = pending.wait_for(Option::is_some).await;
         let ended = ended.map_err(|_| lost())?;
         let outcome = ended.as_ref().map(|ended| ended.outcome.clone());
-        outcome.unwrap_or_else(|| Err(lost().into()))
+        outcome.unwrap_or_else(|| Err(lost()))
     }
 
     fn join(&self, begin: impl FnOnce(watch::Sender<Option<ProbeEnd>>)) -> PendingProbe {

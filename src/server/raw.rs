@@ -92,7 +92,10 @@ impl Raw {
         let mut text = serde_json::Deserializer::from_slice(&self.0);
         seed.deserialize(&mut text)
             .and_then(|value| text.end().map(|()| value))
-            .map_err(|error| ApiError::field(name, format!("{name} is not valid JSON: {error}")))
+            .map_err(|error| {
+                let json = if error.is_data() { "" } else { " JSON" };
+                ApiError::field(name, format!("{name} is not valid{json}: {error}"))
+            })
     }
 
     pub(super) fn shallow(&self, name: &str) -> Result<Shallow, ApiError> {

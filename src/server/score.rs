@@ -161,7 +161,7 @@ fn items(fields: &mut Fields, name: &str, limits: CallLimits<'_>) -> Result<Vec<
 fn labels(fields: &mut Fields, name: &str, limits: CallLimits<'_>) -> Result<Vec<u32>, ApiError> {
     let raw = fields.take_raw(name).filter(|raw| !raw.has_no_effect());
     let Some(raw) = raw else {
-        let text = "label_token_ids is missing: send the ids of the tokens to score";
+        let text = "label_token_ids is missing or empty: send the ids of the tokens to score";
         return Err(ApiError::field(name, text));
     };
     if raw.is_list() {

@@ -106,7 +106,7 @@ fn usage(transcript: &Transcript) -> Usage {
 
 fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> {
     let first = transcript.output_logprobs.first();
-    let first = first.ok_or_else(|| ApiError::aborted("the request was cancelled"))?;
+    let first = first.ok_or_else(ApiError::aborted)?;
     let logprobs = first.chosen.iter().map(|(_, logprob)| f64::from(*logprob));
     let probs: Vec<f64> = if !softmax {
         logprobs.map(f64::exp).collect()

@@ -14,7 +14,6 @@ use actix_web::{HttpResponse, ResponseError};
 use super::answers::AnswerCharge;
 use super::error::ApiError;
 use super::transcript::Transcript;
-use souffleur_base::error::RequestError;
 
 /// Largest answer that a worker serialises on its own thread.
 pub(super) const MAX_INLINE_BYTES: usize = 128 << 10;
@@ -77,7 +76,7 @@ pub(super) fn on_thread(write: impl FnOnce() -> Vec<u8> + Send + 'static) -> Joi
 
 /// The error for an answer whose serialisation was aborted by the runtime's shutdown.
 pub(super) fn aborted() -> ApiError {
-    RequestError::EngineDown("the server stopped while it wrote the answer".to_owned()).into()
+    ApiError::interrupted("the server stopped while it wrote the answer")
 }
 
 pub(super) fn next_piece(bytes: &mut Bytes) -> Option<Bytes> {

@@ -101,7 +101,8 @@ mod tests {
         check(
             Dialect::Sglang,
             exactly,
-            "the input (5011 tokens) is longer than the model's context length (4094 tokens): shorten the prompt",
+            "the input (5011 tokens) is longer than the model's context length (4094 tokens): shorten the prompt, or \
+             restart the server with a larger --context-length or --max-total-tokens",
         );
         check(
             Dialect::Anthropic,

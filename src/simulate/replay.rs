@@ -60,10 +60,11 @@ pub fn replay_prompts(trace: &Trace, cache: ReplayCache) -> Result<Replayed, Sim
         .kv_tokens
         .map_or_else(all_pages, |tokens| page_size.full_pages(tokens));
     if !(1..=MAX_POOL_PAGES).contains(&n_pages) {
+        let what = cache.kv_tokens.map_or("the prompts", |_| "kv_tokens");
         let reason = format!(
-            "make {n_pages} pages of {page_size} tokens, must make between 1 and {MAX_POOL_PAGES}"
+            "make {n_pages} pages of {page_size} tokens, must make between 1 and {MAX_POOL_PAGES}: change --page-size"
         );
-        return Err(SimulateError::value("kv_tokens", reason));
+        return Err(SimulateError::value(what, reason));
     }
     let ledger = Arc::new(PoolLedger::new(page_size));
     let mut replay = Replay {

@@ -31,5 +31,5 @@ mod world;
 
 #[test]
 fn every_kernel_path_passes_these_tests() {
-    kernel_paths::run_on_each("every_kernel_path");
+    kernel_paths::run_on_each("every_kernel_path_passes_these_tests");
 }

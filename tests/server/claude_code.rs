@@ -80,7 +80,7 @@ fn lines(calls: &[Vec<Value>]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Blocks without the ids of calls and without the line break between a text and a call.
+/// Blocks without the ids of tool calls and without the line break between a text and a tool call.
 fn comparable(content: &Value) -> Vec<Value> {
     let mut blocks = blocks(content).to_vec();
     for block in blocks.iter_mut().filter_map(Value::as_object_mut) {
@@ -115,6 +115,7 @@ fn replay(page: u64) {
     assert!(header.starts_with("x-anthropic-billing-header: "));
     let mut before = None;
     for (turn, messages) in calls.iter().enumerate() {
+        // Some versions end the header with a hash of each request. The server removes it, or nothing would be cached.
         let hash = (turn * 7919 + 0xa1b2) % 0xfffff;
         body["system"][0]["text"] = format!("{header} cch={hash:05x};").into();
         body["messages"] = messages.clone().into();

@@ -106,7 +106,7 @@ fn errors_of_invalid_embeddings_name_their_index() {
         ),
         (json!([[]]), "input_embeds[0] has 0 values"),
         (json!([[[]]]), "input_embeds[0][0] has 0 values"),
-        (json!(embedding()), "input_embeds"),
+        (json!(embedding()), "input_embeds is not valid: invalid"),
         (json!("vectors"), "must be a list of vectors"),
         (json!({"a": 1}), "must be a list of vectors"),
         (json!([embedding(), 7]), "input_embeds"),

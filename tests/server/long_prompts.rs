@@ -46,7 +46,8 @@ fn errors_for_plain_prompts_state_the_token_count() {
     let in_a_list = json!({"prompt": ["a", text]});
     assert_eq!(refusal(&world, "/v1/completions", &in_a_list).1, openai);
     let sglang = format!(
-        "the input ({n} tokens) is longer than the model's context length ({LIMIT} tokens): shorten the prompt"
+        "the input ({n} tokens) is longer than the model's context length ({LIMIT} tokens): shorten the prompt, or \
+         restart the server with a larger --context-length or --max-total-tokens"
     );
     for stream in [false, true] {
         let body = json!({"text": text, "stream": stream});

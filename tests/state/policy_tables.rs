@@ -154,7 +154,7 @@ fn error_for_an_unknown_policy_lists_the_known_ones() {
     assert_eq!(error, format!("is \"sjf\", must be one of {known}"));
 }
 
-/// A prompt of `shared` tokens of a family, then unique ones up to `len`.
+/// A prompt of `shared` tokens of a family, then tokens chosen by `own` up to `len`.
 fn prompt(family: u32, shared: usize, own: u32, len: usize) -> Vec<u32> {
     let shared = (0..shared as u32).map(|at| (family * 11 + at * 3) % 200);
     let own = (0..).map(|at: u32| 200 + (own + at / 7) % 56);
@@ -299,7 +299,7 @@ fn lpm_and_hrrn_keep_the_order_of_arrival_while_more_than_128_wait() {
     for policy in ["lpm", "hrrn"] {
         let world = queue_of(policy, 130);
         let order = started(&world);
-        // 130 and 129 wait at the first two admissions, then 128.
+        // At the first two admissions 130 and 129 requests wait, more than 128; from the third on at most 128.
         assert_eq!(order[..4], [1, 2, 130, 129], "{policy}");
     }
 }
@@ -365,7 +365,7 @@ fn priorities_come_before_the_policy_and_none_is_the_worst() {
 }
 
 #[test]
-fn fcfs_with_lru_touches_the_prefixes_of_the_queue_at_every_32nd_admission() {
+fn fcfs_with_lru_touches_the_prefixes_of_the_queue_in_every_32nd_plan() {
     // A long prompt in small chunks: every chunk's plan checks the queue, and its budget admits no other request.
     let run = |policy, eviction| {
         let mut world = World::new(Setup {

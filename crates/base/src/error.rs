@@ -114,7 +114,7 @@ pub enum RequestError {
     /// Exceeds the model's context or the KV pool. The text is SGLang's, which clients match.
     #[error(
         "the input ({prompt_tokens}) is longer than the model's context length ({limit_tokens} tokens): \
-         shorten the prompt"
+         shorten the prompt, or restart the server with a larger --context-length or --max-total-tokens"
     )]
     PromptTooLong {
         prompt_tokens: PromptTokens,
@@ -161,7 +161,8 @@ pub enum RequestError {
     Grammar(&'static str),
     /// The client did not read its stream (backpressure).
     #[error(
-        "client reads its stream too slowly: {backlog_bytes} bytes queued, limit is {limit_bytes}"
+        "the client reads its stream too slowly: {backlog_bytes} bytes queued, limit is {limit_bytes}: read faster, or \
+         restart the server with a larger --client-backlog-bytes"
     )]
     SlowClient {
         backlog_bytes: usize,

@@ -32,8 +32,8 @@ pub(super) fn mark(messages: &mut [Value]) -> usize {
 pub(super) fn cut(mut prompt: String, blank_bytes: usize) -> Result<String, RequestError> {
     let Some(end) = prompt.rfind(MARK.trim_end()) else {
         return invalid(
-            "continue_final_message: the chat template does not render the last message verbatim, so it cannot be \
-             continued: end with a user message, or leave the field out"
+            "continue_final_message: this model's chat template changes the last assistant message, so it cannot be \
+             continued: end messages with a user message, and leave the field out"
                 .to_owned(),
         );
     };

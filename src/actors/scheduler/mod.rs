@@ -60,14 +60,15 @@ pub struct Scheduler {
     /// Query tokens of the steps in flight: prefilled and decoded.
     step_tokens: std::collections::VecDeque<(usize, usize)>,
     prefill_rate: PrefillRate,
-    /// There was work since the last step ended, so the executor's wait for the next step counts as idle time.
+    /// The scheduler has had work ever since the last step ended. Only then is the time until the next step the
+    /// executor's idle time.
     had_work: bool,
     started: Instant,
     /// Time after which, and then interval at which, a request in flight is logged.
     log_long_requests: Option<Duration>,
     /// Time of the last search for long-running requests, in seconds since the start.
     searched_s: f64,
-    /// The settings that hosts made in this generation of the unit and in earlier ones.
+    /// The settings that the embedding program made in this generation of the unit and in earlier ones.
     settings: HostSettings,
     /// The Watchdog, which keeps the settings for later generations of the unit.
     keeper: Option<Recipient<HostSettings>>,
@@ -210,6 +211,10 @@ impl Scheduler {
                 admissions,
             });
         }
+        self.answer_drains_if_idle();
+    }
+
+    fn answer_drains_if_idle(&mut self) {
         if self.state.is_idle() {
             self.had_work = false;
             for drain in self.drains.drain(..) {
@@ -230,6 +235,7 @@ impl Actor for Scheduler {
                 .state
                 .expire_pins(scheduler.started.elapsed().as_secs());
             scheduler.drive();
+            // Writes the message log.
             scheduler.state.flush();
         });
         ctx.run_interval(DEADLINE_SWEEP, |scheduler, _| {

@@ -247,7 +247,7 @@ impl Tokenizer {
                 .map(move |encoded, tokenizer, ctx| {
                     let failed = || {
                         RequestError::EngineDown(
-                            "tokenizing the prompt failed (see the server's log)".to_owned(),
+                            "tokenizing crashed, which is a bug (see the server's log)".to_owned(),
                         )
                     };
                     let encoded = encoded.unwrap_or_else(|_| vec![Err(failed()); indices.len()]);

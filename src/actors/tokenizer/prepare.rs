@@ -189,7 +189,7 @@ fn compile(
 ) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
     let Some(grammars) = &settings.grammars else {
         return Err(invalid(
-            "the engine runs without a tokenizer: structured output and tools that must be called need one"
+            "this engine has no tokenizer (--skip-tokenizer-init) to constrain outputs: leave constraints and tools out"
                 .to_owned(),
         ));
     };

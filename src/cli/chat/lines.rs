@@ -55,11 +55,7 @@ impl Lines {
             }
         };
         let spawned = thread::Builder::new().name("lines".to_owned()).spawn(serve);
-        spawned.map_err(|error| {
-            Failure::failed(format_args!(
-                "failed to start the thread that reads input: {error}"
-            ))
-        })?;
+        spawned.map_err(Failure::to("start the thread that reads input"))?;
         Ok(Self {
             requests,
             lines,

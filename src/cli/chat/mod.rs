@@ -88,11 +88,12 @@ pub fn run(args: &ChatArgs, settings: Settings) -> Result<(), Failure> {
 
 /// Reads lines and shows the answers until the input ends.
 async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
-    let mut signals = Signals::install().map_err(Failure::failed)?;
+    let refused = Failure::to("install signal handlers");
+    let mut signals = Signals::install().map_err(&refused)?;
     let terminal = Terminal::now();
     let mut lines = Lines::start()?;
     if lines.has_editor() {
-        signals = signals.with_hang_up().map_err(Failure::failed)?;
+        signals = signals.with_hang_up().map_err(refused)?;
     }
     let mut screen = Screen::new();
     let mut conversation = Conversation::new(args.system.as_deref());
@@ -156,7 +157,9 @@ impl Ending {
     fn explain(&self, screen: &mut Screen) {
         match self {
             Self::Whole => (),
-            Self::Cut => screen.note("the answer was cut off: raise --max-new-tokens"),
+            Self::Cut => screen.note(
+                "the answer was cut off: raise --max-new-tokens, or start a new chat if the context is full",
+            ),
             Self::Stopped => screen.note("stopped"),
         }
     }

@@ -123,9 +123,8 @@ impl fmt::Display for Measurement {
 pub fn print(args: &TableArgs) -> Result<(), Failure> {
     let mut results = Vec::new();
     for file in &args.files {
-        let text = std::fs::read_to_string(file).map_err(|error| {
-            Failure::failed(format_args!("failed to read {}: {error}", file.display()))
-        })?;
+        let text = std::fs::read_to_string(file);
+        let text = text.map_err(Failure::to(format_args!("read {}", file.display())))?;
         results.extend(read(file, &text)?);
     }
     let header = ["work", "part", "unit", "value", "floor", "of the floor"];
@@ -135,9 +134,7 @@ pub fn print(args: &TableArgs) -> Result<(), Failure> {
         return Ok(());
     };
     let text = serde_json::to_string_pretty(&results).map_err(Failure::failed)?;
-    std::fs::write(file, text + "\n").map_err(|error| {
-        Failure::failed(format_args!("failed to write {}: {error}", file.display()))
-    })
+    std::fs::write(file, text + "\n").map_err(Failure::to(format_args!("write {}", file.display())))
 }
 
 fn read(file: &Path, text: &str) -> Result<Vec<Measurement>, Failure> {

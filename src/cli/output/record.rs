@@ -56,9 +56,7 @@ fn write(file: &Path, text: &str) -> Result<(), Failure> {
     } else {
         std::fs::write(file, text)
     };
-    written.map_err(|error| {
-        Failure::failed(format_args!("failed to write {}: {error}", file.display()))
-    })
+    written.map_err(Failure::to(format_args!("write {}", file.display())))
 }
 
 pub fn date() -> String {

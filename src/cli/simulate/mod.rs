@@ -306,7 +306,5 @@ fn write_json(file: &Path, value: &serde_json::Value) -> Result<(), Failure> {
         return Ok(());
     }
     let written = std::fs::write(file, text + "\n");
-    written.map_err(|error| {
-        Failure::failed(format_args!("failed to write {}: {error}", file.display()))
-    })
+    written.map_err(Failure::to(format_args!("write {}", file.display())))
 }

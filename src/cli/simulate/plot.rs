@@ -26,12 +26,9 @@ type DrawResult = Result<(), Box<dyn std::error::Error>>;
 type Line<'a> = (&'a str, Vec<(f64, f64)>, RGBColor);
 
 pub fn write(file: &Path, svg: Result<String, String>) -> Result<(), Failure> {
-    let svg =
-        svg.map_err(|error| Failure::failed(format_args!("failed to draw the plot: {error}")))?;
+    let svg = svg.map_err(Failure::to("draw the plot"))?;
     let written = std::fs::write(file, svg);
-    written.map_err(|error| {
-        Failure::failed(format_args!("failed to write {}: {error}", file.display()))
-    })
+    written.map_err(Failure::to(format_args!("write {}", file.display())))
 }
 
 /// Plots memory and requests over time, and the distribution of latencies.

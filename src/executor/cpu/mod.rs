@@ -155,8 +155,11 @@ impl CpuExecutor {
         let keeps_states = kv.state_bytes() > 0;
         let kv_layout = kv.clone();
         let sizes = backend_sizes(options, checkpoint.dtype, kv)?;
-        let mut backend = CpuBackend::new(&sizes)
-            .map_err(|error| LoadError::Memory(format!("cannot start kernel threads: {error}")))?;
+        let mut backend = CpuBackend::new(&sizes).map_err(|error| {
+            LoadError::Memory(format!(
+                "failed to start the compute threads: {error}; set a lower --threads, or raise the limit (ulimit -u)"
+            ))
+        })?;
         let model =
             souffleur_model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
         let limits = Limits {

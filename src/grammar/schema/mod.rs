@@ -334,7 +334,7 @@ impl<'a> Check<'a> {
 
     fn refuse(&self, place: Place<'_>, reason: &str) -> FieldError {
         let field = self.field;
-        let reason = format!("{field} at {place}: {reason}; correct the schema");
+        let reason = format!("{field} at {place}: {reason}; change the schema");
         FieldError::new(field, reason)
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::numbers;
 
-/// Maximum product of the sizes of a string's patterns.
+/// Maximum product of the sizes of a string's patterns; [`Fault::reason`] repeats it.
 const MAX_PRODUCT: u64 = 1_000_000;
 /// Maximum size of a pattern: the cost of a longer one does not grow.
 const MAX_SIZE: u64 = 256;
@@ -25,6 +25,7 @@ const MAX_COPIES: usize = 4_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     TooManyPatterns,
+    TooManyCombinations,
     LargeMultiples,
     NearBounds,
 }
@@ -32,12 +33,16 @@ pub(super) enum Fault {
 impl Fault {
     pub(super) fn reason(self) -> &'static str {
         match self {
-            Self::TooManyPatterns => "too many patterns may apply to one string",
+            Self::TooManyPatterns => {
+                "too many patterns may apply to one string: the limit is 1000000 for the product of their lengths"
+            }
+            Self::TooManyCombinations => "branches and references combine too many schemas",
             Self::LargeMultiples => {
-                "the least common multiple of the multipleOf values that may apply to one number has too many digits"
+                "multipleOf values of one number need a common multiple of at most 65535 in units of their last decimal"
             }
             Self::NearBounds => {
-                "exclusiveMinimum or exclusiveMaximum is an integer that is less than 1 away from the opposite bound"
+                "an integer as exclusiveMinimum or exclusiveMaximum is supported only if the opposite bound is at \
+                 least 1 away: use an inclusive bound"
             }
         }
     }
@@ -177,7 +182,7 @@ impl<'a> Walk<'a> {
     fn count(&mut self) -> Result<(), Fault> {
         self.visits += 1;
         if self.visits > MAX_VISITS {
-            Err(Fault::TooManyPatterns)
+            Err(Fault::TooManyCombinations)
         } else {
             Ok(())
         }
@@ -187,7 +192,7 @@ impl<'a> Walk<'a> {
     fn count_copies(&mut self, copies: usize, entries: usize) -> Result<(), Fault> {
         self.copies = self.copies.saturating_add(copies.saturating_mul(entries));
         if self.copies > MAX_COPIES {
-            Err(Fault::TooManyPatterns)
+            Err(Fault::TooManyCombinations)
         } else {
             Ok(())
         }

@@ -11,7 +11,7 @@ use super::threads::ThreadPool;
 
 /// Page size; if the system's pages are larger, some are touched more than once.
 const PAGE_BYTES: usize = 4 << 10;
-/// Pages of a work item, and of each part of unowned memory that is interleaved among the nodes.
+/// Number of pages of a work item. Nodes get memory that no node owns in turn, in stretches of this many pages.
 const STRETCH_PAGES: usize = 256;
 /// Approximate cost of touching a page, in multiply-adds.
 const PAGE_COST: usize = 1 << 14;
@@ -64,7 +64,7 @@ fn homes(
         return interleaved_homes(nodes, n_pages);
     }
     let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
-    // A page belongs to the head in which it begins; bytes after the last head belong to the last head.
+    // A page belongs to the head in which it begins.
     let begins = |plane: usize, head: usize| {
         let byte = (n_bytes as u128 * (plane * heads + head) as u128) / (planes * heads) as u128;
         (byte as usize).div_ceil(PAGE_BYTES)

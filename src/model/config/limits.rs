@@ -53,22 +53,21 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
 }
 
 /// Checks that a layer has at least `used` experts, and all layers together at most [`MAX_EXPERTS`]. `experts` is the
-/// number of experts per layer, with the name of its key.
-pub(crate) fn check_experts(
-    used: usize,
-    experts: (&str, usize),
+/// number of experts per layer. Both come with their keys; the error has the wrong one.
+pub(crate) fn check_experts<'a>(
+    (used_key, used): (&'a str, usize),
+    (key, experts): (&'a str, usize),
     layers: usize,
-) -> Result<(), String> {
-    let (key, experts) = experts;
+) -> Result<(), (&'a str, String)> {
     if used > experts {
-        return Err(format!("is {used}, more than {key}, {experts}"));
+        return Err((used_key, format!("is {used}, more than {key}, {experts}")));
     }
     if layers * experts <= MAX_EXPERTS {
         Ok(())
     } else {
-        Err(format!(
-            "is {used}; {key}, {experts} in each of {layers} layers, exceeds the limit of {MAX_EXPERTS} experts in all \
-             layers together"
-        ))
+        let reason = format!(
+            "is {experts} in each of {layers} layers, the limit is {MAX_EXPERTS} experts in all layers together"
+        );
+        Err((key, reason))
     }
 }

@@ -171,8 +171,9 @@ fn experts(
         return Ok(None);
     };
     let count_key = family.keys.experts.unwrap_or_else(|| count_key(json));
-    check_experts(experts.routing.n_used, (count_key, experts.count()), layers)
-        .map_err(|reason| json.error(family.keys.experts_used, reason))?;
+    let used = (family.keys.experts_used, experts.routing.n_used);
+    check_experts(used, (count_key, experts.count()), layers)
+        .map_err(|(key, reason)| json.error(key, reason))?;
     Ok(Some(experts))
 }
 

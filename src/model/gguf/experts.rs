@@ -39,9 +39,9 @@ pub(super) fn experts(
     };
     refuse_unsupported(keys, family)?;
     let used = keys.required("expert_used_count", EXPERTS)?;
-    let count_key = keys.key("expert_count");
-    check_experts(used, (&count_key, count), layers)
-        .map_err(|reason| keys.error("expert_used_count", reason))?;
+    let (used_key, count_key) = (keys.key("expert_used_count"), keys.key("expert_count"));
+    check_experts((&used_key, used), (&count_key, count), layers)
+        .map_err(|(key, reason)| keys.metadata.error(key, reason))?;
     let renormalised = keys.metadata.flag(&keys.key("expert_weights_norm"))?;
     let renormalised = renormalised.unwrap_or(family.renormalises);
     let width = match keys.size("expert_feed_forward_length", INTERMEDIATE)? {

@@ -6,9 +6,9 @@ use super::{Accepts, ApiError};
 use souffleur_base::field::Cut;
 
 impl ApiError {
-    pub(crate) fn no_key() -> Self {
-        let message =
-            "the API key is missing: send Authorization: Bearer <key>, or x-api-key: <key>";
+    /// `form` says where the key is expected.
+    pub(crate) fn no_key(form: &str) -> Self {
+        let message = format!("the API key is missing: send {form}");
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
@@ -17,8 +17,8 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "admin_key_required", message)
     }
 
-    pub(crate) fn wrong_key() -> Self {
-        let message = "the API key is wrong: send Authorization: Bearer <key>, or x-api-key: <key>";
+    pub(crate) fn wrong_key(form: &str) -> Self {
+        let message = format!("the API key is wrong: send {form}");
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 

@@ -147,8 +147,14 @@ impl ApiError {
     }
 
     /// 503: the request was cancelled, but not by its client.
-    pub(super) fn aborted(message: &str) -> Self {
+    pub(super) fn aborted() -> Self {
+        let message = "the request was cancelled by /abort_request, /pause_generation or a shutdown: send it again";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", message)
+    }
+
+    /// 503 `engine_down`: an operation of the server failed or was interrupted, while the engine may still run.
+    pub(super) fn interrupted(message: &str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_down", message)
     }
 
     /// The same error, with the message that clients of this API look for.

@@ -171,7 +171,8 @@ mod tests {
             found,
             (Code::InvalidArgument, "n is 2: send several requests")
         );
-        assert_eq!(status(ApiError::wrong_key()).code(), Code::Unauthenticated);
+        let wrong_key = status(ApiError::wrong_key(""));
+        assert_eq!(wrong_key.code(), Code::Unauthenticated);
         assert_eq!(status(ApiError::loading()).code(), Code::Unavailable);
         let down = RequestError::ShuttingDown;
         assert_eq!(status(down.into()).code(), Code::Unavailable);

@@ -137,7 +137,7 @@ fn embedding(transcript: &Transcript) -> Result<Arc<[f32]>, ApiError> {
         .end
         .as_ref()
         .and_then(|end| end.embedding.clone());
-    embedding.ok_or_else(|| ApiError::aborted("the request was cancelled"))
+    embedding.ok_or_else(ApiError::aborted)
 }
 
 /// Returns the first `dimensions` values of an embedding, normalised to length 1, as in Matryoshka representation

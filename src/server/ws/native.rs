@@ -75,10 +75,12 @@ impl MessageHandler for Native {
                 let rid = frames::rid_of(&fields);
                 match self.generate(connection, fields).await {
                     Ok(()) => Ok(()),
-                    Err(error) => self.refuse(connection, rid.as_deref(), error).await,
+                    Err(error) => self.send_error(connection, rid.as_deref(), error).await,
                 }
             }
-            Err(BadFrame { rid, error }) => self.refuse(connection, rid.as_deref(), error).await,
+            Err(BadFrame { rid, error }) => {
+                self.send_error(connection, rid.as_deref(), error).await
+            }
         }
     }
 
@@ -102,7 +104,7 @@ impl MessageHandler for Native {
         }
         match Update::of(event) {
             Ok(update) => {
-                // Recorded before the last frame is sent, since a client may continue the request after that frame.
+                // Recorded before the last frame is sent: the session's next request may follow that frame at once.
                 active.record(&update);
                 let mut pieces = Vec::new();
                 update.in_pieces(|piece| pieces.push(piece));
@@ -120,7 +122,7 @@ impl MessageHandler for Native {
             }
             Err(error) => {
                 let rid = Some(active.rid().as_str());
-                self.refuse(connection, rid, error.into()).await
+                self.send_error(connection, rid, error.into()).await
             }
         }
     }
@@ -164,8 +166,9 @@ impl Native {
         Ok(())
     }
 
-    /// Answers a refused request. After a refusal for overload, closes the connection if no other request is in flight.
-    async fn refuse(
+    /// Sends the error of a refused or failed request. After an overload, closes the connection if no other request is
+    /// in flight.
+    async fn send_error(
         &self,
         connection: &mut Connection<Rc<ActiveRequest>>,
         rid: Option<&str>,

@@ -45,7 +45,7 @@ pub struct Grant {
     /// New pages, in sequence order.
     pub pages: Pages,
     pub row: Option<RowId>,
-    /// Recurrent states: first the row's private one, if the row is new, then those for copies.
+    /// Recurrent states: first the row's private one, if the row is new, then those for copies that are cached.
     pub states: Vec<OwnedState>,
     /// As many window pages as `pages`, where layers have windows.
     pub windows: WindowPages,

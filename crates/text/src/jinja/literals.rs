@@ -54,9 +54,9 @@ fn unescape(text: &str) -> Result<String, String> {
                 }
                 char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
             }
-            'x' => hex(&mut chars, 2)?,
-            'u' => hex(&mut chars, 4)?,
-            'U' => hex(&mut chars, 8)?,
+            'x' => hex(&mut chars, 'x', 2)?,
+            'u' => hex(&mut chars, 'u', 4)?,
+            'U' => hex(&mut chars, 'U', 8)?,
             'N' => return Err("\\N{...} is not supported: write the character".to_owned()),
             _ => {
                 out.push('\\');
@@ -68,12 +68,12 @@ fn unescape(text: &str) -> Result<String, String> {
     Ok(out)
 }
 
-fn hex(chars: &mut std::str::Chars<'_>, digits: usize) -> Result<char, String> {
+fn hex(chars: &mut std::str::Chars<'_>, letter: char, digits: usize) -> Result<char, String> {
     let written: String = chars.take(digits).collect();
     let code = u32::from_str_radix(&written, 16).ok();
     let code = code.filter(|_| written.len() == digits && !written.starts_with('+'));
     code.and_then(char::from_u32)
-        .ok_or_else(|| format!("\\{written:?} is not a character"))
+        .ok_or_else(|| format!("\\{letter}{written} is not a character of {digits} hex digits"))
 }
 
 /// Parses the number at the start of `rest`. Also returns its length in bytes. After a dot, as in `a.0.1`, it is an

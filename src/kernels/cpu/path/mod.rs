@@ -39,7 +39,7 @@ pub enum Reason {
         giga_ops: Vec<(Arithmetic, f64)>,
         file: PathBuf,
     },
-    /// The measurement could not be saved: CPU flags decide, so that each start chooses the same path.
+    /// The measurement could not be read or saved: CPU flags decide, so that each start chooses the same path.
     Flags {
         error: String,
     },
@@ -90,10 +90,10 @@ impl KernelPath {
             Err(error) => {
                 tracing::warn!(
                     %error,
-                    path = by_flags.name(),
-                    "failed to save which instruction set is fastest: choosing one by CPU flags, which may not be the \
-                     fastest; set XDG_CACHE_HOME to a writable folder, or SOUFFLEUR_CPU_ISA to an instruction set, \
-                     such as avx2"
+                    instruction_set = by_flags.name(),
+                    "failed to read or save the measurement of the fastest instruction set: choosing one by CPU flags, \
+                     which may be slower; set XDG_CACHE_HOME to a writable folder, or SOUFFLEUR_CPU_ISA to an \
+                     instruction set, such as avx2"
                 );
                 of(by_flags, Reason::Flags { error })
             }
@@ -140,7 +140,7 @@ impl fmt::Display for KernelPath {
             Reason::Flags { error } => {
                 write!(
                     f,
-                    ", chosen by CPU flags because no measurement could be saved: {error}"
+                    ", chosen by CPU flags because no measurement could be read or saved: {error}"
                 )
             }
         }

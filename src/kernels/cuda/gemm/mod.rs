@@ -51,7 +51,7 @@ impl Products {
                     )));
                 }
                 Err(reason) => {
-                    tracing::info!(reason, "cuBLASLt not found, using built-in GEMM kernels");
+                    tracing::info!(reason, "cannot load cuBLASLt: using built-in GEMM kernels");
                     None
                 }
             },

@@ -49,7 +49,7 @@ fn experts_follow_the_keys_defaults_and_limits_of_their_class() {
         ),
         (
             json!({"num_local_experts": 1024, "num_hidden_layers": 65}),
-            "num_local_experts, 1024 in each of 65 layers, exceeds the limit of 65536",
+            "num_local_experts is 1024 in each of 65 layers, the limit is 65536",
         ),
     ] {
         let error = parse(&with(mixtral.clone(), edits)).expect_err("must fail");

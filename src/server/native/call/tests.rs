@@ -156,7 +156,7 @@ fn bad_sampling_parameters_name_the_parameter() {
         .err()
         .expect("is refused");
     assert_eq!(error, ApiError::field("top_p", error.to_string()));
-    let text = "n is 0, limits are 1 to 128: send several requests";
+    let text = "n is 0, limits are 1 to 128: send several requests for more samples";
     refuses(sampling(json!({"n": 0})), "n", text);
     refuses(
         sampling(json!([])),
@@ -182,7 +182,7 @@ fn too_many_samples_are_refused_before_they_are_made() {
     let text = "9 prompts ask for 9 samples, limit is 8: send several requests";
     refuses(each, "text", text);
     let call = json!({"text": "a", "sampling_params": {"n": 129}});
-    let text = "n is 129, limits are 1 to 128: send several requests";
+    let text = "n is 129, limits are 1 to 128: send several requests for more samples";
     refuses(call, "n", text);
 }
 
@@ -199,6 +199,7 @@ fn unsupported_fields_of_sglang_pass_only_without_effect() {
             .expect("is refused");
         assert_eq!(error, ApiError::unsupported(field));
     }
+    // An empty list is refused unless it is the field's default.
     let error = parse(json!({"text": "a", "image_data": []})).err();
     assert_eq!(error, Some(ApiError::unsupported("image_data")));
     let error = parse(json!({"text": "a", "sampling_params": {"stop_regex": "x"}}));

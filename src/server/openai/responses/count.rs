@@ -39,10 +39,8 @@ pub(crate) async fn input_tokens(
     });
     let counted = counted.await;
     drop(permit);
-    let lost = |_| {
-        RequestError::EngineDown("counting the tokens failed (see the server's log)".to_owned())
-    };
-    let tokens = counted.map_err(lost)?;
+    let failed = |_| ApiError::interrupted("counting the tokens failed: see the server's log");
+    let tokens = counted.map_err(failed)?;
     let tokens = tokens.map_err(|error| reworded(error.into()))?;
     let answer = json!({"object": "response.input_tokens", "input_tokens": tokens});
     Ok(HttpResponse::Ok().json(answer))

@@ -9,7 +9,8 @@ use super::store::{StoredItem, StoredResponse};
 
 /// Bytes of an event in addition to its texts, roughly an upper bound.
 const EVENT_BYTES: usize = 256;
-/// Upper bound on copies of a response's text: in deltas, in `done` events of text, part and item, in the response.
+/// Upper bound on copies of a response's text (in deltas, in `done` events of text, part and item, in the response),
+/// and on events of an item that are not deltas.
 const COPIES: usize = 6;
 
 /// The fields of an output item that a replay needs.

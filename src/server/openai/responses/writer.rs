@@ -250,8 +250,7 @@ impl Writer {
     fn end(&mut self, end: &TranscriptEnd) {
         let (name, progress, status) = match end.reason {
             FinishReason::Abort => {
-                let text = "the request was cancelled";
-                return self.fail(&ApiError::aborted(text));
+                return self.fail(&ApiError::aborted());
             }
             FinishReason::Length { .. } if !self.is_warm_up => {
                 let status = ItemStatus::Incomplete;

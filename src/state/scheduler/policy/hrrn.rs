@@ -30,7 +30,8 @@ impl SchedulePolicy for Hrrn {
     }
 }
 
-/// Fully cached requests first, deprioritised ones last.
+/// Requests whose whole prompt is cached come first, which only a preempted request can reach, since a match never
+/// counts the last token; deprioritised ones come last.
 fn class(request: &Waiting) -> u8 {
     match (request.matched.is_deprioritised, uncached(request)) {
         (true, _) => 2,

@@ -49,7 +49,8 @@ struct Report {
 }
 
 pub fn measure() -> Result<Start, Failure> {
-    let program = std::env::current_exe().map_err(Failure::failed)?;
+    let program = std::env::current_exe();
+    let program = program.map_err(Failure::to("find the path of this program"))?;
     let began = Instant::now();
     let mut child = Command::new(program)
         .args(std::env::args_os().skip(1))
@@ -60,13 +61,10 @@ pub fn measure() -> Result<Start, Failure> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| {
-            Failure::failed(format_args!(
-                "failed to start this program again to time its start: {error}"
-            ))
-        })?;
+        .map_err(Failure::to("start this program again to time its start"))?;
     let watched = watch(&mut child, began);
-    let output = child.wait_with_output().map_err(Failure::failed)?;
+    let output = child.wait_with_output();
+    let output = output.map_err(Failure::to("read the output of this program's timed start"))?;
     match (watched, output.status.success()) {
         (Some(start), true) => Ok(start),
         _ => {

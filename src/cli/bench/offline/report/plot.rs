@@ -16,8 +16,7 @@ const FLOOR: RGBColor = RGBColor(0x99, 0x99, 0x99);
 pub fn write(file: &Path, record: &Record, scaling: &Scaling) -> Result<(), Failure> {
     let svg = curve(&record.title(), &scaling.batch_curve).map_err(Failure::failed)?;
     let written = std::fs::write(file, svg);
-    let shown = file.display();
-    written.map_err(|error| Failure::failed(format_args!("failed to write {shown}: {error}")))
+    written.map_err(Failure::to(format_args!("write {}", file.display())))
 }
 
 /// Tokens per second against streams: medians with quartiles, and the machine's limit.

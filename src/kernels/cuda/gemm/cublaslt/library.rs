@@ -93,7 +93,7 @@ pub(super) fn is_installed(device: &Device) -> bool {
 fn open(driver: CudaVersion) -> Result<&'static Functions, String> {
     static FUNCTIONS: std::sync::OnceLock<Result<Functions, String>> = std::sync::OnceLock::new();
     let functions = FUNCTIONS.get_or_init(|| {
-        let mut reason = format!("{LIBRARY} not found");
+        let mut reason = format!("{LIBRARY} not found, or refused by the loader");
         for path in candidates(driver, &search::folders("cublas")) {
             // SAFETY: this runs the library's initialisers, as any CUDA program does.
             let Ok(library) = (unsafe { libloading::Library::new(&path) }) else {

@@ -31,7 +31,8 @@ pub(super) struct TaggedEngine {
     part: Part,
     /// The opening of a call, until the call is certain.
     held: Vec<Item>,
-    /// Number of first items in `held` that are text if no call follows (a tag, ...); 0 between the calls of a list.
+    /// How many leading items in `held` become text if no call follows, such as the start tag. 0 after a call; `None`
+    /// until the first item of an opening is held.
     n_opening: Option<usize>,
     opened_by: Option<Tag>,
     /// The opening is not in the model's format.
