@@ -81,7 +81,11 @@ pub fn families() -> impl Iterator<Item = Family> {
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 36] = [
+const GAUGES: [(&str, &str); 37] = [
+    (
+        "souffleur_build_info",
+        "Always 1; the labels are the version, the commit and the features.",
+    ),
     ("souffleur_kv_store_bytes", "Size of the KV store on disk."),
     (
         "sglang:num_running_reqs",

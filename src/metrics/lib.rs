@@ -4,9 +4,11 @@
 //! starts. Metrics that SGLang has too get its name, labels, type and buckets, so that its dashboards work. Other
 //! metrics are called `souffleur_<noun>_<unit>[_total]`.
 
+mod build_info;
 mod cache;
 mod deaths;
 mod families;
+mod first_scrape;
 mod gpu;
 mod grammar;
 mod kv_events;
@@ -18,9 +20,11 @@ mod request;
 mod scheduler;
 mod store;
 
+pub use build_info::record_build;
 pub use cache::CacheMetrics;
 pub use deaths::DeathMetrics;
 pub use families::{Family, Kind, buckets, describe_all, families, with_counter_types};
+pub use first_scrape::register_rare;
 pub use gpu::GpuMetrics;
 pub use grammar::{GrammarEnd, GrammarMetrics};
 pub use kv_events::{KvEventMetrics, SubscriberCount};

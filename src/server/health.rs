@@ -122,8 +122,12 @@ pub(super) async fn server_info(state: Data<AppState>) -> Result<HttpResponse, A
 pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
     let engine = &state.loaded()?.engine;
     let (model, stats) = (engine.model(), engine.stats().await?);
+    let build = state.build();
     Ok(json!({
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": build.version,
+        "commit": build.commit,
+        "commit_date": build.commit_date,
+        "features": build.features,
         "model_path": model.model_path,
         "served_model_name": model.served_model_name,
         "status": if state.is_draining() { "draining" } else { "ready" },
@@ -238,6 +242,9 @@ pub(super) fn model_info_operation(_: &Facts) -> Operation {
 pub(super) fn server_info_operation(_: &Facts) -> Operation {
     let info = object()
         .has("version", text())
+        .has("commit", text().or_null())
+        .has("commit_date", text().or_null())
+        .has("features", list(text()))
         .has("model_path", text())
         .has("served_model_name", text())
         .has("status", enum_of(["ready", "draining"]))

@@ -11,6 +11,7 @@ mod anthropic;
 mod api_key;
 mod body;
 mod budget;
+mod build_info;
 mod cached;
 mod call;
 mod config;
@@ -76,6 +77,7 @@ use actix_web::middleware::from_fn;
 use actix_web::web::{self, Data};
 
 pub use api_key::ApiKey;
+pub use build_info::BuildInfo;
 pub use config::{ReasoningField, ServerConfig};
 pub use error::ApiError;
 

@@ -8,6 +8,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::answers::AnswerBudget;
 use super::budget::BodyBudget;
+use super::build_info::BuildInfo;
 use super::config::ServerConfig;
 use super::encode_gate::EncodeGate;
 use super::error::ApiError;
@@ -62,6 +63,7 @@ impl EngineSlot {
 
 pub struct AppState {
     config: ServerConfig,
+    build: BuildInfo,
     slot: EngineSlot,
     render_metrics: RenderMetrics,
     open_requests: OpenRequests,
@@ -89,6 +91,7 @@ impl AppState {
             sessions: SessionStore::new(&config),
             counting: Semaphore::new(MAX_COUNTS),
             config,
+            build: BuildInfo::default(),
             slot,
             render_metrics,
             open_requests: OpenRequests::default(),
@@ -100,6 +103,10 @@ impl AppState {
         }
     }
 
+    pub fn with_build(self, build: BuildInfo) -> Self {
+        Self { build, ..self }
+    }
+
     pub fn with_traces(self, traces: Arc<dyn Traces>) -> Self {
         Self {
             traces: Some(traces),
@@ -109,6 +116,10 @@ impl AppState {
 
     pub fn config(&self) -> &ServerConfig {
         &self.config
+    }
+
+    pub fn build(&self) -> &BuildInfo {
+        &self.build
     }
 
     pub fn slot(&self) -> &EngineSlot {

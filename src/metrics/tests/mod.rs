@@ -104,6 +104,7 @@ fn exercise_server() {
         ("method", "POST"),
     ];
     counter!("sglang:http_responses_total", &response).increment(1);
+    record_build("0.1.0", "unknown", "cuda".to_owned());
     counter!("souffleur_changing_headers_dropped_total").increment(1);
     gauge!("souffleur_websocket_connections_active").increment(1.0);
     counter!("souffleur_websocket_connections_total").increment(1);
