@@ -60,6 +60,11 @@ pub enum HubError {
         cache: PathBuf,
         why: String,
     },
+    /// The model that is to be deleted is not in the cache.
+    #[error("{repo} has no such model in {}: `souffleur list` shows the downloaded models", cache.display())]
+    Absent { repo: RepoId, cache: PathBuf },
+    #[error("another process is downloading files of {repo}: stop it, or wait for its end")]
+    Downloading { repo: RepoId },
     /// The host sent no response, or an incomplete one; a retry may succeed.
     #[error("{host}: {reason}")]
     Unreachable { host: String, reason: String },

@@ -21,7 +21,7 @@ const METADATA: [&str; 6] = [
     "chat_template.jinja",
     "chat_template.json",
 ];
-const GGUF: &str = ".gguf";
+pub(super) const GGUF: &str = ".gguf";
 const SAFETENSORS: &str = ".safetensors";
 const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 const MAX_TEXT_BYTES: u64 = 64 << 20;
@@ -152,12 +152,12 @@ pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
 }
 
 #[derive(Debug)]
-struct GgufModel<'a> {
+pub(super) struct GgufModel<'a> {
     /// The path without part number and extension.
     stem: String,
-    parts: Vec<&'a str>,
+    pub parts: Vec<&'a str>,
     /// The number of parts of the complete model.
-    count: usize,
+    pub count: usize,
 }
 
 impl GgufModel<'_> {
@@ -175,7 +175,7 @@ impl GgufModel<'_> {
     }
 }
 
-fn gguf_models(names: &BTreeSet<String>) -> Vec<GgufModel<'_>> {
+pub(super) fn gguf_models(names: &BTreeSet<String>) -> Vec<GgufModel<'_>> {
     let mut models = BTreeMap::<(String, usize), Vec<&str>>::new();
     for path in names {
         let (folder, name) = match path.rsplit_once('/') {

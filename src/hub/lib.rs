@@ -11,6 +11,7 @@
 //! | `roots` | the certificates that TLS trusts |
 //! | `client` | HTTP requests, redirects, and errors by status |
 //! | `cache` | the cache folder, shared with `huggingface_hub` |
+//! | `installed` | which models are in the cache, and their deletion |
 //! | `download`, `digest` | resumable download of one file, and its hash |
 //!
 //! The crate hf-hub is used only for the layout of the cache: its downloads send the token to the targets of redirects,
@@ -23,6 +24,7 @@ mod download;
 mod error;
 mod files;
 mod id;
+mod installed;
 mod roots;
 mod settings;
 
@@ -38,6 +40,7 @@ pub use error::HubError;
 pub use files::Extent;
 use files::{Choice, WeightFiles};
 pub use id::{HubModel, RepoId, Wish};
+pub use installed::ListedModel;
 pub use roots::trusted_roots;
 pub use settings::{HubSettings, Token};
 use souffleur_config::EngineConfig;
@@ -147,6 +150,18 @@ impl Hub {
         let path = download.run(extent, watch)?;
         cache.save_commit(&listing.commit)?;
         Ok(path)
+    }
+
+    /// Sends one request to the hub, which may answer anything.
+    ///
+    /// # Errors
+    /// The hub cannot be reached.
+    pub fn contact(&self) -> Result<(), HubError> {
+        let repo = RepoId::parse("Qwen/Qwen3-0.6B").expect("an id");
+        match Client::new(&self.settings, &repo, MAIN).listing() {
+            Err(error @ HubError::Unreachable { .. }) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn listing(&self, client: &Client<'_>) -> Result<Listing, HubError> {
