@@ -21,6 +21,13 @@ impl Failure {
     }
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Usage(reason) | Self::Failed(reason)) = self;
+        f.write_str(reason)
+    }
+}
+
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
         match error {

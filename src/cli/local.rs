@@ -31,7 +31,22 @@ pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
         }
         config.model_path = bundled::unpacked().map_err(Failure::failed)?;
     }
+    check_word(&config.model_path)?;
     Ok(hub::localise(config, &mut progress::download_bar())?)
+}
+
+/// # Errors
+/// If the model is a single word, which may also be a mistyped command, and there is no such file.
+fn check_word(path: &Path) -> Result<(), Failure> {
+    if path.exists() || path.components().count() > 1 || path.extension().is_some() {
+        return Ok(());
+    }
+    let reason = format!(
+        "there is no file or folder {:?}, and no command of this name: a model is a GGUF file, a folder in Hugging \
+         Face layout, or an id on the hub as owner/name, such as Qwen/Qwen3-0.6B; `souffleur -h` lists the commands",
+        path.display().to_string()
+    );
+    Err(Failure::Usage(reason))
 }
 
 /// Returns the path of the files that describe a model. For a hub id, downloads these files, without separate weight

@@ -10,11 +10,13 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::cli::settings::Settings;
 use failure::Failure;
-use flags::{AllFlags, LocalFlags};
+use flags::AllFlags;
 
 mod bench;
 mod calibrate;
 mod chat;
+mod completions;
+mod doctor;
 mod failure;
 mod first_call;
 pub mod flags;
@@ -24,19 +26,23 @@ mod gpu;
 mod grpc;
 mod local;
 mod logits;
+mod models;
 mod output;
 mod plan;
 mod progress;
 mod readahead;
 mod remote;
 mod replay_log;
+mod run;
 mod serve;
+mod service;
 mod settings;
 mod signals;
 mod simulate;
 mod statistics;
 mod telemetry;
 mod traces;
+mod version;
 
 const HELP_FOOTER: &str = "\
 Every flag except --config can also be set by an environment variable (--page-size: SOUFFLEUR_PAGE_SIZE) or by a key in
@@ -53,12 +59,35 @@ Examples:
   souffleur generate 'Who are you?'                 answer one prompt
 ";
 
+/// The answer to `souffleur -h`.
+const SHORT_HELP: &str = "\
+Usage: souffleur [COMMAND] [MODEL] [FLAGS]
+
+MODEL is a GGUF file, a folder in Hugging Face layout or an id on the hub (Qwen/Qwen3-0.6B); the bundled model if none.
+
+  serve        serve a model over HTTP and WebSocket (also without a command)
+  run          serve a model and talk to it in this terminal
+  chat         talk to a model, or to a server (--url)
+  generate     answer one prompt
+  pull, list, rm                       download, list and delete models of the hub
+  plan         show what would fit into memory, and why
+  doctor       check this machine, and say what mends each fault
+  bench, calibrate                     measure speed, prepare --enable-double-sparsity
+  simulate, replay-log                 run the scheduler on a load, or on a recorded log
+  completions  print the completions of a shell
+
+  --host ADDRESS, --port PORT          where to listen [default: 127.0.0.1, 30000]
+  --api-key KEY                        the key that clients must send
+  --config FILE                        settings; each flag is a key and a variable too
+  --help       all flags; `souffleur COMMAND --help`: those of a command
+";
+
 /// Actor-based LLM inference engine: radix-tree KV reuse, paged memory, continuous batching.
 ///
 /// Without a command it runs a server with an OpenAI-compatible API, SGLang's /generate, a WebSocket and Prometheus
 /// metrics.
 #[derive(Parser, Debug)]
-#[command(name = "souffleur", version, args_conflicts_with_subcommands = true, after_help = HELP_FOOTER)]
+#[command(name = "souffleur", version = version::version(), args_conflicts_with_subcommands = true, after_help = HELP_FOOTER)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -70,12 +99,22 @@ struct Cli {
 enum Command {
     /// Serve a model over HTTP and WebSocket (the default command)
     Serve(Box<AllFlags>),
+    /// Serve a model and talk to it in this terminal
+    Run(Box<run::RunArgs>),
     /// Answer one prompt and stream the text to stdout
     Generate(Box<generate::GenerateArgs>),
     /// Talk to a model, or to a server, in the terminal
     Chat(Box<chat::ChatArgs>),
     /// Show how memory would be divided, without loading the weights
-    Plan(Box<LocalFlags>),
+    Plan(Box<plan::PlanArgs>),
+    /// Download a model
+    Pull(Box<models::PullArgs>),
+    /// List the downloaded models, with their sizes
+    List,
+    /// Delete a downloaded model
+    Rm(models::RmArgs),
+    /// Check this machine, and say what mends each fault; exits with code 1 if a check fails
+    Doctor(Box<doctor::DoctorArgs>),
     /// Measure this engine on this machine, or a server under load
     Bench(Box<bench::BenchArgs>),
     /// Simulate this engine's scheduler and cache under a load, on hardware that you do not have to own
@@ -85,6 +124,11 @@ enum Command {
     ReplayLog(Box<replay_log::ReplayLogArgs>),
     /// Find the channels of a model's keys that matter, for --enable-double-sparsity
     Calibrate(Box<calibrate::CalibrateArgs>),
+    /// Print the completions of a shell
+    Completions(completions::CompletionsArgs),
+    /// Write the manual pages of all commands to a folder
+    #[command(hide = true)]
+    Man(completions::ManArgs),
     /// Write the logits of prompts to a file, for comparison with other implementations
     #[command(hide = true)]
     Logits(Box<logits::LogitsArgs>),
@@ -101,6 +145,10 @@ pub fn main() -> ExitCode {
             "souffleur: failed to handle SIGXFSZ, so reaching the file size limit ends this process: {error}"
         );
         let _ = writeln!(std::io::stderr(), "{reason}");
+    }
+    if std::env::args_os().skip(1).eq(["-h"]) {
+        let _ = std::io::stdout().write_all(SHORT_HELP.as_bytes());
+        return ExitCode::SUCCESS;
     }
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
@@ -122,12 +170,19 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Some(Command::Generate(args)) => {
             generate::run(&args, settings(&args.flags.clone().into())?)
         }
-        Some(Command::Chat(args)) => chat::run(&args, settings(&args.flags.clone().into())?),
-        Some(Command::Plan(flags)) => plan::run(settings(&AllFlags::from(*flags))?),
+        Some(Command::Run(args)) => run::run(&args, settings(&args.flags)?),
+        Some(Command::Chat(args)) => chat::run(&args, settings(&args.settings_flags())?),
+        Some(Command::Plan(args)) => plan::run(settings(&args.settings_flags())?),
         Some(Command::Bench(args)) => bench::run(&args, settings(&args.flags.clone().into())?),
         Some(Command::Simulate(args)) => simulate::run(&args, settings(&args.settings_flags())?),
         Some(Command::ReplayLog(args)) => replay_log::run(&args),
         Some(Command::Calibrate(args)) => calibrate::run(&args),
+        Some(Command::Doctor(args)) => doctor::run(&args, settings(&args.flags)?),
+        Some(Command::Pull(args)) => logged().and_then(|()| models::pull(&args)),
+        Some(Command::List) => models::list(),
+        Some(Command::Rm(args)) => models::remove(&args),
+        Some(Command::Completions(args)) => completions::print(&args),
+        Some(Command::Man(args)) => completions::write_manual(&args),
         Some(Command::Logits(args)) => logits::run(&args),
         #[cfg(feature = "cuda")]
         Some(Command::Gpu(args)) => gpu::run(&args),
@@ -136,19 +191,26 @@ fn run(cli: Cli) -> Result<(), Failure> {
 
 /// Loads the settings, then starts the log, whose filter is a setting.
 fn settings(flags: &AllFlags) -> Result<Settings, Failure> {
+    let mut flags = flags.clone();
+    flags.model.apply(&mut flags.engine);
     let environment = std::env::vars_os().filter_map(|(name, value)| {
         Some((
             name.into_string().ok()?,
             value.to_string_lossy().into_owned(),
         ))
     });
-    let loaded = Settings::load(flags, environment);
+    let loaded = Settings::load(&flags, environment);
     let (settings, warnings) = loaded.map_err(|error| Failure::Usage(error.to_string()))?;
     telemetry::start_log(&settings.log)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
     Ok(settings)
+}
+
+/// Starts the log for a command without flags of the configuration.
+fn logged() -> Result<(), Failure> {
+    settings(&AllFlags::default()).map(drop)
 }
 
 fn parse<I, T>(args: I) -> Result<Cli, clap::Error>

@@ -1,5 +1,6 @@
 //! The command `souffleur plan`: shows how memory would be divided, without loading the weights.
 
+use clap::Args;
 use souffleur::config::EngineConfig;
 use souffleur::engine::{EngineParts, ModelInfo, Progress};
 use souffleur::error::StartError;
@@ -10,9 +11,24 @@ use souffleur::model::sparsity::LayersToLabel;
 use souffleur::model::weights::TypeCount;
 
 use super::failure::Failure;
+use super::flags::{AllFlags, LocalFlags, ModelArg};
 use super::local;
 use super::output::say;
 use crate::cli::settings::Settings;
+
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    model: ModelArg,
+    #[command(flatten)]
+    flags: LocalFlags,
+}
+
+impl PlanArgs {
+    pub fn settings_flags(&self) -> AllFlags {
+        self.flags.with_model(&self.model)
+    }
+}
 
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let config = local::with_model(settings.engine)?;

@@ -1,24 +1,52 @@
 //! Shows progress bars on stderr for downloads and for loading weights; without a terminal, logs downloads.
 
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use souffleur::engine::Progress;
 use souffleur::hub::Transfer;
 
-/// A download is logged each time this percentage of it completes.
+/// Downloads and the loading of weights are logged in steps of this percentage.
 const LOGGED_PERCENT: u64 = 10;
 
-/// A progress bar of the loaded bytes of weights, which clears itself at the end.
+/// Least time between two log lines about the loading of weights.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Shows the progress of loading weights: as a bar on a terminal, which clears itself at the end, else as log lines.
 pub fn weights_bar() -> Progress {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("weights {wide_bar} {bytes}/{total_bytes}");
     bar.set_style(style.expect("the template is well-formed"));
+    let logged = Mutex::new((Instant::now(), 0));
     Progress::new(move |done_bytes, all_bytes| {
+        if bar.is_hidden() {
+            log_weights(&logged, done_bytes, all_bytes);
+            return;
+        }
         bar.set_length(all_bytes);
         bar.set_position(done_bytes);
         if done_bytes >= all_bytes {
             bar.finish_and_clear();
         }
     })
+}
+
+/// Logs the percentage of loaded bytes, unless the last line is younger than [`LOG_INTERVAL`] or has the same number.
+fn log_weights(logged: &Mutex<(Instant, u64)>, done_bytes: u64, all_bytes: u64) {
+    let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
+    let percent = percent_of(done_bytes, all_bytes);
+    if logged.0.elapsed() < LOG_INTERVAL || percent == logged.1 {
+        return;
+    }
+    *logged = (Instant::now(), percent);
+    tracing::info!(percent, all = %HumanBytes(all_bytes), "loading weights");
+}
+
+/// The percentage, rounded down to a multiple of [`LOGGED_PERCENT`].
+fn percent_of(done_bytes: u64, all_bytes: u64) -> u64 {
+    let percent = u128::from(done_bytes) * 100 / u128::from(all_bytes.max(1));
+    percent as u64 / LOGGED_PERCENT * LOGGED_PERCENT
 }
 
 /// Shows the progress of a download as a bar on a terminal, else as log lines.
@@ -36,8 +64,7 @@ pub fn download_bar() -> impl FnMut(Transfer<'_>) {
             all_bytes,
         } = transfer;
         if bar.is_hidden() {
-            let percent = u128::from(done_bytes) * 100 / u128::from(all_bytes.max(1));
-            let percent = percent as u64 / LOGGED_PERCENT * LOGGED_PERCENT;
+            let percent = percent_of(done_bytes, all_bytes);
             if logged_percent != Some(percent) {
                 logged_percent = Some(percent);
                 let (done, all) = (HumanBytes(done_bytes), HumanBytes(all_bytes));

@@ -20,28 +20,35 @@ use super::grpc::GrpcListener;
 use super::output::say;
 use super::signals::{HangUps, Signals};
 use super::traces::{self, Tracing};
-use super::{local, plan, telemetry};
+use super::{local, plan, service, telemetry, version};
 use crate::cli::settings::Settings;
+use crate::cli::settings::log::LogFormat;
 
 /// How often histogram samples, which accumulate in memory, are sorted into buckets.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Time after which a server that is not ready says that it listens.
+const QUIET: Duration = Duration::from_millis(500);
+
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let began = Instant::now();
     let metrics = telemetry::install_recorder()?;
+    telemetry::record_build();
     let listener = listen(&settings.server)?;
     let grpc = GrpcListener::open(&settings.server)?;
-    let start = || start_on_thread(settings.engine);
+    let format = settings.log.log_format;
+    let start = || start_on_thread(settings.engine, format);
     let traces = traces::start(&settings.server)?;
     let traced = traces.clone();
     let listeners = (listener, grpc);
-    let serving = serve(settings.server, start, listeners, metrics, traced, began);
+    let banner = Banner { format, began };
+    let serving = serve(settings.server, start, listeners, metrics, traced, banner);
     let served = System::new().block_on(serving);
     traces.end();
     served
 }
 
-fn listen(config: &ServerConfig) -> Result<TcpListener, Failure> {
+pub fn listen(config: &ServerConfig) -> Result<TcpListener, Failure> {
     TcpListener::bind((config.host.as_str(), config.port)).map_err(|error| {
         let ServerConfig { host, port, .. } = config;
         Failure::Failed(format!(
@@ -58,7 +65,7 @@ async fn serve(
     (listener, grpc): (TcpListener, GrpcListener),
     metrics: PrometheusHandle,
     traces: Tracing,
-    began: Instant,
+    banner: Banner,
 ) -> Result<(), Failure> {
     let refused = Failure::to("install signal handlers");
     let mut signals = Signals::install().map_err(&refused)?;
@@ -69,13 +76,15 @@ async fn serve(
     spawn_upkeep(metrics.clone());
     let slot = EngineSlot::default();
     let render = Arc::new(move || with_counter_types(&metrics.render()));
-    let state = AppState::new(server_config, slot.clone(), render);
+    let state =
+        AppState::new(server_config, slot.clone(), render).with_build(version::build_info());
     let state = Data::new(traces.installed_in(state));
     let grpc = grpc.serve(&state);
     let (stop, stopped) = oneshot::channel::<()>();
     let mut serving = rt::spawn(server::run(listener, state, async {
         let _ = stopped.await;
     }));
+    let loading = [banner.listening(address), service::loading()];
     let mut starting = start();
     let mut is_starting = true;
     let outcome = loop {
@@ -84,7 +93,9 @@ async fn serve(
                 Ok(Ok(engine)) => {
                     is_starting = false;
                     slot.fill(engine.clone());
-                    announce(&engine, address, began);
+                    loading.iter().for_each(rt::task::JoinHandle::abort);
+                    banner.serving(&engine, address);
+                    service::serving(&engine);
                 }
                 Ok(Err(error)) => break Err(error),
                 Err(_) => break Err(Failure::failed("the thread that starts the engine panicked")),
@@ -100,6 +111,8 @@ async fn serve(
             ended = &mut serving => return finish(ended),
         }
     };
+    loading.iter().for_each(rt::task::JoinHandle::abort);
+    service::stopping();
     rt::spawn(async move { signals.next().await.exit() });
     let _ = stop.send(());
     let served = finish(serving.await);
@@ -108,12 +121,14 @@ async fn serve(
 }
 
 /// Starts the engine on a separate thread, since downloading and loading block. The server answers 503 meanwhile.
-fn start_on_thread(config: EngineConfig) -> EngineStart {
+fn start_on_thread(config: EngineConfig, format: LogFormat) -> EngineStart {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
         let engine = local::with_model(config).and_then(|config| {
             local::start(config, |parts| {
-                plan::show(&parts.info);
+                if format == LogFormat::Text {
+                    plan::show(&parts.info);
+                }
                 Ok(())
             })
         });
@@ -130,12 +145,12 @@ async fn failure(slot: &EngineSlot) -> Arc<str> {
     }
 }
 
-fn finish(ended: Result<io::Result<()>, rt::task::JoinError>) -> Result<(), Failure> {
+pub fn finish(ended: Result<io::Result<()>, rt::task::JoinError>) -> Result<(), Failure> {
     let ended = ended.map_err(|error| Failure::Failed(format!("HTTP server failed: {error}")))?;
     ended.map_err(|error| Failure::Failed(format!("HTTP server failed: {error}")))
 }
 
-fn spawn_upkeep(metrics: PrometheusHandle) {
+pub fn spawn_upkeep(metrics: PrometheusHandle) {
     rt::spawn(async move {
         let mut ticks = rt::time::interval(UPKEEP_INTERVAL);
         loop {
@@ -145,29 +160,62 @@ fn spawn_upkeep(metrics: PrometheusHandle) {
     });
 }
 
-fn announce(engine: &EngineHandle, address: SocketAddr, began: Instant) {
-    let model = engine.model();
-    let at = reachable(address);
-    say(format_args!(
-        "serving {} after {:.2} s: {} tokens of context, {} tokens of KV",
-        model.served_model_name,
-        began.elapsed().as_secs_f64(),
-        model.context_length,
-        model.max_total_tokens,
-    ));
-    say(format_args!("  OpenAI      http://{at}/v1"));
-    say(format_args!("  SGLang      http://{at}/generate"));
-    say(format_args!("  WebSocket   ws://{at}/v1/ws/generate"));
-    say(format_args!("  Prometheus  http://{at}/metrics"));
-    let (path, body) = first_call(engine.text().map(AsRef::as_ref));
-    say("try:");
-    say(format_args!(
-        "  curl -N http://{at}{path} -H 'Content-Type: application/json' -d '{body}'"
-    ));
+/// Says that the server listens and loads, and later that it serves: as lines on stdout, or in a JSON log.
+struct Banner {
+    format: LogFormat,
+    began: Instant,
+}
+
+impl Banner {
+    /// Reports the address after [`QUIET`], so that a start that is done or has failed by then prints nothing more.
+    fn listening(&self, address: SocketAddr) -> rt::task::JoinHandle<()> {
+        let (format, address) = (self.format, reachable(address));
+        rt::spawn(async move {
+            rt::time::sleep(QUIET).await;
+            match format {
+                LogFormat::Text => say(format_args!(
+                    "listening on http://{address}, loading the model"
+                )),
+                LogFormat::Json => tracing::info!(%address, "listening, loading the model"),
+            }
+        })
+    }
+
+    fn serving(&self, engine: &EngineHandle, address: SocketAddr) {
+        let model = engine.model();
+        let at = reachable(address);
+        let seconds = self.began.elapsed().as_secs_f64();
+        if self.format == LogFormat::Json {
+            tracing::info!(
+                address = %at,
+                model = model.served_model_name,
+                model_path = %model.model_path.display(),
+                start_s = seconds,
+                context_length = model.context_length,
+                max_total_tokens = model.max_total_tokens,
+                version = version::version(),
+                "serving"
+            );
+            return;
+        }
+        say(format_args!(
+            "serving {} after {seconds:.2} s: {} tokens of context, {} tokens of KV",
+            model.served_model_name, model.context_length, model.max_total_tokens,
+        ));
+        say(format_args!("  OpenAI      http://{at}/v1"));
+        say(format_args!("  SGLang      http://{at}/generate"));
+        say(format_args!("  WebSocket   ws://{at}/v1/ws/generate"));
+        say(format_args!("  Prometheus  http://{at}/metrics"));
+        let (path, body) = first_call(engine.text().map(AsRef::as_ref));
+        say("try:");
+        say(format_args!(
+            "  curl -N http://{at}{path} -H 'Content-Type: application/json' -d '{body}'"
+        ));
+    }
 }
 
 /// An address that a client can connect to: the loopback address if the server listens on all addresses.
-fn reachable(address: SocketAddr) -> SocketAddr {
+pub fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -280,10 +328,13 @@ mod tests {
                 }
             }
         });
-        let began = Instant::now();
+        let banner = Banner {
+            format: LogFormat::Text,
+            began: Instant::now(),
+        };
         let traces = Tracing::default();
         let listeners = (listener, GrpcListener::default());
-        let served = serve(server_config, start, listeners, metrics, traces, began);
+        let served = serve(server_config, start, listeners, metrics, traces, banner);
         let Err(Failure::Failed(reason)) = System::new().block_on(served) else {
             panic!("serve must fail");
         };

@@ -4,14 +4,15 @@ use std::fmt;
 use std::io::IsTerminal;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use souffleur::metrics::{buckets, describe_all};
+use souffleur::metrics::{self, buckets, describe_all};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use super::failure::Failure;
-use crate::cli::settings::log::LogConfig;
+use super::version::build_info;
+use crate::cli::settings::log::{LogConfig, LogFormat};
 
 /// Messages, by target and prefix, that actix logs as errors although clients cause them: invalid HTTP requests and
 /// broken WebSocket frames. They are dropped, since any client could fill the log with them. `actix_http=trace` still
@@ -26,12 +27,27 @@ pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
         .filter()
         .map_err(|error| Failure::Usage(error.to_string()))?;
     let stderr = std::io::stderr;
-    let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
-    let lines = lines.with_ansi(stderr().is_terminal());
     // By default, failed writes (full disk, closed pipe) are reported by `eprintln!`, which panics if stderr fails.
-    let lines = lines.log_internal_errors(false);
-    let subscriber = tracing_subscriber::registry().with(filter).with(lines);
-    let started = subscriber.with(WithoutClientErrors).try_init();
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(stderr)
+        .log_internal_errors(false);
+    let subscriber = tracing_subscriber::registry().with(filter);
+    let started = match log.log_format {
+        LogFormat::Text => subscriber
+            .with(lines.with_ansi(stderr().is_terminal()))
+            .with(WithoutClientErrors)
+            .try_init(),
+        LogFormat::Json => subscriber
+            .with(
+                lines
+                    .json()
+                    .flatten_event(true)
+                    .with_current_span(false)
+                    .with_span_list(false),
+            )
+            .with(WithoutClientErrors)
+            .try_init(),
+    };
     started.map_err(Failure::to("start the log"))
 }
 
@@ -68,5 +84,13 @@ pub fn install_recorder() -> Result<PrometheusHandle, Failure> {
     let handle = builder.and_then(PrometheusBuilder::install_recorder);
     let handle = handle.map_err(Failure::to("install the metrics recorder"))?;
     describe_all();
+    metrics::register_rare();
     Ok(handle)
+}
+
+/// Sets the metric that names this build.
+pub fn record_build() {
+    let build = build_info();
+    let commit = build.commit.unwrap_or("unknown");
+    metrics::record_build(build.version, commit, build.features.join(","));
 }

@@ -30,7 +30,7 @@ fn every_key_has_a_flag_and_every_flag_has_a_key() {
     }
     for arg in command.get_arguments() {
         let id = arg.get_id().as_str();
-        let is_other = ["config", "help", "version"].contains(&id);
+        let is_other = arg.is_positional() || ["config", "help", "version"].contains(&id);
         assert!(
             is_other || keys.iter().any(|key| key == id),
             "--{id} has no key"
@@ -79,6 +79,31 @@ fn help_shows_defaults_and_groups() {
     for command in Cli::command().get_subcommands_mut() {
         let help = command.render_long_help().to_string();
         assert!(!help.contains("] [default:"), "{help}");
+    }
+}
+
+#[test]
+fn the_short_help_has_20_lines_and_names_every_command() {
+    assert!(SHORT_HELP.lines().count() <= 20);
+    assert!(SHORT_HELP.lines().all(|line| line.len() <= 120));
+    let words: Vec<&str> = SHORT_HELP
+        .split(|c: char| c != '-' && !c.is_alphanumeric())
+        .collect();
+    let command = Cli::command();
+    for shown in command.get_subcommands().filter(|one| !one.is_hide_set()) {
+        assert!(words.contains(&shown.get_name()), "{}", shown.get_name());
+    }
+}
+
+#[test]
+fn a_model_needs_no_flag() {
+    let model = |args: &[&str]| parsed(args).serve.model.given().map(str::to_owned);
+    assert_eq!(model(&["model.gguf"]), Some("model.gguf".to_owned()));
+    assert_eq!(model(&["--port", "1", "a/b"]), Some("a/b".to_owned()));
+    for command in ["serve", "run", "chat", "plan"] {
+        let both = ["souffleur", command, "a/b", "--model-path", "c/d"];
+        assert!(parse(both).is_err(), "{command}");
+        assert!(parse(&both[..3]).is_ok(), "{command}");
     }
 }
 

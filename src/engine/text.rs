@@ -22,7 +22,7 @@ impl ModelText {
     /// [`LoadError::Io`] and [`LoadError::Format`], naming the file.
     pub fn read(config: &EngineConfig) -> Result<Self, LoadError> {
         let with_text = !config.skip_tokenizer_init;
-        match ModelLocation::find(&config.model_path)? {
+        match ModelLocation::existing(&config.model_path)? {
             ModelLocation::Folder(dir) => Ok(Self {
                 generation: GenerationConfig::read(&dir)?,
                 text: with_text.then(|| TextModel::load(&dir)).transpose()?,

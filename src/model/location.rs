@@ -38,6 +38,28 @@ impl ModelLocation {
         })
     }
 
+    /// Like [`Self::find`], for a model that is about to be read.
+    ///
+    /// # Errors
+    /// There is no such file or folder, or the folder has no model.
+    pub fn existing(path: &Path) -> Result<Self, LoadError> {
+        if !path.exists() {
+            return Err(format_error(
+                path,
+                "there is no such file or folder: a model is a GGUF file, a folder in Hugging Face layout, or an id \
+                 on the hub such as Qwen/Qwen3-0.6B",
+            ));
+        }
+        let found = Self::find(path)?;
+        match &found {
+            Self::Folder(dir) if !dir.join(CONFIG).exists() => Err(format_error(
+                dir,
+                "has neither config.json nor a GGUF file, so it is not the folder of a model",
+            )),
+            _ => Ok(found),
+        }
+    }
+
     /// The files of the weights, and those that describe their encoding.
     ///
     /// # Errors

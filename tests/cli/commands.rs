@@ -23,13 +23,23 @@ fn a_missing_model_gives_one_line_and_exit_code_1() {
     check_failure(
         &["plan", "--model-path", "/nonexistent"],
         1,
-        &["/nonexistent/config.json"],
+        &["/nonexistent: there is no such file or folder"],
     );
     check_failure(
         &["--model-path", "/nonexistent", "--port", "0"],
         1,
         &["/nonexistent"],
     );
+    let folder = tempfile::tempdir().expect("temporary folder");
+    check_failure(
+        &["plan", &folder.path().to_string_lossy()],
+        1,
+        &["has neither config.json nor a GGUF file"],
+    );
+    // A mistyped command is a model.
+    for args in [&["qwen", "--port", "0"][..], &["plan", "qwen"]] {
+        check_failure(args, 2, &["\"qwen\"", "owner/name", "`souffleur -h`"]);
+    }
 }
 
 #[test]

@@ -3,7 +3,10 @@
 mod bench;
 mod chat;
 mod commands;
+mod deploy;
 mod docs;
+mod doctor;
+mod first_hour;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/gguf.rs"]
 mod gguf;

@@ -19,16 +19,18 @@ use std::time::Duration;
 use actix_web::rt::System;
 use clap::Args;
 use serde_json::{Value, json};
+use souffleur::engine::EngineParts;
 
 use super::failure::Failure;
-use super::flags::LocalFlags;
+use super::flags::{AllFlags, LocalFlags, ModelArg};
 use super::local;
 use super::remote::Remote;
 use super::remote::secret::{self, Secret};
 use super::signals::{Signals, StopSignal};
 use crate::cli::settings::Settings;
 use lines::{Line, Lines};
-use partner::{Partner, Piece};
+pub use partner::Partner;
+use partner::Piece;
 use sampling::AnswerFlags;
 use screen::Screen;
 use terminal::Terminal;
@@ -38,6 +40,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// Flags of the command.
 #[derive(Args, Debug)]
 pub struct ChatArgs {
+    #[command(flatten)]
+    model: ModelArg,
     /// Talk to the OpenAI-compatible server at this address, such as http://127.0.0.1:30000, in place of a model in
     /// this process; --model-path then names a model of the server, otherwise it is the first one that the server lists
     #[arg(long, value_name = "URL", help_heading = "Chat")]
@@ -46,13 +50,26 @@ pub struct ChatArgs {
     /// out of the process list
     #[arg(long, value_name = "KEY", requires = "url", help_heading = "Chat")]
     api_key: Option<Secret>,
+    #[command(flatten)]
+    talk: TalkFlags,
+    #[command(flatten)]
+    flags: LocalFlags,
+}
+
+/// The flags of a conversation.
+#[derive(Args, Debug)]
+pub struct TalkFlags {
     /// System message at the beginning of the conversation
     #[arg(long, value_name = "TEXT", help_heading = "Chat")]
     system: Option<String>,
     #[command(flatten)]
     answer: AnswerFlags,
-    #[command(flatten)]
-    pub flags: LocalFlags,
+}
+
+impl ChatArgs {
+    pub fn settings_flags(&self) -> AllFlags {
+        self.flags.with_model(&self.model)
+    }
 }
 
 pub fn run(args: &ChatArgs, settings: Settings) -> Result<(), Failure> {
@@ -60,34 +77,36 @@ pub fn run(args: &ChatArgs, settings: Settings) -> Result<(), Failure> {
         let bearer = secret::header(args.api_key.as_ref())?;
         return System::new().block_on(async {
             let remote = Remote::new("--url", url, bearer)?;
-            let model = match args.flags.engine.get("model_path") {
+            let named = args.model.given().map(str::to_owned);
+            let model = match named.or_else(|| args.flags.engine.get("model_path")) {
                 Some(model) => model,
                 None => remote.model(None).await?.0,
             };
-            talk(args, &Partner::Server { remote, model }).await
+            talk(&args.talk, &Partner::Server { remote, model }).await
         });
     }
     let config = local::with_text(settings.engine)?;
-    let engine = local::start(config, |parts| {
-        if local::has_chat_template(parts) {
-            Ok(())
-        } else {
-            Err(Failure::Usage(
-            "the model has no chat template: choose a model made for conversations, or continue texts with \
-             `souffleur generate --raw`"
-                .to_owned(),
-        ))
-        }
-    })?;
+    let engine = local::start(config, check_template)?;
     System::new().block_on(async {
-        let talked = talk(args, &Partner::Engine(engine.clone())).await;
+        let talked = talk(&args.talk, &Partner::Engine(engine.clone())).await;
         engine.shutdown(STOP_DEADLINE).await;
         talked
     })
 }
 
+/// # Errors
+/// If the model has no chat template.
+pub fn check_template(parts: &EngineParts) -> Result<(), Failure> {
+    if local::has_chat_template(parts) {
+        return Ok(());
+    }
+    let reason = "the model has no chat template: choose a model made for conversations, or continue texts with \
+                  `souffleur generate --raw`";
+    Err(Failure::Usage(reason.to_owned()))
+}
+
 /// Reads lines and shows the answers until the input ends.
-async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
+pub async fn talk(flags: &TalkFlags, partner: &Partner) -> Result<(), Failure> {
     let refused = Failure::to("install signal handlers");
     let mut signals = Signals::install().map_err(&refused)?;
     let terminal = Terminal::now();
@@ -96,7 +115,7 @@ async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
         signals = signals.with_hang_up().map_err(refused)?;
     }
     let mut screen = Screen::new();
-    let mut conversation = Conversation::new(args.system.as_deref());
+    let mut conversation = Conversation::new(flags.system.as_deref());
     if lines.has_editor() {
         screen.note(&format!(
             "{}: Ctrl-C stops an answer, Ctrl-D ends the chat, \\ at the end of a line continues it on the next",
@@ -125,7 +144,7 @@ async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
         };
         conversation.push_question(text);
         let mut shown = String::new();
-        let showing = show_answer(args, partner, &conversation, &mut screen, &mut shown);
+        let showing = show_answer(flags, partner, &conversation, &mut screen, &mut shown);
         let ended = tokio::select! {
             ended = showing => ended,
             signal = signals.next() => match signal {
@@ -167,13 +186,13 @@ impl Ending {
 
 /// Shows an answer as it is streamed. `shown` has the text so far, even if this future is dropped.
 async fn show_answer(
-    args: &ChatArgs,
+    flags: &TalkFlags,
     partner: &Partner,
     conversation: &Conversation,
     screen: &mut Screen,
     shown: &mut String,
 ) -> Result<Ending, String> {
-    let mut answer = partner.ask(&conversation.messages, &args.answer).await?;
+    let mut answer = partner.ask(&conversation.messages, &flags.answer).await?;
     while let Some(piece) = answer.next().await? {
         match piece {
             Piece::Text(text) => {

@@ -2,6 +2,7 @@
 //!
 //! The flags are generated from the configuration types: name, help and type from the keys, the default from `Default`.
 
+mod model;
 mod section;
 
 use std::path::PathBuf;
@@ -11,11 +12,14 @@ use souffleur::config::EngineConfig;
 use souffleur::server::ServerConfig;
 
 use crate::cli::settings::log::LogConfig;
+pub use model::ModelArg;
 pub use section::SectionFlags;
 
 /// The file to read, and the flags of all sections.
 #[derive(Args, Clone, Debug, Default)]
 pub struct AllFlags {
+    #[command(flatten)]
+    pub model: ModelArg,
     /// TOML file with sections [engine], [server] and [log]; config/default.toml shows every key
     #[arg(
         long,
@@ -60,7 +64,16 @@ impl From<LocalFlags> for AllFlags {
             config,
             engine,
             log,
-            server: ServerFlags::default(),
+            ..Self::default()
+        }
+    }
+}
+
+impl LocalFlags {
+    pub fn with_model(&self, model: &ModelArg) -> AllFlags {
+        AllFlags {
+            model: model.clone(),
+            ..self.clone().into()
         }
     }
 }

@@ -27,6 +27,11 @@ impl<S: Keys> SectionFlags<S> {
         serde_json::from_value(value.clone()).ok()
     }
 
+    pub fn set(&mut self, key: &str, value: Value) {
+        debug_assert!(S::KEYS.iter().any(|known| known.name == key), "{key}");
+        self.given.insert(key.to_owned(), value);
+    }
+
     pub fn remove(&mut self, key: &str) {
         self.given.remove(key);
     }

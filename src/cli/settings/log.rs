@@ -1,4 +1,4 @@
-//! The configuration section `[log]`: the filter of log messages.
+//! The configuration section `[log]`: the filter and the form of log messages.
 
 use serde::{Deserialize, Serialize};
 use souffleur::config::keys::{Flag, Form, Key, Keys};
@@ -11,27 +11,52 @@ use tracing_subscriber::filter::LevelFilter;
 pub struct LogConfig {
     /// Minimum severity to log, or `target=level` pairs.
     pub log_level: String,
+    pub log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    #[default]
+    Text,
+    /// One JSON object a line, with the message's fields at its top level.
+    Json,
 }
 
 impl Keys for LogConfig {
-    const KEYS: &'static [Key] = &[Key {
-        name: "log_level",
-        doc: "Minimum severity to log to stderr: error, warn, info, debug, trace, or `target=level` pairs; it takes \
+    const KEYS: &'static [Key] = &[
+        Key {
+            name: "log_level",
+            doc: "Minimum severity to log to stderr: error, warn, info, debug, trace, or `target=level` pairs; it takes \
               precedence over RUST_LOG.\n",
-        form: Form::Text,
-        flag: Flag {
-            heading: "Log",
-            value_name: Some("LEVEL"),
-            alias: None,
-            is_rare: false,
+            form: Form::Text,
+            flag: Flag {
+                heading: "Log",
+                value_name: Some("LEVEL"),
+                alias: None,
+                is_rare: false,
+            },
         },
-    }];
+        Key {
+            name: "log_format",
+            doc: "Form of the log on stderr: text, or json with one object a line. With json, `serve` prints nothing on \
+              stdout.\n",
+            form: Form::Name(&["text", "json"]),
+            flag: Flag {
+                heading: "Log",
+                value_name: Some("FORMAT"),
+                alias: None,
+                is_rare: false,
+            },
+        },
+    ];
 }
 
 impl Default for LogConfig {
     fn default() -> Self {
         Self {
             log_level: "info".to_owned(),
+            log_format: LogFormat::Text,
         }
     }
 }

@@ -59,7 +59,7 @@ impl Checkpoint {
         dtype: Option<Dtype>,
         load_format: LoadFormat,
     ) -> Result<Self, LoadError> {
-        let (config, suggested, weights) = match ModelLocation::find(path)? {
+        let (config, suggested, weights) = match ModelLocation::existing(path)? {
             ModelLocation::Folder(dir) => open_folder(&dir, load_format)?,
             ModelLocation::Gguf(file) => open_gguf(&file, load_format)?,
         };

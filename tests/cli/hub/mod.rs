@@ -1,5 +1,6 @@
 //! Tests of downloads of models by id, from a fake Hugging Face Hub.
 
+mod commands;
 mod fake;
 
 use std::fs;

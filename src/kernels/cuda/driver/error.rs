@@ -147,6 +147,10 @@ pub enum CudaUnavailable {
     )]
     NoDriver,
     #[error(
+        "failed to load the CUDA driver: {0}; reinstall NVIDIA's driver, or remove the file's folder from LD_LIBRARY_PATH"
+    )]
+    Unloadable(String),
+    #[error(
         "the CUDA driver is too old: it supports CUDA {found}, {} is needed; install driver 525 or newer",
         CudaVersion::NEEDED
     )]

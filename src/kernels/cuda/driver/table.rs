@@ -1,5 +1,6 @@
 //! Function table of the CUDA driver, looked up by name.
 
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
@@ -11,6 +12,10 @@ use cudarc::driver::sys::{
 
 use super::super::symbols::{library_functions, symbol};
 use super::error::{CudaUnavailable, DriverError};
+
+const LIBRARY: &str = "libcuda.so.1";
+/// Part of the loader's error if there is no such file.
+const ABSENT: &str = "cannot open shared object file";
 
 type DescribeCode = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
@@ -85,7 +90,7 @@ impl Functions {
         }
         // The bindings panic without a library. SAFETY: this runs the library's initialisers, as any CUDA program does.
         if !unsafe { sys::is_culib_present() } {
-            return Err(CudaUnavailable::NoDriver);
+            return Err(unavailable());
         }
         // SAFETY: the library was just found, and is never closed.
         let library = unsafe { sys::culib() };
@@ -120,6 +125,22 @@ impl Functions {
             text(driver.error_name).unwrap_or("unknown CUDA error"),
             text(driver.error_string).unwrap_or_default(),
         )
+    }
+}
+
+/// Distinguishes a driver that is absent from one that cannot be loaded.
+fn unavailable() -> CudaUnavailable {
+    // SAFETY: this runs the library's initialisers, as any CUDA program does.
+    let Err(error) = (unsafe { libloading::Library::new(LIBRARY) }) else {
+        return CudaUnavailable::NoDriver;
+    };
+    let reason = error
+        .source()
+        .map_or_else(|| error.to_string(), ToString::to_string);
+    if reason.contains(ABSENT) {
+        CudaUnavailable::NoDriver
+    } else {
+        CudaUnavailable::Unloadable(reason)
     }
 }
 

@@ -1,0 +1,55 @@
+//! The command `souffleur run`: serves a model, and talks to it in the terminal.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use actix_web::rt::{self, System};
+use actix_web::web::Data;
+use clap::Args;
+use souffleur::metrics::with_counter_types;
+use souffleur::server::{self, AppState, EngineSlot};
+use tokio::sync::oneshot;
+
+use super::chat::{self, Partner, TalkFlags};
+use super::failure::Failure;
+use super::flags::AllFlags;
+use super::{local, serve, telemetry, version};
+use crate::cli::settings::Settings;
+
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    #[command(flatten)]
+    talk: TalkFlags,
+    #[command(flatten)]
+    pub flags: AllFlags,
+}
+
+pub fn run(args: &RunArgs, settings: Settings) -> Result<(), Failure> {
+    let metrics = telemetry::install_recorder()?;
+    telemetry::record_build();
+    let listener = serve::listen(&settings.server)?;
+    let address = listener.local_addr().map_err(Failure::failed)?;
+    let config = local::with_text(settings.engine)?;
+    let engine = local::start(config, chat::check_template)?;
+    System::new().block_on(async {
+        serve::spawn_upkeep(metrics.clone());
+        let slot = EngineSlot::default();
+        slot.fill(engine.clone());
+        let render = Arc::new(move || with_counter_types(&metrics.render()));
+        let state = AppState::new(settings.server, slot, render).with_build(version::build_info());
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = rt::spawn(server::run(listener, Data::new(state), async {
+            let _ = stopped.await;
+        }));
+        // On stderr, since stdout has the answers.
+        let _ = writeln!(
+            std::io::stderr(),
+            "serving {} at http://{}/v1 until the chat ends",
+            engine.model().served_model_name,
+            serve::reachable(address),
+        );
+        let talked = chat::talk(&args.talk, &Partner::Engine(engine)).await;
+        let _ = stop.send(());
+        talked.and(serve::finish(serving.await))
+    })
+}
