@@ -1,0 +1,99 @@
+"""The binary that is packaged, its version, and the files that go with it."""
+
+import gzip
+import hashlib
+import io
+import pathlib
+import subprocess
+import tarfile
+import tempfile
+import tomllib
+
+# The time of every packaged file: packages of the same files are equal.
+EPOCH = 1_700_000_000
+SHELLS = {"bash": "souffleur", "zsh": "_souffleur", "fish": "souffleur.fish"}
+LICENCES = ("LICENSE-APACHE", "LICENSE-MIT")
+
+
+class Product:
+    """A binary, its outputs that are packaged, and the metadata of Cargo.toml."""
+
+    def __init__(self, binary, out, fast):
+        self.root = pathlib.Path(__file__).resolve().parents[2]
+        self.binary, self.out, self.fast = binary, out, fast
+        with open(self.root / "Cargo.toml", "rb") as file:
+            cargo = tomllib.load(file)
+        package = cargo["package"]
+        self.names = package["metadata"]["packages"]
+        self.version = cargo["workspace"]["package"]["version"]
+        self.licence = cargo["workspace"]["package"]["license"]
+        self.summary = package["description"]
+        self.repository = package["repository"]
+        said = self.run("--version").split()
+        if said[1] != self.version:
+            raise SystemExit(f"{binary} is version {said[1]}, Cargo.toml has {self.version}: build it again")
+        self.machine = machine_of(binary)
+
+    def run(self, *args):
+        return subprocess.run([self.binary, *args], check=True, capture_output=True, text=True).stdout
+
+    def text(self, path):
+        return (self.root / path).read_text(encoding="utf-8")
+
+    def manual(self):
+        """The manual pages, by file name."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.run("man", folder)
+            pages = sorted(pathlib.Path(folder).iterdir())
+            return {page.name: page.read_bytes() for page in pages}
+
+    def completions(self):
+        """The completions of each shell, by file name."""
+        return {name: self.run("completions", shell).encode() for shell, name in SHELLS.items()}
+
+
+def machine_of(binary):
+    """The machine of an ELF file, as Linux names it."""
+    head = binary.read_bytes()[:20]
+    machines = {62: "x86_64", 183: "aarch64"}
+    machine = int.from_bytes(head[18:20], "little")
+    if head[:4] != b"\x7fELF" or machine not in machines:
+        raise SystemExit(f"{binary} is not an ELF file for x86-64 or aarch64")
+    return machines[machine]
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def tar_of(files, prefix=""):
+    """A tar archive of `(path, bytes, mode)`, with fixed times and owners."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        folders = set()
+        for path, data, mode in sorted(files):
+            path = prefix + path
+            for parent in reversed(pathlib.PurePosixPath(path).parents):
+                if str(parent) != "." and parent not in folders:
+                    folders.add(parent)
+                    tar.addfile(entry(str(parent), tarfile.DIRTYPE, 0o755, 0))
+            tar.addfile(entry(path, tarfile.REGTYPE, mode, len(data)), io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def entry(path, kind, mode, size):
+    info = tarfile.TarInfo(path)
+    info.type, info.mode, info.size, info.mtime = kind, mode, size, EPOCH
+    return info
+
+
+def gzipped(data, fast):
+    return gzip.compress(data, 1 if fast else 9, mtime=EPOCH)
+
+
+def write_sums(out):
+    """Writes SHA256SUMS of the files in `out`, in the form of `sha256sum`."""
+    files = [file for file in sorted(out.rglob("*")) if file.is_file() and file.name != "SHA256SUMS"]
+    files = [file for file in files if "oci" not in file.relative_to(out).parts[:-1]]
+    lines = [f"{sha256(file.read_bytes())}  {file.relative_to(out)}\n" for file in files]
+    (out / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
