@@ -60,7 +60,7 @@ impl Gpu {
         check_kv_type(config, element)?;
         if model.dtype == StoredDtype::F16 {
             tracing::warn!(
-                "there is no float16 on CUDA: the checkpoint runs in bfloat16 (--dtype float32 is more precise)"
+                "no CUDA kernels for float16: the checkpoint runs in bfloat16 (--dtype float32 is more precise)"
             );
         }
         Ok(())

@@ -30,7 +30,7 @@ const REPLACEMENTS: [(&str, &str); 13] = [
     ),
     (
         "lookarounds not supported",
-        "an expression has an anchor that is neither at its beginning nor at its end",
+        "an expression has \\b, \\B, or an anchor that is neither at its beginning nor at its end",
     ),
     (
         "Regex is empty",

@@ -199,7 +199,7 @@ fn gguf_states(
     let value_dim = values / value_heads;
     if value_dim * value_heads != values || !DELTA_DIM.contains(&value_dim) {
         let reason = format!(
-            "is {values}, expected {value_heads} ({heads_key}) heads of at most {}",
+            "is {values}, expected a multiple of {heads_key}, {value_heads}, of at most {} each",
             DELTA_DIM.end()
         );
         return Err(keys.error("ssm.inner_size", reason));

@@ -69,7 +69,11 @@ impl Handler<PinPrefix> for Scheduler {
         self.pending_pins.insert(pin, reply);
         self.drive();
         Box::pin(async move {
-            let stopped = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
+            let stopped = |_| {
+                RequestError::EngineDown(
+                    "it is being rebuilt or has stopped: try again later".to_owned(),
+                )
+            };
             granted
                 .await
                 .map(|tokens| PrefixPinned { pin, tokens })
@@ -166,7 +170,11 @@ impl Handler<FlushCache> for Scheduler {
         self.pending_flushes.push((number, reply));
         self.drive();
         Box::pin(async move {
-            let stopped = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
+            let stopped = |_| {
+                RequestError::EngineDown(
+                    "it is being rebuilt or has stopped: try again later".to_owned(),
+                )
+            };
             let flushed = flushed.await.map_err(stopped)?;
             tracing::info!(
                 tokens = flushed.flushed_tokens,

@@ -240,7 +240,7 @@ fn default_limits(
     if pool_bytes < wish.smallest_pool_bytes() {
         let advice = match budget.page_table_bytes {
             _ if budget.store_bytes > 0 => format!(
-                "the KV store's buffers take {} of the headroom: lower kv_host_bytes",
+                "the KV store's buffers take {} of the headroom: lower kv_host_bytes, or use a smaller model",
                 Bytes(budget.store_bytes)
             ),
             0 => "use a smaller model, page_size or chunked_prefill_size".to_owned(),

@@ -283,6 +283,8 @@ impl<'a> Reader<'a> {
         let line = self.line;
         let escape = letters.next();
         let wrong = || format!("line {line}: unknown escape: \\{}", escape.unwrap_or(' '));
+        let bad_digits =
+            |n: usize, of: char| format!("line {line}: \\{of} needs {n} hex digits of a character");
         let escape = escape.ok_or_else(wrong)?;
         self.rest = letters.as_str();
         let digits = match escape {
@@ -294,7 +296,9 @@ impl<'a> Reader<'a> {
         if digits > 0 {
             let code = self.rest.get(..digits);
             let code = code.and_then(|code| u32::from_str_radix(code, 16).ok());
-            let letter = code.and_then(char::from_u32).ok_or_else(wrong)?;
+            let letter = code
+                .and_then(char::from_u32)
+                .ok_or_else(|| bad_digits(digits, escape))?;
             self.rest = &self.rest[digits..];
             return Ok(Some((letter, true)));
         }

@@ -86,8 +86,7 @@ fn byte_level(
 fn splits(source: Source<'_>, name: Option<&str>) -> Result<Splits, LoadError> {
     name.and_then(Splits::named).ok_or_else(|| {
         source.refuse(format!(
-            "tokenizer.ggml.pre is {}, supported: {}; convert the model again with a converter that knows its \
-             tokenizer",
+            "tokenizer.ggml.pre is {}, supported: {}; put the model's tokenizer.json into the file's folder",
             name.map_or_else(|| "missing".to_owned(), quoted),
             SUPPORTED_NAMES.join(", ")
         ))
