@@ -44,7 +44,7 @@ pub struct RecallRequest {
 pub struct CalibrationResult {
     pub n_layers: usize,
     /// The recall of each ranking: the share of the tokens with the highest exact scores that the labels also select.
-    /// Only queries that see at least twice as many tokens as they select are measured.
+    /// Measured on the first piece of the text, and with queries that see at least twice as many tokens as they select.
     pub recall: Vec<(ChannelType, f64)>,
 }
 

@@ -46,7 +46,7 @@ impl Rotations {
             frequencies,
             positions,
         } = self;
-        // SAFETY: the buffers hold one position, and one pair of elements to rotate.
+        // SAFETY: the buffers hold one position and one frequency, and have space for a cosine and a sine.
         unsafe {
             embed.rotations(
                 stream,

@@ -162,7 +162,7 @@ fn invalid_calls_are_refused_by_their_field() {
 fn large_texts_wait_for_each_other_and_delay_no_other_request() {
     let world = World::new();
     let body = json!({"prompt": "some words of a long text. ".repeat(100_000)});
-    // These requests and the one that disconnects are the most that the budget of answers admits at once.
+    // The memory budget of answers admits these eight requests at once. Their texts are encoded one at a time.
     let large: Vec<_> = (0..7)
         .map(|_| open(world.addr, "/tokenize", &body))
         .collect();

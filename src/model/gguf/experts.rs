@@ -9,8 +9,8 @@ use crate::family::GgufExperts;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::routing::Routing;
 
-/// Values of [`ROUTER_NUMBERS`] that have no effect, in the order of the keys; others are rejected. A gating function
-/// of 1 is the softmax over all logits.
+/// Values of [`ROUTER_NUMBERS`] that have no effect, in the order of the keys; others are rejected unless the family
+/// supports the key. A gating function of 1 is the softmax over all logits.
 const NEUTRAL: [&[f64]; 6] = [
     &[0.0, 1.0],
     &[0.0, 1.0],
@@ -20,7 +20,7 @@ const NEUTRAL: [&[f64]; 6] = [
     &[0.0, 1.0],
 ];
 
-/// `None` if no layer has experts. A layer has experts if it has a router.
+/// `None` if the file names no experts. Otherwise the layers with a router have experts, and at least one has a router.
 pub(super) fn experts(
     gguf: &Gguf,
     keys: &Keys<'_>,

@@ -1,4 +1,4 @@
-//! The OpenAPI description of plain completions, and of the fields that they share with chats.
+//! The OpenAPI description of plain completions, and the shape of `matched_stop`, which chats use too.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;

@@ -141,6 +141,7 @@ fn folders_of_other_fingerprints_are_removed_before_records_and_by_age() {
         other.weights = weights;
         let (tier, _) = other.filled(3);
         let folder = tier.folder.path.clone();
+        // The length of this file is the time of the folder's last write.
         other
             .files
             .change(&folder.join("time"), |bytes| bytes.resize(time, 0));

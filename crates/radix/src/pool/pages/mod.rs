@@ -68,7 +68,7 @@ impl Pages {
         }
     }
 
-    /// Transfers the ids from `at` on, which the caller has read. Returns the ledger that counts them.
+    /// Drops the ids from `at` on, whose pages the caller owns from now on. Returns the ledger that counts them.
     pub(crate) fn surrender_from(&mut self, at: usize) -> Option<Arc<PoolLedger>> {
         self.ids.truncate(at);
         match at {
