@@ -66,7 +66,7 @@ impl GrpcListener {
         let state = state.clone();
         let server = actix_web::rt::spawn(async move {
             if let Err(error) = souffleur::server::grpc::run(listener, state).await {
-                tracing::error!(%error, "gRPC server failed");
+                tracing::error!(%error, "failed to serve gRPC, HTTP continues: restart to serve gRPC");
             }
         });
         GrpcServing {

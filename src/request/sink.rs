@@ -201,9 +201,9 @@ impl Drop for EventSink {
     fn drop(&mut self) {
         if self.target.is_some() {
             let reason = if self.is_received {
-                "the engine dropped the request: send the request again"
+                "it stopped or was rebuilt during the request: send the request again"
             } else {
-                "the engine was rebuilt or stopped before it read the request: send the request again (programs that \
+                "it was rebuilt or stopped before it read the request: send the request again (programs that \
                  embed the engine: to the addresses that EngineHandle::doors() now returns)"
             };
             self.terminate(Event::Failed(RequestError::EngineDown(reason.to_owned())));
