@@ -171,6 +171,10 @@ impl Hub {
                 }
             }
         }
+        // A link that someone led out of the cache goes, its target stays.
+        let folder = self.folder(repo).join("blobs");
+        let folder = folder.canonicalize().map_err(HubError::io(&folder))?;
+        blobs.retain(|blob, _| blob.starts_with(&folder));
         for blob in blobs.keys().filter(|blob| blob.exists()) {
             fs::remove_file(blob).map_err(HubError::io(blob))?;
         }
