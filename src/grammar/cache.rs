@@ -109,7 +109,7 @@ impl Slots {
 }
 
 pub(super) struct Permits {
-    pub(super) taken: Mutex<usize>,
+    taken: Mutex<usize>,
     freed: Condvar,
     limit: usize,
 }

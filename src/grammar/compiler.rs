@@ -1,5 +1,6 @@
 //! Compiles the output constraints of requests to grammars, with a cache and limits.
 
+use std::io;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::thread;
@@ -87,7 +88,7 @@ impl GrammarCompiler {
     ///
     /// # Errors
     /// [`RequestError::Field`] names the unsupported constraint and the reason; [`RequestError::Overloaded`] while too
-    /// many compilations are in flight.
+    /// many compilations are in flight; [`RequestError::Interrupted`] if no thread can be started.
     pub fn compile(
         &self,
         wish: &GrammarWish,
@@ -186,10 +187,9 @@ impl Core {
                 core.fill(&filled, source);
                 drop(permit);
             });
-        if compiling.is_err() {
+        if let Err(error) = compiling {
             // Other requests may already wait for the slot.
-            let n = *lock(&self.permits.taken);
-            slot.end(Err(overloaded("grammar threads (no more can start)", n)));
+            slot.end(Err(not_started(&error)));
             lock(&self.slots).remove(&key);
         }
         Ok(slot)
@@ -271,6 +271,14 @@ fn overloaded(what: &'static str, n: usize) -> RequestError {
         queued: n,
         limit: n,
     }
+}
+
+fn not_started(error: &io::Error) -> RequestError {
+    let text = format!(
+        "compiling the grammar failed: no thread could be started: {error}: try again later, or raise the server's \
+         limits of threads and memory"
+    );
+    RequestError::Interrupted(text)
 }
 
 fn cancelled() -> RequestError {

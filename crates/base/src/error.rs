@@ -172,6 +172,9 @@ pub enum RequestError {
     Step(#[from] StepError),
     #[error("the engine is down: {0}")]
     EngineDown(String),
+    /// An operation failed, while the engine still runs. The text names the operation and the cause.
+    #[error("{0}")]
+    Interrupted(String),
     #[error("the engine is shutting down")]
     ShuttingDown,
 }
@@ -209,7 +212,7 @@ impl RequestError {
             Self::Grammar(_) => "grammar_failed",
             Self::SlowClient { .. } => "slow_client",
             Self::Step(_) => "step_failed",
-            Self::EngineDown(_) => "engine_down",
+            Self::EngineDown(_) | Self::Interrupted(_) => "engine_down",
             Self::ShuttingDown => "shutting_down",
         }
     }
@@ -225,6 +228,7 @@ impl RequestError {
             Self::Overloaded { .. }
             | Self::Timeout { .. }
             | Self::EngineDown(_)
+            | Self::Interrupted(_)
             | Self::ShuttingDown => 503,
             Self::OutOfMemory | Self::NanLogits | Self::SlowClient { .. } | Self::Step(_) => 500,
         }

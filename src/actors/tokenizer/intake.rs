@@ -246,8 +246,10 @@ impl Tokenizer {
                 .into_actor(self)
                 .map(move |encoded, tokenizer, ctx| {
                     let failed = || {
-                        RequestError::EngineDown(
-                            "tokenizing crashed, which is a bug (see the server's log)".to_owned(),
+                        RequestError::Interrupted(
+                            "tokenizing failed: its thread panicked, which is a bug of this engine (please report it \
+                             with the server's log)"
+                                .to_owned(),
                         )
                     };
                     let encoded = encoded.unwrap_or_else(|_| vec![Err(failed()); indices.len()]);
