@@ -13,7 +13,7 @@ const REPLACEMENTS: [(&str, &str); 13] = [
     ),
     ("fuel", TOO_COMPLEX),
     ("too big", TOO_COMPLEX),
-    ("too large", TOO_COMPLEX),
+    ("schema too large", TOO_COMPLEX),
     ("too many expressions", TOO_COMPLEX),
     ("Unable to determine if regex is empty", TOO_COMPLEX),
     (
@@ -75,6 +75,11 @@ mod tests {
             (
                 "initial lexer configuration (grammar) too big (limit for this grammar: 1000000)",
                 "too complex",
+            ),
+            ("schema too large", "too complex"),
+            (
+                "number 65 is too large; must be <= 63",
+                "number 65 is too large; must be <= 63",
             ),
             ("panic: at 'x.rs' <backtrace>", "compiler crashed"),
         ] {
