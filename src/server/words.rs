@@ -1,7 +1,7 @@
-//! The message for a prompt that is too long, in the words that clients of each API look for.
+//! The messages of errors that each API has its own words for.
 //!
-//! Agents shorten a conversation after this error. Most agents recognise the error by the words of their API, not by a
-//! code or a status. docs/api.md lists the agents and the words.
+//! Agents shorten a conversation after the error for a prompt that is too long. Most agents recognise the error by the
+//! words of their API, not by a code or a status. docs/api.md lists the agents and the words.
 
 use souffleur_base::error::{PromptTokens, RequestError};
 
@@ -17,50 +17,70 @@ pub(super) enum Dialect {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Overflow {
-    prompt_tokens: PromptTokens,
-    limit_tokens: usize,
+pub(super) enum Worded {
+    PromptTooLong {
+        prompt_tokens: PromptTokens,
+        limit_tokens: usize,
+    },
+    /// Clients of Anthropic's API do not know the field that the other APIs have for it.
+    NotContinued,
 }
 
-impl Overflow {
+impl Worded {
     pub(super) fn of(error: &RequestError) -> Option<Self> {
         match error {
             RequestError::PromptTooLong {
                 prompt_tokens,
                 limit_tokens,
-            } => Some(Self {
+            } => Some(Self::PromptTooLong {
                 prompt_tokens: *prompt_tokens,
                 limit_tokens: *limit_tokens,
             }),
+            RequestError::NotContinued => Some(Self::NotContinued),
             _ => None,
         }
     }
 
     pub(super) fn message_in(self, dialect: Dialect) -> String {
-        let Self {
-            prompt_tokens,
-            limit_tokens,
-        } = self;
-        match dialect {
-            Dialect::OpenAi => format!(
-                "This model's maximum context length is {limit_tokens} tokens. However, you requested {prompt_tokens} \
-                 in the prompt. Please reduce the length of the messages."
-            ),
-            // Some clients see only an event's message, not its code, and recognise these first words.
-            Dialect::Responses => format!(
-                "Your input exceeds the context window of this model. {}",
-                self.message_in(Dialect::OpenAi)
-            ),
-            Dialect::Anthropic => {
-                format!("prompt is too long: {prompt_tokens} > {limit_tokens} maximum")
-            }
-            Dialect::Sglang => RequestError::PromptTooLong {
+        match self {
+            Self::PromptTooLong {
                 prompt_tokens,
                 limit_tokens,
-            }
-            .to_string(),
+            } => too_long(dialect, prompt_tokens, limit_tokens),
+            Self::NotContinued => not_continued(dialect),
         }
     }
+}
+
+fn too_long(dialect: Dialect, prompt_tokens: PromptTokens, limit_tokens: usize) -> String {
+    match dialect {
+        Dialect::OpenAi => format!(
+            "This model's maximum context length is {limit_tokens} tokens. However, you requested {prompt_tokens} \
+             in the prompt. Please reduce the length of the messages."
+        ),
+        // Some clients see only an event's message, not its code, and recognise these first words.
+        Dialect::Responses => format!(
+            "Your input exceeds the context window of this model. {}",
+            too_long(Dialect::OpenAi, prompt_tokens, limit_tokens)
+        ),
+        Dialect::Anthropic => {
+            format!("prompt is too long: {prompt_tokens} > {limit_tokens} maximum")
+        }
+        Dialect::Sglang => RequestError::PromptTooLong {
+            prompt_tokens,
+            limit_tokens,
+        }
+        .to_string(),
+    }
+}
+
+fn not_continued(dialect: Dialect) -> String {
+    if dialect == Dialect::Anthropic {
+        return "messages ends with an assistant message, which cannot be continued, because this model's chat template \
+                changes it: end messages with a user message"
+            .to_owned();
+    }
+    RequestError::NotContinued.to_string()
 }
 
 #[cfg(test)]
@@ -109,6 +129,16 @@ mod tests {
             PromptTokens::AtLeast(900_000),
             "prompt is too long: at least 900000 tokens > 4094 maximum",
         );
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_continued_is_explained_without_a_field_that_the_api_lacks() {
+        let error = ApiError::from(RequestError::NotContinued);
+        assert_eq!(error.code(), "invalid_request");
+        assert!(error.message().starts_with("continue_final_message"));
+        let error = error.in_dialect(Dialect::Anthropic);
+        assert!(!error.message().contains("continue_final_message"));
+        assert!(error.message().starts_with("messages ends with"));
     }
 
     #[test]

@@ -111,6 +111,12 @@ pub enum RequestError {
     Invalid(String),
     #[error(transparent)]
     Field(#[from] FieldError),
+    /// The chat template does not write the end of the last message as it was sent.
+    #[error(
+        "continue_final_message: this model's chat template changes the last assistant message, so it cannot be \
+         continued: end messages with a user message, and leave the field out"
+    )]
+    NotContinued,
     /// Exceeds the model's context or the KV pool. The text is SGLang's, which clients match.
     #[error(
         "the input ({prompt_tokens}) is longer than the model's context length ({limit_tokens} tokens): \
@@ -201,7 +207,7 @@ impl RequestError {
     /// Stable, for JSON and metric labels.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Invalid(_) | Self::Field(_) => "invalid_request",
+            Self::Invalid(_) | Self::Field(_) | Self::NotContinued => "invalid_request",
             Self::PromptTooLong { .. } => "context_length_exceeded",
             Self::Overloaded { .. } => "overloaded",
             Self::DuplicateRequest(_) => "duplicate_request",
@@ -221,6 +227,7 @@ impl RequestError {
         match self {
             Self::Invalid(_)
             | Self::Field(_)
+            | Self::NotContinued
             | Self::PromptTooLong { .. }
             | Self::DuplicateRequest(_)
             | Self::Grammar(_)

@@ -5,7 +5,6 @@
 
 use serde_json::Value;
 
-use crate::refusal::invalid;
 use souffleur_base::error::RequestError;
 
 /// A template that trims contents drops the trailing space, which `cut` detects.
@@ -31,11 +30,7 @@ pub(super) fn mark(messages: &mut [Value]) -> usize {
 /// Cuts the prompt at the mark, and trims the `blank_bytes` before it if the template trims contents.
 pub(super) fn cut(mut prompt: String, blank_bytes: usize) -> Result<String, RequestError> {
     let Some(end) = prompt.rfind(MARK.trim_end()) else {
-        return invalid(
-            "continue_final_message: this model's chat template changes the last assistant message, so it cannot be \
-             continued: end messages with a user message, and leave the field out"
-                .to_owned(),
-        );
+        return Err(RequestError::NotContinued);
     };
     let trims = !prompt[end..].starts_with(MARK);
     prompt.truncate(end);

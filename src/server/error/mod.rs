@@ -8,7 +8,7 @@ use actix_web::http::{StatusCode, header};
 use actix_web::{HttpRequest, HttpResponse, ResponseError};
 use serde::Serialize;
 
-use super::words::{Dialect, Overflow};
+use super::words::{Dialect, Worded};
 use souffleur_base::error::{FieldError, RETRY_AFTER_S, RequestError};
 use souffleur_base::field::Cut;
 use souffleur_base::ids::RequestId;
@@ -20,8 +20,8 @@ pub struct ApiError {
     message: String,
     param: Option<String>,
     accepts: Option<Accepts>,
-    /// Set if the prompt is too long: the clients of each API look for a different message.
-    overflow: Option<Box<Overflow>>,
+    /// Set if each API has its own message for the error.
+    worded: Option<Box<Worded>>,
 }
 
 /// The header that names the alternatives to a refused request.
@@ -159,8 +159,8 @@ impl ApiError {
 
     /// The same error, with the message that clients of this API look for.
     pub(super) fn in_dialect(mut self, dialect: Dialect) -> Self {
-        if let Some(overflow) = &self.overflow {
-            self.message = overflow.message_in(dialect);
+        if let Some(worded) = &self.worded {
+            self.message = worded.message_in(dialect);
         }
         self
     }
@@ -228,7 +228,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             accepts: None,
-            overflow: None,
+            worded: None,
         }
     }
 
@@ -274,8 +274,8 @@ impl From<RequestError> for ApiError {
         let status = StatusCode::from_u16(error.status());
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let base = Self::new(status, error.code(), error.to_string());
-        let overflow = Overflow::of(&error).map(Box::new);
-        Self { overflow, ..base }.in_dialect(Dialect::OpenAi)
+        let worded = Worded::of(&error).map(Box::new);
+        Self { worded, ..base }.in_dialect(Dialect::OpenAi)
     }
 }
 
