@@ -153,7 +153,7 @@ impl MemoryPlan {
         };
         Err(LoadError::Memory(format!(
             "not enough memory is left for the KV pool: {} are free after loading the weights instead of the planned \
-             {} (another process may have taken memory); the KV pool needs {} and activations {}: {advice}",
+             {} (another process may have taken memory); the KV pool needs {}, activations and headroom {}: {advice}",
             Bytes(free_bytes),
             Bytes(
                 budget
@@ -240,7 +240,8 @@ fn default_limits(
     if pool_bytes < wish.smallest_pool_bytes() {
         let advice = match budget.page_table_bytes {
             _ if budget.store_bytes > 0 => format!(
-                "the KV store's buffers take {} of the headroom: lower kv_host_bytes, or use a smaller model",
+                "use a smaller model, page_size, chunked_prefill_size or kv_host_bytes: the KV store's buffers take {} \
+                 of the headroom",
                 Bytes(budget.store_bytes)
             ),
             0 => "use a smaller model, page_size or chunked_prefill_size".to_owned(),
@@ -295,9 +296,16 @@ fn does_not_fit(
     wish: &MemoryWish,
     (asked, fitting): (u64, u64),
 ) -> LoadError {
+    let store = match budget.store_bytes {
+        0 => String::new(),
+        bytes => format!(
+            " ({} of it for the KV store's buffers: kv_host_bytes)",
+            Bytes(bytes)
+        ),
+    };
     LoadError::Memory(format!(
         "max_total_tokens is {asked}, whose K/V takes {}, but only {fitting} tokens fit: {} are available, of which \
-         the weights take {}, activations and headroom {}; lower or omit max_total_tokens, or also set \
+         the weights take {}, activations and headroom {}{store}; lower or omit max_total_tokens, or also set \
          mem_fraction_static, which then makes max_total_tokens only an upper limit",
         Bytes(wish.pool_bytes(wish.whole_pages(asked))),
         Bytes(budget.free_before_bytes),
