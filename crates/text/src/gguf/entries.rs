@@ -118,7 +118,8 @@ fn check_sizes(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<(), 
     let n_tokens = fields.tokens.len();
     if n_tokens == 0 {
         return Err(source.refuse(
-            "tokenizer.ggml.tokens is missing or empty: use a file that contains its tokenizer"
+            "tokenizer.ggml.tokens is missing or empty: convert the model again, or put its tokenizer.json into the \
+             file's folder"
                 .to_owned(),
         ));
     }

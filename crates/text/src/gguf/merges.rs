@@ -20,7 +20,8 @@ pub(super) fn listed(
 ) -> Result<Merges, LoadError> {
     if lines.is_empty() {
         return Err(source.refuse(
-            "tokenizer.ggml.merges is missing or empty: use a file that contains its tokenizer"
+            "tokenizer.ggml.merges is missing or empty: convert the model again, or put its tokenizer.json into the \
+             file's folder"
                 .to_owned(),
         ));
     }
@@ -90,7 +91,8 @@ pub(super) fn from_scores(
 ) -> Result<Merges, LoadError> {
     if scores.is_empty() {
         return Err(source.refuse(
-            "tokenizer.ggml.scores is missing or empty: use a file that contains its tokenizer"
+            "tokenizer.ggml.scores is missing or empty: convert the model again, or put its tokenizer.json into the \
+             file's folder"
                 .to_owned(),
         ));
     }
@@ -170,8 +172,8 @@ fn check_work(source: Source<'_>, entries: &[Entry<'_>]) -> Result<(), LoadError
     }
     if work > MAX_CUT_BYTES {
         return Err(source.refuse(format!(
-            "tokenizer.ggml.tokens has too many or too long tokens to derive the merges from them: this would copy \
-             {work} bytes, the limit is {MAX_CUT_BYTES}: convert the model again"
+            "tokenizer.ggml.tokens has too many or too long tokens to derive the merges from them, which would copy \
+             {work} bytes, the limit is {MAX_CUT_BYTES}: put the model's tokenizer.json into the file's folder"
         )));
     }
     Ok(())

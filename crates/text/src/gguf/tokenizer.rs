@@ -57,7 +57,8 @@ pub(super) fn build(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result
         "llama" => sentence_piece(source, fields, entries),
         "gemma4" => gemma4(source, fields, entries),
         other => Err(source.refuse(format!(
-            "tokenizer.ggml.model is {}, supported: gpt2, llama and gemma4; use a model with one of these",
+            "tokenizer.ggml.model is {}, supported: gpt2, llama and gemma4; put the model's tokenizer.json into the \
+             file's folder",
             quoted(other)
         ))),
     }
