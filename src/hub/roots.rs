@@ -36,9 +36,24 @@ fn load(file: Option<&Path>) -> Vec<Vec<u8>> {
         tracing::debug!(%error, "failed to read a trusted root certificate");
     }
     if let (Some(file), true) = (file, read.certs.is_empty()) {
-        tracing::warn!(file = %file.display(), "found no certificates in this file, using Mozilla's roots");
+        warn_of_unusable(file, read.errors.first());
     }
     read.certs.iter().map(|der| der.to_vec()).collect()
+}
+
+fn warn_of_unusable(file: &Path, error: Option<&rustls_native_certs::Error>) {
+    let file = file.display();
+    match error {
+        Some(error) => tracing::warn!(
+            %file,
+            %error,
+            "failed to read the trusted root certificates, using Mozilla's: correct the file or unset its variable"
+        ),
+        None => tracing::warn!(
+            %file,
+            "the file of trusted root certificates has none, using Mozilla's: correct the file or unset its variable"
+        ),
+    }
 }
 
 #[cfg(test)]
