@@ -51,7 +51,7 @@ impl GrpcListener {
             ))
         })?;
         if let Ok(address) = listener.local_addr() {
-            tracing::info!(%address, "serving gRPC");
+            tracing::info!(%address, "listening for gRPC");
         }
         Ok(Self {
             listener: Some(listener),
