@@ -234,19 +234,32 @@ impl<K: Clone + 'static> Connection<K> {
         in_time(self.send_timeout, self.wire.send(message)).await
     }
 
+    /// The text of the close frame, at most 123 bytes.
+    fn explain(&self, why: CloseReason) -> String {
+        let limit = self.limit_bytes;
+        let send_s = self.send_timeout.as_secs();
+        let message_s = self.state.config().body_timeout_s;
+        match why {
+            CloseReason::Disconnect => String::new(),
+            CloseReason::Dead => format!("the client answered none of {MAX_MISSED_PINGS} pings"),
+            CloseReason::Slow => format!("the client accepted no message for {send_s} s"),
+            CloseReason::Late => format!("a message was not complete within {message_s} s"),
+            CloseReason::TooLarge => {
+                format!("messages are limited to {limit} bytes: send less at once")
+            }
+            CloseReason::Protocol => "a frame violates the WebSocket protocol".to_owned(),
+            CloseReason::NotUtf8 => "a text message is not valid UTF-8".to_owned(),
+            CloseReason::Overload => "the server is overloaded: connect again later".to_owned(),
+            CloseReason::Drain => "the server is shutting down".to_owned(),
+        }
+    }
+
     /// Sends the client the reason for the end, or echoes its close frame.
     async fn close(&mut self, why: CloseReason) -> tungstenite::Result<()> {
         let Some(code) = why.close_code() else {
             return self.wire.flush().await;
         };
-        let limit = self.limit_bytes;
-        let reason = match why {
-            CloseReason::TooLarge => {
-                format!("messages are limited to {limit} bytes: send less at once")
-            }
-            _ => String::new(),
-        };
-        let reason = reason.into();
+        let reason = self.explain(why).into();
         self.wire.close(Some(CloseFrame { code, reason })).await
     }
 }
