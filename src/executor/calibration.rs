@@ -7,7 +7,7 @@ use souffleur_base::error::LoadError;
 use souffleur_kernels::cpu::calibration::{Calibration, ChannelSums};
 use souffleur_kernels::cpu::recall::Recall;
 use souffleur_kernels::dtype::{Dtype, Quantization};
-pub use souffleur_model::json_file::format_error;
+pub use souffleur_model::json_file::load_error;
 use souffleur_model::loader::LoadFormat;
 use souffleur_model::sparsity::{ChannelRanks, ChannelType, LayersToLabel, SparsityWish, write};
 
@@ -77,7 +77,7 @@ pub fn calibrate(request: &CalibrationRequest) -> Result<CalibrationResult, Load
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     let sums = executor
         .calibrate(&pieces, CHUNK_TOKENS)
-        .map_err(|error| format_error(dir, format!("failed to calibrate: {error}")))?;
+        .map_err(|error| load_error(dir, format!("failed to calibrate: {error}")))?;
     let label_sizes = label_sizes.iter().enumerate();
     let labelled = label_sizes.filter(|(_, size)| **size > 0);
     let ranks: Vec<ChannelRanks> = labelled
@@ -150,6 +150,6 @@ fn recall_of(
         .recall(pieces, CHUNK_TOKENS, Recall::new(rules, RECALL_EVERY))
         .map_err(|error| {
             let reason = format!("failed to measure the recall of the channels: {error}");
-            format_error(&request.model, reason)
+            load_error(&request.model, reason)
         })
 }

@@ -8,7 +8,7 @@ use crate::cpu::{CpuExecutor, CpuOptions};
 use souffleur_base::error::LoadError;
 use souffleur_base::kv_layout::KvDtype;
 use souffleur_kernels::dtype::{Dtype, Quantization};
-pub use souffleur_model::json_file::format_error;
+pub use souffleur_model::json_file::load_error;
 
 const CHUNK_TOKENS: usize = 512;
 
@@ -43,7 +43,7 @@ pub fn write_logits(request: &LogitsRequest) -> Result<(), LoadError> {
     };
     let text = std::fs::read(&request.input).map_err(io(&request.input))?;
     let input: Input = serde_json::from_slice(&text)
-        .map_err(|error| format_error(&request.input, error.to_string()))?;
+        .map_err(|error| load_error(&request.input, error.to_string()))?;
     let mut bytes: Vec<Vec<u8>> = vec![Vec::new(); input.prompts.len()];
     let on_logits = &mut |prompt: usize, _: usize, logits: &[f32]| {
         bytes[prompt].extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
@@ -53,11 +53,11 @@ pub fn write_logits(request: &LogitsRequest) -> Result<(), LoadError> {
     for (index, (prompt, bytes)) in input.prompts.iter().zip(&bytes).enumerate() {
         let shape = vec![prompt.len(), bytes.len() / 4 / prompt.len()];
         let view = TensorView::new(safetensors::Dtype::F32, shape, bytes)
-            .map_err(|error| format_error(&request.output, error.to_string()))?;
+            .map_err(|error| load_error(&request.output, error.to_string()))?;
         tensors.push((format!("logits.{index}"), view));
     }
     safetensors::serialize_to_file(tensors, None, &request.output)
-        .map_err(|error| format_error(&request.output, error.to_string()))
+        .map_err(|error| load_error(&request.output, error.to_string()))
 }
 
 /// Runs each prompt through the requested model on the CPU, and calls `on_logits(prompt, position, logits)` for every
@@ -85,7 +85,7 @@ pub fn logits(
         });
         scored.map_err(|error| {
             let reason = format!("failed to compute the logits of prompt {index}: {error}");
-            format_error(dir, reason)
+            load_error(dir, reason)
         })?;
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-pub use souffleur_base::error::format_error;
+pub use souffleur_base::error::load_error;
 use souffleur_base::error::{LoadError, number_within};
 
 const QUOTED_CHARS: usize = 80;
@@ -33,7 +33,7 @@ impl JsonFile {
             .read_to_end(&mut text)
             .map_err(io)?;
         if text.len() as u64 > max_bytes {
-            return Err(format_error(
+            return Err(load_error(
                 file,
                 format!("has more than {max_bytes} bytes, the limit"),
             ));
@@ -48,11 +48,11 @@ impl JsonFile {
                 within: String::new(),
                 object,
             }),
-            Ok(other) => Err(format_error(
+            Ok(other) => Err(load_error(
                 file,
                 format!("expected a JSON object, got {}", quote(&other)),
             )),
-            Err(error) => Err(format_error(file, format!("is not JSON: {error}"))),
+            Err(error) => Err(load_error(file, format!("is not JSON: {error}"))),
         }
     }
 
@@ -211,7 +211,7 @@ impl JsonFile {
     }
 
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {
-        format_error(&self.file, format!("{}{key} {reason}", self.within))
+        load_error(&self.file, format!("{}{key} {reason}", self.within))
     }
 }
 

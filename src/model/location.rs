@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::gguf;
-use crate::json_file::format_error;
+use crate::json_file::load_error;
 use crate::weights::folder::{self, INDEX, SINGLE};
 use crate::weights::quantised::scheme;
 use souffleur_base::error::LoadError;
@@ -44,7 +44,7 @@ impl ModelLocation {
     /// There is no such file or folder, or the folder has no model.
     pub fn existing(path: &Path) -> Result<Self, LoadError> {
         if !path.exists() {
-            return Err(format_error(
+            return Err(load_error(
                 path,
                 "there is no such file or folder: a model is a GGUF file, a folder in Hugging Face layout, or an id \
                  on the hub such as Qwen/Qwen3-0.6B",
@@ -52,7 +52,7 @@ impl ModelLocation {
         }
         let found = Self::find(path)?;
         match &found {
-            Self::Folder(dir) if !dir.join(CONFIG).exists() => Err(format_error(
+            Self::Folder(dir) if !dir.join(CONFIG).exists() => Err(load_error(
                 dir,
                 "has neither config.json nor a GGUF file, so it is not the folder of a model",
             )),
@@ -71,7 +71,7 @@ impl ModelLocation {
         };
         let mut files = folder::files_of(dir)?;
         if files.is_empty() {
-            return Err(format_error(dir, "holds no weights"));
+            return Err(load_error(dir, "holds no weights"));
         }
         let encodings = [CONFIG].into_iter().chain(scheme::FILES);
         files.extend(

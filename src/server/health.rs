@@ -185,7 +185,7 @@ pub(super) fn ready_operation(_: &Facts) -> Operation {
 pub(super) fn generate_operation(_: &Facts) -> Operation {
     describe(Group::Server, "Does the engine generate tokens?")
         .answers(status(), "the engine has generated a token")
-        .runs()
+        .runs_requests()
         .done()
 }
 

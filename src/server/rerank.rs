@@ -389,7 +389,7 @@ pub(super) fn operation(facts: &Facts) -> Operation {
     .about("Jina's, Cohere's and vLLM's form. `documents` or `texts` is required.")
     .takes(table().shape(facts).shape(), example)
     .answers(answer(), "the documents' scores, the best first")
-    .runs()
+    .runs_requests()
     .done()
 }
 

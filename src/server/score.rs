@@ -227,6 +227,6 @@ pub(super) fn operation(facts: &Facts) -> Operation {
         scored.shape(),
         "the probabilities of the tokens, for each item",
     )
-    .runs()
+    .runs_requests()
     .done()
 }

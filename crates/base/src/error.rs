@@ -26,7 +26,7 @@ pub fn number_within(limits: &RangeInclusive<f64>) -> String {
     }
 }
 
-pub fn format_error(file: &Path, reason: impl Into<String>) -> LoadError {
+pub fn load_error(file: &Path, reason: impl Into<String>) -> LoadError {
     LoadError::Format {
         file: file.to_owned(),
         reason: reason.into(),

@@ -6,7 +6,7 @@ use crate::cursor::Cursor;
 use crate::mapped::MappedFile;
 use crate::metadata::{Metadata, Pairs};
 use crate::tensors::{self, TensorInfo};
-use souffleur_base::error::{LoadError, format_error};
+use souffleur_base::error::{LoadError, load_error};
 
 const MAGIC: &[u8] = b"GGUF";
 /// In bytes, for files without `general.alignment`.
@@ -22,7 +22,7 @@ pub(super) struct Header {
 impl Header {
     /// Reads the header, and checks that the data is complete.
     pub fn parse(file: &Path, bytes: &[u8]) -> Result<Self, LoadError> {
-        let broken = |reason| format_error(file, reason);
+        let broken = |reason| load_error(file, reason);
         let mut cursor = Cursor::new(bytes);
         check_version(&mut cursor).map_err(broken)?;
         let n_tensors = tensors::count(&mut cursor).map_err(broken)?;

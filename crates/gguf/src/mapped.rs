@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use souffleur_base::error::{LoadError, format_error};
+use souffleur_base::error::{LoadError, load_error};
 
 pub struct MappedFile {
     file: PathBuf,
@@ -26,7 +26,7 @@ impl MappedFile {
         };
         let opened = File::open(&file).map_err(io)?;
         if !opened.metadata().map_err(io)?.is_file() {
-            return Err(format_error(&file, "is not a regular file"));
+            return Err(load_error(&file, "is not a regular file"));
         }
         // SAFETY: the map is read-only, slices of it do not outlive this type, and bytes have no invalid values. The
         // user must not truncate the file meanwhile.

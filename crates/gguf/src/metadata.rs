@@ -7,7 +7,7 @@ use std::path::Path;
 use rustc_hash::FxHashMap;
 
 use crate::cursor::Cursor;
-use souffleur_base::error::{LoadError, format_error, number_within};
+use souffleur_base::error::{LoadError, load_error, number_within};
 
 const MAX_PAIRS: u64 = 1 << 16;
 const MAX_KEY_BYTES: u64 = 64 << 10;
@@ -332,7 +332,7 @@ impl<'a> Metadata<'a> {
         for _ in 0..list.count {
             let text = cursor
                 .string(MAX_TEXT_BYTES, "a string")
-                .map_err(|reason| format_error(self.file, reason))?;
+                .map_err(|reason| load_error(self.file, reason))?;
             texts.push(self.utf8(key, text)?);
         }
         Ok(Some(texts))
@@ -428,7 +428,7 @@ impl<'a> Metadata<'a> {
     }
 
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {
-        format_error(self.file, format!("{} {reason}", shown(key)))
+        load_error(self.file, format!("{} {reason}", shown(key)))
     }
 }
 

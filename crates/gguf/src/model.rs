@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::Path;
 
 use rustc_hash::FxHashMap;
-use souffleur_base::error::{LoadError, format_error};
+use souffleur_base::error::{LoadError, load_error};
 
 use crate::dtype::Dtype;
 use crate::file::GgufFile;
@@ -96,6 +96,6 @@ impl<'a> Tensor<'a> {
 
     pub fn error(&self, reason: impl Display) -> LoadError {
         let name = shown(&self.info.name);
-        format_error(self.file.path(), format!("tensor {name} {reason}"))
+        load_error(self.file.path(), format!("tensor {name} {reason}"))
     }
 }

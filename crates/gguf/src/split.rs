@@ -8,7 +8,7 @@ use rustc_hash::FxHashSet;
 use crate::file::GgufFile;
 use crate::metadata::Metadata;
 use crate::tensors::MAX_TENSORS;
-use souffleur_base::error::{LoadError, format_error};
+use souffleur_base::error::{LoadError, load_error};
 
 const EXTENSION: &str = ".gguf";
 const DIGITS: usize = 5;
@@ -81,7 +81,7 @@ pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
                 "holds {several} GGUF models, including {}: set --model-path to the file of one of them",
                 names.join(", ")
             );
-            Err(format_error(dir, reason))
+            Err(load_error(dir, reason))
         }
     }
 }
@@ -114,7 +114,7 @@ pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
                 "is part 1 of {count}, but {} is not in the same folder: download it too",
                 name.name_of(number)
             );
-            return Err(format_error(file, reason));
+            return Err(load_error(file, reason));
         }
         let part = GgufFile::open(path)?;
         check_part(&part, number, count)?;
@@ -151,7 +151,7 @@ fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
             begin.join(", ")
         ),
     };
-    Err(format_error(file, reason))
+    Err(load_error(file, reason))
 }
 
 fn part_count(file: &GgufFile) -> Result<usize, LoadError> {
@@ -178,14 +178,14 @@ fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
                 "is part {number} of {count}: set --model-path to the first part, {}",
                 name.name_of(1)
             );
-            Err(format_error(first.path(), reason))
+            Err(load_error(first.path(), reason))
         }
         _ => {
             let reason = format!(
                 "is part {number} of {count} by split.no and split.count, and its name is not \
                  NAME-{number:05}-of-{count:05}.gguf: restore the parts' original names"
             );
-            Err(format_error(first.path(), reason))
+            Err(load_error(first.path(), reason))
         }
     }
 }
@@ -199,7 +199,7 @@ fn check_part(part: &GgufFile, number: usize, count: usize) -> Result<(), LoadEr
         "is part {found_number} of {found_count} by split.no and split.count, expected part {number} of {count}: \
          download it again"
     );
-    Err(format_error(part.path(), reason))
+    Err(load_error(part.path(), reason))
 }
 
 /// Rejects duplicate tensors, more than [`MAX_TENSORS`], and a number other than `split.tensors.count`.
@@ -212,7 +212,7 @@ fn check_tensors(files: &[GgufFile]) -> Result<(), LoadError> {
                     "holds the tensor {}, which an earlier part holds too: download the parts again",
                     crate::metadata::shown(&tensor.name)
                 );
-                return Err(format_error(file.path(), reason));
+                return Err(load_error(file.path(), reason));
             }
         }
     }
@@ -221,7 +221,7 @@ fn check_tensors(files: &[GgufFile]) -> Result<(), LoadError> {
             "has {} tensors together with its other parts, the limit is {MAX_TENSORS}",
             names.len()
         );
-        return Err(format_error(files[0].path(), reason));
+        return Err(load_error(files[0].path(), reason));
     }
     let key = "split.tensors.count";
     let first = files[0].metadata();

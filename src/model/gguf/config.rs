@@ -26,7 +26,7 @@ use souffleur_base::error::LoadError;
 use souffleur_gguf::Metadata;
 
 /// Numeric keys of models with unsupported features, and the values without effect; other values are rejected.
-const NEUTRAL: [(&str, &[f64]); 13] = [
+const NUMBERS: [(&str, &[f64]); 13] = [
     ("attention.scale", &[0.0]),
     ("attention.output_scale", &[0.0, 1.0]),
     ("attention.value_scale", &[0.0, 1.0]),
@@ -227,9 +227,9 @@ fn refuse_unsupported(keys: &Keys<'_>, family: &Family) -> Result<(), LoadError>
         }
     }
     let is_read = |name: &str| family.gguf.numbers.contains(&name);
-    for (name, neutral) in NEUTRAL.into_iter().filter(|(name, _)| !is_read(name)) {
+    for (name, without_effect) in NUMBERS.into_iter().filter(|(name, _)| !is_read(name)) {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
-        if let Some(value) = value.filter(|value| !neutral.contains(value)) {
+        if let Some(value) = value.filter(|value| !without_effect.contains(value)) {
             return Err(keys.error(
                 name,
                 format!("is {value}, which is not supported: use another model"),

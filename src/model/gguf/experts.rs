@@ -11,7 +11,7 @@ use souffleur_kernels::routing::Routing;
 
 /// Values of [`ROUTER_NUMBERS`] that have no effect, in the order of the keys; others are rejected unless the family
 /// supports the key. A gating function of 1 is the softmax over all logits.
-const NEUTRAL: [&[f64]; 6] = [
+const WITHOUT_EFFECT: [&[f64]; 6] = [
     &[0.0, 1.0],
     &[0.0, 1.0],
     &[0.0],
@@ -66,12 +66,12 @@ pub(super) fn experts(
 }
 
 fn refuse_unsupported(keys: &Keys<'_>, family: &GgufExperts) -> Result<(), LoadError> {
-    for (name, neutral) in ROUTER_NUMBERS.iter().zip(NEUTRAL) {
+    for (name, without_effect) in ROUTER_NUMBERS.iter().zip(WITHOUT_EFFECT) {
         if family.numbers.contains(name) {
             continue;
         }
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
-        if let Some(value) = value.filter(|value| !neutral.contains(value)) {
+        if let Some(value) = value.filter(|value| !without_effect.contains(value)) {
             let reason = format!("is {value}, which is not supported: use another model");
             return Err(keys.error(name, reason));
         }

@@ -220,14 +220,14 @@ impl RopeConfig {
     pub fn frequencies(&self, head_dim: usize) -> Rope {
         let dim = head_dim as f64;
         // Rounded to f32 where torch rounds: large positions multiply any difference in frequency.
-        let wavelength = |pair: usize| {
+        let theta_power = |pair: usize| {
             let exponent = (2 * pair) as f32 / head_dim as f32;
             self.theta.powf(f64::from(exponent)) as f32
         };
         let divided = |divisors: &[f32]| -> Vec<f32> {
             let pairs = 0..head_dim / 2;
             pairs
-                .map(|pair| (divisors[pair] * wavelength(pair)).recip())
+                .map(|pair| (divisors[pair] * theta_power(pair)).recip())
                 .collect()
         };
         if let RopeScaling::LongRope(long_rope) = &self.scaling {
@@ -238,7 +238,7 @@ impl RopeConfig {
             };
         }
         let frequencies = (0..head_dim / 2).map(|pair| {
-            let plain = f64::from(wavelength(pair).recip());
+            let plain = f64::from(theta_power(pair).recip());
             match &self.scaling {
                 RopeScaling::LongRope(_) => unreachable!("LongRoPE returned above"),
                 RopeScaling::Default => plain,

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::channel_type::ChannelType;
-use crate::json_file::{JsonFile, format_error};
+use crate::json_file::{JsonFile, load_error};
 use souffleur_base::error::LoadError;
 use souffleur_base::kv_layout::PagedKv;
 use souffleur_kernels::sparsity::LabelChannels;
@@ -43,7 +43,7 @@ pub(super) fn read(file: &Path) -> Result<ChannelFile, LoadError> {
         let reason = format!(
             "has more than {MAX_FILE_BYTES} bytes, the limit of a channel file: make one with `souffleur calibrate`"
         );
-        return Err(format_error(file, reason));
+        return Err(load_error(file, reason));
     }
     let json = JsonFile::parse(file, &bytes)?;
     Ok(ChannelFile { json, bytes })
@@ -58,7 +58,7 @@ impl ChannelFile {
         n_heads: usize,
     ) -> Result<LabelChannels, LoadError> {
         let key = key(layer, ranked_by);
-        let refuse = |reason: String| Err(format_error(self.json.file(), reason));
+        let refuse = |reason: String| Err(load_error(self.json.file(), reason));
         let Some(value) = self.json.value(&key) else {
             return refuse(format!(
                 "{key} is missing: make the file with `souffleur calibrate` for this model"

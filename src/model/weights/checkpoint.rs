@@ -10,7 +10,7 @@ use super::quantised::gpt_oss::Strided;
 use super::quantised::part_names::part_names;
 use super::quantised::part_of::MatrixRows;
 use super::quantised::scheme::Scheme;
-use crate::json_file::format_error;
+use crate::json_file::load_error;
 use crate::tensor_spec::TensorSpec;
 use souffleur_base::error::LoadError;
 use souffleur_gguf::mapped::MappedFile;
@@ -112,7 +112,7 @@ impl Weights {
         let stored = entry.stored.as_ref().map_err(|got| {
             let name = self.file_name(name);
             let reason = format!("tensor {name} has dtype {got}, supported: F32, F16 and BF16");
-            format_error(file.path(), reason)
+            load_error(file.path(), reason)
         })?;
         Ok(TensorView {
             stored: *stored,

@@ -8,7 +8,7 @@ use safetensors::SafeTensors;
 
 use super::checkpoint::Weights;
 use super::entry::Entry;
-use crate::json_file::{JsonFile, format_error};
+use crate::json_file::{JsonFile, load_error};
 use souffleur_base::error::LoadError;
 use souffleur_gguf::mapped::MappedFile;
 use souffleur_kernels::dtype::Dtype;
@@ -41,7 +41,7 @@ impl Weights {
                 let file = dir.join(&shard);
                 if !file.exists() {
                     let reason = format!("names {shard}, which is missing: download it too");
-                    return Err(format_error(&index, reason));
+                    return Err(load_error(&index, reason));
                 }
                 shards.map(file, |name| tensors.contains(name))?;
             }
@@ -49,7 +49,7 @@ impl Weights {
             let reason = format!(
                 "holds neither {SINGLE} nor {INDEX} nor a GGUF file: only safetensors and GGUF are read"
             );
-            return Err(format_error(dir, reason));
+            return Err(load_error(dir, reason));
         }
         let types = shards
             .types
@@ -82,7 +82,7 @@ impl Shards {
         let (header_bytes, metadata) =
             SafeTensors::read_metadata(mapped.bytes()).map_err(|error| {
                 let reason = format!("is not a complete safetensors file: {error}");
-                format_error(mapped.path(), reason)
+                load_error(mapped.path(), reason)
             })?;
         // Format: 8 bytes of header length, the header, the data. Offsets are relative to the data.
         let data_start = 8 + header_bytes;

@@ -32,7 +32,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
         .takes(fields.shape(), example)
         .answers(named("Message"), "the message, or its events")
         .streams("MessageEvent", "With `stream`: Anthropic's events.")
-        .runs()
+        .runs_requests()
         .done()
 }
 
@@ -57,7 +57,7 @@ fn prompt() -> ObjectShape {
         )
         .takes(
             "budget_tokens",
-            count().about("a hint, which limits nothing"),
+            count().about("is checked, but does not limit the reasoning"),
         )
         .takes(
             "display",
@@ -69,7 +69,10 @@ fn prompt() -> ObjectShape {
         .takes("format", format());
     let choice = object()
         .has("type", enum_of(["auto", "any", "tool", "none"]))
-        .takes("name", text().about("the tool, of the type `tool`"))
+        .takes(
+            "name",
+            text().about("name of the tool to call, if `type` is `tool`"),
+        )
         .takes("disable_parallel_tool_use", flag().or(false));
     object()
         .has("messages", list(named("InputMessage")).longer_than(0))

@@ -51,7 +51,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
         .takes(fields.shape(), example)
         .answers(any_of([named("Generated"), list(named("Generated"))]), "the output; a list of them for a list of prompts or several samples")
         .streams("Generated", "With `stream`: the output so far, then `[DONE]`. `index` identifies the output within a batch.")
-        .runs()
+        .runs_requests()
         .done()
 }
 

@@ -44,7 +44,7 @@ pub(crate) fn completions(facts: &Facts) -> Operation {
         .takes(fields.shape(), example)
         .answers(named("Completion"), "the completion, or its chunks")
         .streams("Completion", "With `stream`: chunks as events, then `[DONE]`. An error in the middle of a stream is an event with `error`.")
-        .runs()
+        .runs_requests()
         .done()
 }
 

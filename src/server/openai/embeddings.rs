@@ -309,6 +309,6 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
     describe(Group::OpenAi, "Embed texts")
         .takes(table().shape(facts).shape(), example)
         .answers(answer.shape(), "the embeddings, in the order of the texts")
-        .runs()
+        .runs_requests()
         .done()
 }

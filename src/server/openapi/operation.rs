@@ -148,7 +148,7 @@ impl Describe {
     }
 
     /// The operation runs requests in the engine, and may fail with any of the engine's errors.
-    pub(crate) fn runs(self) -> Self {
+    pub(crate) fn runs_requests(self) -> Self {
         self.fails(500, "the request failed in the engine: `out_of_memory`, `nan_logits`, `slow_client`, `step_failed`")
             .needs_engine("overloaded, out of time, aborted, or without an engine: come back after `Retry-After`")
     }

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::gpt_oss::{BLOCK, Strided, StridedBytes};
 use crate::config::experts::ExpertsConfig;
-use crate::json_file::format_error;
+use crate::json_file::load_error;
 use crate::weights::checkpoint::Weights;
 use crate::weights::entry::Entry;
 use souffleur_base::error::LoadError;
@@ -83,7 +83,7 @@ impl Weights {
                         "tensor {} has {inputs} inputs, expected a multiple of {BLOCK}, the size of a block",
                         name("blocks")
                     );
-                    return Err(format_error(self.files[codes.file].path(), reason));
+                    return Err(load_error(self.files[codes.file].path(), reason));
                 }
                 let n = inputs / BLOCK;
                 self.expect(&name("blocks"), &codes, &[count, all, n, BLOCK / 2])?;
@@ -175,6 +175,6 @@ impl Weights {
             Err(name) => name,
         };
         let reason = format!("tensor {name} has dtype {got}, supported: {supported}");
-        format_error(self.files[entry.file].path(), reason)
+        load_error(self.files[entry.file].path(), reason)
     }
 }

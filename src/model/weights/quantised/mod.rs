@@ -32,7 +32,7 @@ use self::scaled::ScaledCodes;
 pub use self::scheme::Scheme;
 use self::tensors::Module;
 use super::checkpoint::Weights;
-use crate::json_file::format_error;
+use crate::json_file::load_error;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::blocks::BlockType;
 use souffleur_kernels::dtype::Dtype;
@@ -108,7 +108,7 @@ impl Weights {
             self.file_name(&codes)
         );
         let file = &self.files[self.entries[&codes].file];
-        Some(format_error(file.path(), reason))
+        Some(load_error(file.path(), reason))
     }
 
     pub(super) fn is_quantised(&self, name: &str) -> bool {

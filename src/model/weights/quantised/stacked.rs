@@ -7,7 +7,7 @@
 //! | \[experts\], \[experts, 1\], \[experts, 1, 1\] | an expert |
 
 use super::scheme::Scheme;
-use crate::json_file::format_error;
+use crate::json_file::load_error;
 use crate::weights::checkpoint::Weights;
 use crate::weights::entry::Entry;
 use souffleur_base::error::LoadError;
@@ -84,7 +84,7 @@ impl Weights {
         if !matches!(whole.stored, Ok(Stored::Plain(_))) {
             let got = whole.stored.as_ref().err().map_or("blocks", String::as_str);
             let reason = format!("tensor {scale} has dtype {got}, supported: F32, F16 and BF16");
-            return Err(format_error(self.files[whole.file].path(), reason));
+            return Err(load_error(self.files[whole.file].path(), reason));
         }
         let straddling = block.map(|[high, _]| high);
         let straddling = straddling.filter(|high| parts > 1 && !outputs.is_multiple_of(*high));
@@ -101,7 +101,7 @@ impl Weights {
                          span both gate and up projections: use a checkpoint whose experts are quantised one by one",
                         self.file_name(name)
                     );
-                    return Err(format_error(self.files[stack.file].path(), reason));
+                    return Err(load_error(self.files[stack.file].path(), reason));
                 }
                 return Err(LoadError::WrongShape {
                     file: self.files[whole.file].path().to_owned(),
@@ -161,6 +161,6 @@ impl Weights {
              8-bit codes as quantization_config describes them (fp8, int-quantized); use a checkpoint whose experts \
              are quantised one by one, or the model in bfloat16"
         );
-        format_error(self.files[file].path(), reason)
+        load_error(self.files[file].path(), reason)
     }
 }

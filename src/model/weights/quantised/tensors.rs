@@ -1,7 +1,7 @@
 //! Typed access to the tensors of a quantised module.
 
 use super::scheme::{Packing, Scheme};
-use crate::json_file::format_error;
+use crate::json_file::load_error;
 use crate::weights::checkpoint::Weights;
 use crate::weights::entry::Entry;
 use souffleur_base::error::LoadError;
@@ -146,6 +146,6 @@ impl<'a> Part<'a> {
     pub fn error(&self, reason: impl std::fmt::Display) -> LoadError {
         let file = self.weights.files[self.entry.file].path();
         let name = self.weights.file_name(self.name);
-        format_error(file, format!("tensor {name} {reason}"))
+        load_error(file, format!("tensor {name} {reason}"))
     }
 }

@@ -25,7 +25,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
         .takes(fields.shape(), example)
         .answers(named("ChatCompletion"), "the completion, or its chunks")
         .streams("ChatCompletionChunk", "With `stream`: chunks as events, then `[DONE]`. An error in the middle of a stream is an event with `error`.")
-        .runs()
+        .runs_requests()
         .done()
 }
 

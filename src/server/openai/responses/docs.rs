@@ -30,7 +30,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
             404,
             "the input refers to an item that is not stored (`item_reference`)",
         )
-        .runs()
+        .runs_requests()
         .done()
 }
 

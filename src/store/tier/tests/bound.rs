@@ -37,7 +37,7 @@ fn the_least_recently_used_path_is_evicted_from_its_end() {
 }
 
 #[test]
-fn a_path_longer_than_the_disk_keeps_its_beginning() {
+fn a_path_that_does_not_fit_keeps_its_beginning() {
     let slot_bytes = World::new(false, 0).slot_bytes(BlockKind::Kv);
     let world = World::new(false, 4 * slot_bytes + 96 * 40);
     let mut tier = world.open();
@@ -89,7 +89,7 @@ fn states_and_blocks_evict_each_other() {
 }
 
 #[test]
-fn a_smaller_bound_holds_from_the_start() {
+fn blocks_above_a_smaller_bound_are_removed_when_the_tier_opens() {
     for can_punch in [true, false] {
         let mut world = World::new(false, PLENTY);
         if !can_punch {
@@ -132,7 +132,7 @@ fn a_full_disk_stops_saves_but_not_loads() {
 }
 
 #[test]
-fn folders_of_other_fingerprints_are_removed_before_records_and_by_age() {
+fn folders_of_other_fingerprints_are_removed_before_own_records_oldest_first() {
     let world = World::new(false, PLENTY);
     let slot_bytes = world.slot_bytes(BlockKind::Kv);
     let mut others = Vec::new();
