@@ -18,7 +18,11 @@ use souffleur_request::ChatPrompt;
 /// Fails if the engine runs without a tokenizer.
 pub(super) fn tokenizer(engine: &EngineHandle) -> Result<Arc<TextModel>, ApiError> {
     let tokenizer = engine.text().cloned();
-    tokenizer.ok_or_else(|| ApiError::invalid("the engine runs without a tokenizer"))
+    tokenizer.ok_or_else(|| {
+        ApiError::invalid(
+            "the engine runs without a tokenizer: restart the server without --skip-tokenizer-init",
+        )
+    })
 }
 
 /// Waits for the encode gate, then runs `work` with the tokenizer and the context length. `charges` are held until

@@ -50,7 +50,7 @@ pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
     }
     let reason = match (engine.is_over(), engine.is_alive()) {
         (true, _) => ENDED_REASON,
-        (false, true) => "it accepts no more requests",
+        (false, true) => "it is shutting down and accepts no more requests",
         (false, false) => "it is being rebuilt",
     };
     Err(RequestError::EngineDown(reason.to_owned()).into())

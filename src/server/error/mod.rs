@@ -80,8 +80,11 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "session_not_found", message)
     }
 
+    /// `unit` is that of the limit: `sessions`, or the `bytes` of all of them.
     pub(super) fn sessions_full(unit: &str, limit: usize) -> Self {
-        let message = format!("the limit of open sessions is {limit} {unit}: close some");
+        let message = format!(
+            "the open sessions would exceed the limit of {limit} {unit}: close a session first"
+        );
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "sessions_full", message)
     }
 

@@ -293,7 +293,10 @@ impl OpenSessions {
             None => new.tokens.clone(),
             Some(rid) => {
                 let Some(turn) = session.turns.get(rid) else {
-                    let text = format!("the session has no request {:?}", rid.as_str());
+                    let text = format!(
+                        "the session has no request {:?}: send the rid of one of its requests",
+                        rid.as_str()
+                    );
                     return Err(ApiError::field(PARAMS, text));
                 };
                 if turn.output.is_none() && !params.replace {

@@ -27,7 +27,8 @@ pub(crate) async fn input_tokens(
     let parse_context = parse_context(&state, received.limits, Owner::Anyone)?;
     let (call, charges) = Call::parse(received.fields, &parse_context)?;
     let Some(tokenizer) = tokenizer else {
-        let text = "the engine runs without a tokenizer, so it cannot count tokens";
+        let text = "the engine runs without a tokenizer, so it cannot count tokens: restart the server without \
+                    --skip-tokenizer-init";
         return Err(ApiError::invalid(text));
     };
     // Few counts may run at once, since each occupies a thread for a time proportional to the prompt's length.
