@@ -95,7 +95,11 @@ impl Unit {
             blueprint.executor.clone(),
             blueprint.control.limits.eos_token_ids.clone(),
         )
-        .map_err(|error| StartError::Thread(format!("cannot start a thread: {error}")))?;
+        .map_err(|error| {
+            StartError::Thread(format!(
+                "the executor's thread could not be started: {error}"
+            ))
+        })?;
         let panicked = |_| {
             StartError::Thread(
                 "the thread that loads the executor panicked (see the log)".to_owned(),

@@ -102,7 +102,7 @@ impl Engine {
                 });
             });
         let thread = thread.map_err(|error| {
-            StartError::Thread(format!("failed to start the engine's thread: {error}"))
+            StartError::Thread(format!("its thread could not be started: {error}"))
         })?;
         let died = |_| {
             StartError::Thread(
@@ -215,7 +215,7 @@ async fn on_new_thread<T: Send + 'static>(
     });
     spawned.map_err(|error| {
         StartError::Thread(format!(
-            "failed to start the thread that reads the model: {error}"
+            "the thread that reads the model could not be started: {error}"
         ))
     })?;
     let died =
