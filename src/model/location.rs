@@ -71,7 +71,10 @@ impl ModelLocation {
         };
         let mut files = folder::files_of(dir)?;
         if files.is_empty() {
-            return Err(load_error(dir, "holds no weights"));
+            return Err(load_error(
+                dir,
+                "holds no weights: put the model's safetensors files into it",
+            ));
         }
         let encodings = [CONFIG].into_iter().chain(scheme::FILES);
         files.extend(

@@ -141,7 +141,7 @@ fn memory(facts: &Facts) -> Finding {
             CHECK,
             State::Fail,
             error.clone(),
-            "set --max-total-tokens, so that the KV pool needs no measurement",
+            "mount /proc: the engine reads the available memory from it",
         ),
         Ok(bytes) if *bytes < LITTLE_MEMORY_BYTES => fault(
             CHECK,

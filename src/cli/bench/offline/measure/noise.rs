@@ -107,7 +107,7 @@ fn check_size(
     let available = available_bytes().map_err(Failure::failed)?;
     if bytes > available {
         return Err(Failure::failed(format_args!(
-            "--noise-context is {context_tokens}: weights and K/V take {}, but only {} are available",
+            "--noise-context is {context_tokens}: weights and K/V take {}, but only {} are available: lower it",
             Bytes(bytes),
             Bytes(available)
         )));
