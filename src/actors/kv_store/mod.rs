@@ -404,7 +404,9 @@ impl Handler<StopActor> for KvStore {
         let (ended, has_ended) = oneshot::channel();
         std::thread::spawn(move || {
             if store.is_some_and(|store| !store.shut_down()) {
-                tracing::warn!("the KV store did not stop in time: its disk is not responding");
+                tracing::warn!(
+                    "the KV store did not stop in time: its disk is slow or not responding"
+                );
             }
             // The waiting side may have gone.
             let _ = ended.send(());

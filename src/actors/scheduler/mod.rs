@@ -340,7 +340,11 @@ impl Handler<Posted<StepDone>> for Scheduler {
             self.prefill_rate.note(prefill, run_seconds);
         }
         if let Err(error) = &done.result {
-            tracing::error!(step = done.step.get(), %error, "step failed");
+            tracing::error!(
+                step = done.step.get(),
+                %error,
+                "a step failed: its requests are computed again, or end with this error"
+            );
         }
         if done.result.is_ok() {
             let micros = (run_seconds * 1e6).round() as u64;

@@ -237,7 +237,11 @@ impl<'a> Finder<'a> {
                 let compiler = nvrtc.version().to_owned();
                 let sources = source_hash(unit, &target, ANY_COMPILER);
                 if let Err(reason) = self.cache.write(&sources, &compiler, &image) {
-                    tracing::warn!(reason, "failed to cache a compiled kernel");
+                    tracing::warn!(
+                        reason,
+                        "failed to cache a compiled kernel: the next start compiles it again; set \
+                         SOUFFLEUR_CACHE_DIR to a writable folder to avoid this"
+                    );
                 }
                 Ok(Cow::Owned(image))
             }
