@@ -2,6 +2,8 @@
 //!
 //! The packages are made once, with little compression.
 
+mod commit;
+
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
