@@ -35,7 +35,8 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
     charges: Charges,
     work: impl FnOnce(&TextModel, usize) -> Result<T, RequestError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let lost = || ApiError::interrupted("the server is shutting down");
+    let lost =
+        || ApiError::interrupted("the server is shutting down: send the request again later");
     let engine = &state.serving()?.engine;
     let (tokenizer, limit_tokens) = (tokenizer(engine)?, engine.model().context_length);
     let turn = state.encode_gate().turn().await.ok_or_else(lost)?;

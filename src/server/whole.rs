@@ -76,7 +76,7 @@ pub(super) fn on_thread(write: impl FnOnce() -> Vec<u8> + Send + 'static) -> Joi
 
 /// The error for an answer whose serialisation was aborted by the runtime's shutdown.
 pub(super) fn aborted() -> ApiError {
-    ApiError::interrupted("the server stopped while it wrote the answer")
+    ApiError::interrupted("the server stopped while it wrote the answer: send the request again")
 }
 
 pub(super) fn next_piece(bytes: &mut Bytes) -> Option<Bytes> {

@@ -46,7 +46,8 @@ impl ApiError {
     }
 
     pub(crate) fn body_timeout(seconds: u32) -> Self {
-        let message = format!("the body did not arrive within {seconds} s");
+        let message =
+            format!("the body did not arrive within {seconds} s: send less at once, or faster");
         Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 

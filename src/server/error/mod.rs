@@ -177,7 +177,8 @@ impl ApiError {
     }
 
     pub(super) fn bodies_full(limit_bytes: usize) -> Self {
-        let text = format!("the limit of {limit_bytes} bytes for request bodies is reached");
+        let text =
+            format!("the bodies of all running requests reach the limit of {limit_bytes} bytes");
         let message = format!("{text}: try again later");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
@@ -194,7 +195,7 @@ impl ApiError {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "loading",
-            "the model is being loaded",
+            "the model is being loaded: try again later",
         )
     }
 

@@ -72,9 +72,9 @@ impl Bundles {
             *current = Arc::downgrade(&bundle);
             Ok(bundle)
         });
-        let made: Result<_, BundleError> = made
-            .await
-            .map_err(|_| Status::unavailable("the server stopped while it read the tokenizer"))?;
+        let made: Result<_, BundleError> = made.await.map_err(|_| {
+            Status::unavailable("the server stopped while it read the tokenizer: try again later")
+        })?;
         made.map_err(refused)
     }
 }

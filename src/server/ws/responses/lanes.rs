@@ -39,7 +39,9 @@ pub(super) fn name(fields: &mut Fields) -> Result<LaneName, ApiError> {
     let Some(name) = fields.text(NAME) else {
         return match fields.peek(NAME) {
             None => Ok(None),
-            Some(_) => Err(ApiError::invalid_stream_id("stream_id is not a string")),
+            Some(_) => Err(ApiError::invalid_stream_id(
+                "stream_id is not a string: send a string, or no stream_id",
+            )),
         };
     };
     let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
