@@ -220,5 +220,7 @@ async fn stream(mut generation: Generation, wanted: u32) -> Result<(), Failure> 
             Event::Failed(error) => return Err(Failure::failed(error)),
         }
     }
-    Err(Failure::failed("the engine stopped during the answer"))
+    Err(Failure::failed(
+        "the engine stopped before the answer was complete: see the log",
+    ))
 }

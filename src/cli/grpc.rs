@@ -25,7 +25,7 @@ impl GrpcServing {
         let ended = actix_web::rt::time::timeout(READ_TIMEOUT, &mut server).await;
         if ended.is_err() {
             tracing::warn!(
-                "closing gRPC connections of clients that read their answers too slowly"
+                "closing gRPC connections of clients that did not read their answers within {READ_TIMEOUT:?}"
             );
             server.abort();
         }

@@ -36,7 +36,8 @@ pub fn run(args: &ReplayLogArgs) -> Result<(), Failure> {
             n => format!("at least {n} records"),
         };
         return Err(in_file(format!(
-            "has a gap: the disk was too slow, {missing} are missing; records after the gap cannot be replayed"
+            "has a gap: the disk was too slow or a record too large, {missing} are missing; later records cannot be \
+             replayed"
         )));
     }
     Ok(())

@@ -56,7 +56,7 @@ impl Tracing {
         if let Some(exporter) = &self.0
             && let Err(error) = exporter.shutdown(FLUSH_LIMIT)
         {
-            tracing::warn!(%error, "failed to send the last traces");
+            tracing::warn!(%error, "failed to send the last traces to the collector: they are lost");
         }
     }
 }

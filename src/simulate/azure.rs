@@ -113,7 +113,7 @@ impl Row<'_> {
             return Ok(None);
         }
         let first_block = blocks.reserve(blocks_for(prompt_tokens)).ok_or_else(|| {
-            let reason = "exceeds the limit of 2^31 blocks in all prompts";
+            let reason = "brings the prompts to more than 2^31 blocks: simulate fewer requests (--max-requests)";
             self.place.error(COLUMNS[1], reason)
         })?;
         let mut prompt = Prompt::default();

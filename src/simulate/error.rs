@@ -31,7 +31,9 @@ pub enum SimulateError {
     #[error(transparent)]
     Start(#[from] StartError),
     /// A bug: requests are in flight, but no step is running or planned.
-    #[error("the scheduler made no progress with {in_flight} requests in flight at {now_s:.3} s")]
+    #[error(
+        "the scheduler made no progress with {in_flight} requests in flight at {now_s:.3} s (a bug): file an issue"
+    )]
     Stuck { in_flight: usize, now_s: f64 },
 }
 

@@ -135,9 +135,10 @@ fn prompt(
             let reason = format!("holds {id}, expected whole numbers of 64 bits");
             place.error("hash_ids", reason)
         })?;
-        let first_block = blocks
-            .of(hash_id)
-            .ok_or_else(|| place.error("hash_ids", "exceeds the limit of 2^31 different ids"))?;
+        let first_block = blocks.of(hash_id).ok_or_else(|| {
+            let reason = "brings the trace to more than 2^31 different ids: simulate fewer requests (--max-requests)";
+            place.error("hash_ids", reason)
+        })?;
         let tokens = left.min(BLOCK_TOKENS as u32);
         prompt.push(Segment {
             first_block,

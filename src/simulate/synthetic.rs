@@ -130,7 +130,12 @@ impl SyntheticLoad {
         let mut rng = Rng::with_seed(self.seed);
         let mut blocks = Blocks::default();
         let prefix_blocks = blocks_for(self.shared_prefix_tokens);
-        let too_many = || SimulateError::value("requests", "have more than 2^31 prompt blocks");
+        let too_many = || {
+            SimulateError::value(
+                "requests",
+                "have more than 2^31 prompt blocks: lower requests, input_len or shared_prefixes",
+            )
+        };
         let shared = self
             .shared_prefixes
             .checked_mul(prefix_blocks)

@@ -126,9 +126,9 @@ fn cores(facts: &Facts) -> Finding {
             CHECK,
             State::Warn,
             format!(
-                "{text}, but the container may use {quota:.2} CPUs: threads wait for their time"
+                "{text}, but the container may use {quota:.2} CPUs: more threads slow each other down"
             ),
-            "raise the limit (docker: --cpus; Kubernetes: resources.limits.cpu), or set --threads to its whole part",
+            "raise the limit (docker: --cpus; Kubernetes: resources.limits.cpu), or set --threads to it (at least 1)",
         ),
         _ => ok(CHECK, text),
     }
@@ -146,7 +146,11 @@ fn memory(facts: &Facts) -> Finding {
         Ok(bytes) if *bytes < LITTLE_MEMORY_BYTES => fault(
             CHECK,
             State::Warn,
-            format!("{} free", HumanBytes(*bytes)),
+            format!(
+                "{} free, less than {}",
+                HumanBytes(*bytes),
+                HumanBytes(LITTLE_MEMORY_BYTES)
+            ),
             "end other programs or raise the container's limit; `souffleur plan MODEL` shows what a model needs",
         ),
         Ok(bytes) => ok(CHECK, format!("{} free", HumanBytes(*bytes))),
@@ -159,7 +163,7 @@ fn huge_pages(facts: &Facts) -> Finding {
         Some(setting) if setting.contains("[never]") => fault(
             CHECK,
             State::Warn,
-            "are off: weights take more entries of the TLB".to_owned(),
+            "are off: reading the weights is slower, by more TLB misses".to_owned(),
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
         ),
         Some(setting) => ok(CHECK, setting.to_owned()),
@@ -192,7 +196,12 @@ fn downloads(facts: &Facts) -> Finding {
         Ok((folder, bytes)) if *bytes < LITTLE_DISK_BYTES => fault(
             CHECK,
             State::Warn,
-            format!("{} has {} free", folder.display(), HumanBytes(*bytes)),
+            format!(
+                "{} has {} free, less than {}",
+                folder.display(),
+                HumanBytes(*bytes),
+                HumanBytes(LITTLE_DISK_BYTES)
+            ),
             "`souffleur list` and `souffleur rm` free space; HF_HOME names a folder on another disk",
         ),
         Ok((folder, bytes)) => ok(

@@ -48,10 +48,16 @@ pub fn measure(
 
 fn format_of(file: &Path) -> Result<Value, Failure> {
     let shown = file.display();
-    let text = std::fs::read(file)
-        .map_err(|error| Failure::failed(format_args!("--json-schema {shown}: {error}")))?;
-    let schema: Value = serde_json::from_slice(&text)
-        .map_err(|error| Failure::failed(format_args!("--json-schema {shown}: {error}")))?;
+    let text = std::fs::read(file).map_err(|error| {
+        Failure::failed(format_args!(
+            "--json-schema {shown} cannot be read: {error}"
+        ))
+    })?;
+    let schema: Value = serde_json::from_slice(&text).map_err(|error| {
+        Failure::failed(format_args!(
+            "--json-schema {shown} is not valid JSON: {error}"
+        ))
+    })?;
     Ok(json!({
         "type": "json_schema",
         "json_schema": {"name": "bench", "schema": schema},

@@ -108,7 +108,9 @@ impl Machine {
         let available = available_bytes().map_err(Failure::failed)?;
         let bytes = buffer_bytes(last_cache_bytes(), available);
         let memory = ReadProbe::new(usize::try_from(bytes).unwrap_or(usize::MAX));
-        let memory = memory.map_err(Failure::to(format_args!("allocate {bytes} bytes")))?;
+        let memory = memory.map_err(Failure::to(format_args!(
+            "allocate {bytes} bytes to measure the memory's bandwidth"
+        )))?;
         Ok(Self::Cpu { memory, threads })
     }
 

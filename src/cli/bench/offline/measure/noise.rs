@@ -118,7 +118,7 @@ fn check_size(
 fn check_length(tokens: u64, limit: usize) -> Result<(), Failure> {
     if tokens > limit as u64 {
         Err(Failure::Usage(format!(
-            "--noise-context and --output-tokens make {tokens} tokens, the model supports at most {limit}"
+            "--noise-context and --output-tokens make {tokens} tokens, the model supports at most {limit}: lower one"
         )))
     } else {
         Ok(())

@@ -55,7 +55,9 @@ pub async fn run(
             };
         }
     }
-    Err(Failure::failed("the engine stopped during a stream"))
+    Err(Failure::failed(
+        "the engine stopped before a stream was complete: see the log",
+    ))
 }
 
 pub async fn run_all(
