@@ -52,8 +52,9 @@ pub(super) async fn read_request(
         }
         if frame.has_more {
             if envelope.len() >= MAX_ENVELOPE_FRAMES {
-                return Err(ZmtpError::Peer(
-                    "sent a replay request with too many frames",
+                return Err(ZmtpError::Limit(
+                    "sent a replay request with too many frames before its sequence number",
+                    MAX_ENVELOPE_FRAMES,
                 ));
             }
             envelope.push(frame.body);

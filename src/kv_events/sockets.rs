@@ -81,7 +81,10 @@ pub(super) async fn connect_to_subscriber((host, port): (String, u16), sockets: 
                     Ok(()) => serve_subscriber(stream, sockets.clone()).await,
                     Err(error) => Err(error.into()),
                 };
-                if !matches!(ended, Err(ZmtpError::Peer(_) | ZmtpError::LongFrame(_))) {
+                if !matches!(
+                    ended,
+                    Err(ZmtpError::Peer(_) | ZmtpError::Limit(..) | ZmtpError::LongFrame(_))
+                ) {
                     wait = FIRST_RETRY;
                 }
                 log_end(ended, Some(&peer), &sockets.complaints);
@@ -147,7 +150,7 @@ where
     let handshake = zmtp::handshake(&mut reader, &mut writer, socket);
     let version = timeout(HANDSHAKE_TIMEOUT, handshake)
         .await
-        .map_err(|_| ZmtpError::Late)??;
+        .map_err(|_| ZmtpError::Late(HANDSHAKE_TIMEOUT))??;
     Ok((reader, writer, version))
 }
 
@@ -208,7 +211,10 @@ async fn read_subscriptions(
         match zmtp::subscriber_command(&frame) {
             Some(SubscriberCommand::Subscribe(topic)) => {
                 if topics.len() >= MAX_TOPICS {
-                    return Err(ZmtpError::Peer("subscribed to too many topics"));
+                    return Err(ZmtpError::Limit(
+                        "subscribed to too many topics",
+                        MAX_TOPICS,
+                    ));
                 }
                 topics.push(topic.to_vec());
             }

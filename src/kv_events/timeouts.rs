@@ -21,5 +21,7 @@ pub(super) async fn write(
     limit: Duration,
 ) -> Result<(), ZmtpError> {
     let written = timeout(limit, writer.write_all(bytes)).await;
-    written.map_err(|_| ZmtpError::Late)?.map_err(Into::into)
+    written
+        .map_err(|_| ZmtpError::Late(limit))?
+        .map_err(Into::into)
 }

@@ -4,6 +4,7 @@
 //! only reads and writes frames, and the caller does the queueing.
 
 use std::io;
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -26,10 +27,13 @@ pub enum ZmtpError {
     /// The peer violates the protocol, or exceeds a limit.
     #[error("the peer {0}")]
     Peer(&'static str),
+    /// As `Peer`, with the limit that the peer exceeds.
+    #[error("the peer {0}, the limit is {1}")]
+    Limit(&'static str, usize),
     #[error("the peer sent a frame of more than {0} bytes")]
     LongFrame(usize),
-    #[error("the peer did not read or send data in time")]
-    Late,
+    #[error("the peer did not read or send data within {0:?}")]
+    Late(Duration),
     #[error("the peer did not answer a PING")]
     Silent,
     #[error("the peer sent no request or matching subscription for too long")]
@@ -102,7 +106,10 @@ pub async fn handshake(
     if answer.is_command && socket.accepts(peer_type(&answer.body).unwrap_or_default()) {
         Ok(version)
     } else {
-        Err(ZmtpError::Peer("has an incompatible socket type"))
+        Err(ZmtpError::Peer(match socket {
+            SocketType::Pub => "has an incompatible socket type, must be SUB or XSUB",
+            SocketType::Router => "has an incompatible socket type, must be REQ, DEALER or ROUTER",
+        }))
     }
 }
 
