@@ -127,7 +127,9 @@ impl Drop for LogSink {
         self.blocks = None;
         let ended = self.writer_end.recv_timeout(CLOSING_TIMEOUT);
         if ended == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
-            tracing::warn!("the message log is incomplete: its disk is slow or not responding");
+            tracing::warn!(
+                "the message log is incomplete: its disk did not take the last records within {CLOSING_TIMEOUT:?}"
+            );
         }
     }
 }

@@ -164,7 +164,7 @@ impl Unit {
         self.prompt_tokens += prompt_tokens;
         if self.requests.len() >= MAX_REQUESTS || self.prompt_tokens > MAX_PROMPT_TOKENS {
             return Err(format!(
-                "more than {MAX_REQUESTS} requests or {MAX_PROMPT_TOKENS} prompt tokens are in flight"
+                "a replay is limited to {MAX_REQUESTS} requests and {MAX_PROMPT_TOKENS} prompt tokens in flight"
             ));
         }
         let in_flight = InFlight {
