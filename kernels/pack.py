@@ -75,7 +75,8 @@ class Nvrtc:
         if folder is None:
             installed = importlib.metadata.version("nvidia-cuda-nvrtc-cu12")
             if installed != VERSION:
-                sys.exit(f"NVRTC {installed} is installed, but nvrtc.txt says {VERSION}")
+                package = f"nvidia-cuda-nvrtc-cu12=={VERSION}"
+                sys.exit(f"NVRTC {installed} is installed, need {VERSION}: pip install {package}")
             package = importlib.util.find_spec("nvidia.cuda_nvrtc")
             folder = pathlib.Path(package.submodule_search_locations[0]) / "lib"
         # NVRTC finds its builtins library only if that is already loaded.
@@ -84,7 +85,7 @@ class Nvrtc:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         if not VERSION.startswith(f"{major.value}.{minor.value}."):
-            sys.exit(f"NVRTC {major.value}.{minor.value} in {folder}, but nvrtc.txt says {VERSION}")
+            sys.exit(f"{folder} has NVRTC {major.value}.{minor.value}, need {VERSION}: change SOUFFLEUR_NVRTC_DIR")
 
     def compile(self, unit, target):
         """Returns the image, or None after an error, and the log."""

@@ -17,9 +17,9 @@ pub fn static_shared_bytes(path: &Path) -> Result<Vec<(String, u64)>, String> {
     let packed = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut pack = Vec::new();
     ruzstd::decoding::StreamingDecoder::new(&packed[..])
-        .map_err(|error| error.to_string())?
+        .map_err(|error| format!("{}: {error}", path.display()))?
         .read_to_end(&mut pack)
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| format!("{}: {error}", path.display()))?;
     sizes(&pack).ok_or_else(|| format!("{} is cut short", path.display()))
 }
 
