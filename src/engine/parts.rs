@@ -41,7 +41,7 @@ use souffleur_state::pool::pages::PageSize;
 use souffleur_state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Page ids have 32 bits.
-const MAX_PAGES: usize = u32::MAX as usize;
+const MAX_PAGES: usize = u32::MAX as usize - 1;
 
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
@@ -181,7 +181,7 @@ impl EngineParts {
             reason: "is 0, must be at least 1".to_owned(),
         })?;
         let total_pages = page_size.full_pages(info.max_total_tokens);
-        if total_pages >= MAX_PAGES {
+        if total_pages > MAX_PAGES {
             return Err(ConfigError {
                 key: "max_total_tokens".to_owned(),
                 reason: format!(
