@@ -40,7 +40,7 @@ use souffleur_state::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use souffleur_state::pool::pages::PageSize;
 use souffleur_state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
-/// Page ids have 32 bits.
+/// Page ids have 32 bits, and page 0 is the dummy page.
 const MAX_PAGES: usize = u32::MAX as usize - 1;
 
 #[derive(Clone, Debug)]

@@ -83,6 +83,23 @@ fn an_interrupted_download_is_listed_as_not_complete_and_a_running_one_is_not_de
 }
 
 #[test]
+fn files_outside_the_cache_are_kept_when_a_model_is_deleted() {
+    let hub = FakeHub::with("owner/tiny", files());
+    let home = tempfile::tempdir().expect("a temporary folder can be made");
+    let run = |args: &[&str]| run_at(&hub.endpoint, home.path(), args, &[]);
+    ok(&run(&["pull", "owner/tiny:Q4_K_M"]));
+    let outside = home.path().join("mine.gguf");
+    fs::write(&outside, "mine").expect("writable");
+    let repo = repo_folder(&home.path().join("hub"));
+    let link = repo.join("snapshots").join(COMMIT).join(QUANTISED);
+    fs::remove_file(&link).expect("a link");
+    std::os::unix::fs::symlink(&outside, &link).expect("a new link");
+    ok(&run(&["rm", &format!("owner/tiny/{QUANTISED}")]));
+    assert!(fs::symlink_metadata(&link).is_err());
+    assert_eq!(fs::read_to_string(&outside).expect("kept"), "mine");
+}
+
+#[test]
 fn a_name_that_is_no_id_is_refused() {
     let home = tempfile::tempdir().expect("a temporary folder can be made");
     for command in ["pull", "rm"] {
