@@ -218,7 +218,8 @@ fn check_tensors(files: &[GgufFile]) -> Result<(), LoadError> {
     }
     if names.len() as u64 > MAX_TENSORS {
         let reason = format!(
-            "has {} tensors together with its other parts, the limit is {MAX_TENSORS}",
+            "has {} tensors together with its other parts, the limit is {MAX_TENSORS}: the parts are broken, download \
+             them again",
             names.len()
         );
         return Err(load_error(files[0].path(), reason));

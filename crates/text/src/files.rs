@@ -116,13 +116,17 @@ fn templates_of(file: &Path, value: Option<&Value>) -> Result<Option<TemplateSou
                 Some(default) => Ok(Some(sources(default, named("tool_use")))),
                 None => Err(malformed(
                     file,
-                    "chat_template is a list without a template named \"default\"".to_owned(),
+                    "chat_template is a list without a template named \"default\": add one of this name, or the file \
+                     chat_template.jinja to the same folder"
+                        .to_owned(),
                 )),
             }
         }
         Some(_) => Err(malformed(
             file,
-            "chat_template is neither a string nor a list".to_owned(),
+            "chat_template is neither a string nor a list: correct it, or add the file chat_template.jinja to the same \
+             folder"
+                .to_owned(),
         )),
     }
 }

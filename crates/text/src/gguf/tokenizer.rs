@@ -294,5 +294,7 @@ fn set_normalizer(
 }
 
 fn internal(source: Source<'_>, error: &dyn std::fmt::Display) -> LoadError {
-    source.refuse(format!("cannot build the tokenizer: {error}"))
+    source.refuse(format!(
+        "cannot build the tokenizer: {error}; put the model's tokenizer.json into the file's folder"
+    ))
 }
