@@ -16,7 +16,9 @@ pub enum HubError {
         reason: String,
     },
     /// The token has characters that an HTTP header cannot carry. The message does not show it.
-    #[error("invalid Hugging Face token in {place}: copy it again")]
+    #[error(
+        "invalid Hugging Face token in {place}, as it has a space, a line break or a non-ASCII character: copy it again"
+    )]
     BadToken { place: String },
     /// The repository is gated: only accounts that accepted its conditions have access.
     #[error(
@@ -66,7 +68,7 @@ pub enum HubError {
     #[error("another process is downloading files of {repo}: stop it, or wait for its end")]
     Downloading { repo: RepoId },
     /// The host sent no response, or an incomplete one; a retry may succeed.
-    #[error("{host}: {reason}")]
+    #[error("the request to {host} failed: {reason}")]
     Unreachable { host: String, reason: String },
     /// A response with a status that has no variant here.
     #[error("{host} answered {status} for {what}")]
@@ -75,7 +77,10 @@ pub enum HubError {
         status: u16,
         what: String,
     },
-    #[error("{host} sent an invalid answer for {what}: {reason}")]
+    #[error(
+        "{host} sent an invalid answer for {what}: {reason}; check HF_ENDPOINT, and look for a proxy that changes \
+         answers"
+    )]
     Protocol {
         host: String,
         what: String,

@@ -95,7 +95,10 @@ pub(super) fn choose(
             .map_err(unsuitable),
         Wish::Model if names.contains(INDEX) || names.contains(SINGLE) => {
             if !names.contains(CONFIG) {
-                return Err(unsuitable(format!("has safetensors, but no {CONFIG}")));
+                return Err(unsuitable(format!(
+                    "has safetensors, but no {CONFIG}, so it is not a whole model (perhaps an adapter): choose \
+                     the repository of a whole model"
+                )));
             }
             let weights = match (extent, names.contains(SINGLE)) {
                 (Extent::Shape, _) => WeightFiles::None,
@@ -274,7 +277,10 @@ fn only_model<'a, 'b>(
                     "has its weights only as pickles ({pickle}), which can run code and are never loaded: look for a \
                      repository with safetensors or GGUF files"
                 ),
-                None => format!("has neither {SINGLE} nor {INDEX} nor a GGUF file"),
+                None => format!(
+                    "has neither {SINGLE} nor {INDEX} nor a GGUF file: look for a repository with safetensors or \
+                     GGUF files"
+                ),
             })
         }
         several => Err(format!(

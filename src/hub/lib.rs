@@ -75,7 +75,9 @@ pub fn localise(config: EngineConfig, watch: Watch<'_>) -> Result<EngineConfig, 
             return Err(HubError::Setting {
                 name: "--revision",
                 value,
-                reason: format!("but the model {path:?} is a local path, which has no revisions"),
+                reason: format!(
+                    "but the model {path:?} is a local path, which has no revisions: leave --revision out"
+                ),
             });
         }
         return Ok(config);

@@ -33,7 +33,7 @@ fn load(file: Option<&Path>) -> Vec<Vec<u8>> {
         None => load_native_certs(),
     };
     for error in &read.errors {
-        tracing::debug!(%error, "failed to read a trusted root certificate");
+        tracing::debug!(%error, "failed to read a trusted root certificate: continuing without it");
     }
     if let (Some(file), true) = (file, read.certs.is_empty()) {
         warn_of_unusable(file, read.errors.first());

@@ -139,7 +139,9 @@ fn checked_endpoint(endpoint: String) -> Result<String, HubError> {
         Err(HubError::Setting {
             name: "HF_ENDPOINT",
             value: endpoint,
-            reason: format!("must be like {ENDPOINT}"),
+            reason: format!(
+                "must be like {ENDPOINT}: http or https, and a host, without @, ? and #"
+            ),
         })
     }
 }
