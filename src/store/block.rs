@@ -67,7 +67,11 @@ impl PoolState {
             Ok(buffer) => Some(buffer),
             Err(error) => {
                 if !self.has_warned.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(%error, bytes, "failed to allocate a KV store buffer: lower kv_host_bytes");
+                    tracing::warn!(
+                        %error,
+                        bytes,
+                        "failed to allocate a KV store buffer: continuing with fewer buffers; lower kv_host_bytes"
+                    );
                 }
                 None
             }

@@ -59,7 +59,8 @@ pub enum StoreError {
         limit_bytes: u64,
     },
     #[error(
-        "kv_disk_bytes is {disk_bytes}, but one {} record takes {record_bytes} bytes: raise it",
+        "kv_disk_bytes is {disk_bytes}, but one {} record takes {record_bytes} bytes: raise \
+         kv_disk_bytes",
         kind.name()
     )]
     DiskBytes {
@@ -71,6 +72,6 @@ pub enum StoreError {
         "the KV store needs a layer that keeps keys and values of all tokens: remove kv_disk_path"
     )]
     NoBlocks,
-    #[error("failed to start the KV store thread: {0}")]
+    #[error("failed to start the KV store thread: {0}; raise the limit of threads (ulimit -u)")]
     Thread(std::io::Error),
 }

@@ -243,7 +243,10 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         if self.senders.is_some() && !self.stop() {
-            tracing::warn!("the KV store did not stop in time: its disk is slow or not responding");
+            tracing::warn!(
+                "the KV store did not stop in time: its disk is slow or not responding, and its latest blocks may be \
+                 lost"
+            );
         }
     }
 }

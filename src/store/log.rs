@@ -72,7 +72,11 @@ impl IndexLog {
         match file.write_at(&encode(entry), offset) {
             Ok(()) => self.n_entries += 1,
             Err(error) => {
-                tracing::debug!(%error, "failed to write the KV store's index log");
+                tracing::debug!(
+                    path = %self.path.display(),
+                    %error,
+                    "failed to write the KV store's index log: removing it; a start without it reads all record headers"
+                );
                 self.file = None;
                 let _ = files.remove_file(&self.path);
             }

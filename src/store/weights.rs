@@ -173,7 +173,11 @@ impl HashCache {
         let folder = path.parent().map_or(Ok(()), |p| SystemFiles.make_folder(p));
         let written = folder.and_then(|()| SystemFiles.replace(path, text.as_bytes()));
         if let Err(error) = written {
-            tracing::debug!(%error, "failed to cache the hashes of weights");
+            tracing::debug!(
+                path = %path.display(),
+                %error,
+                "failed to cache the hashes of weights: the next start hashes the weights again"
+            );
         }
     }
 }

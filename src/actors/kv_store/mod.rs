@@ -405,7 +405,8 @@ impl Handler<StopActor> for KvStore {
         std::thread::spawn(move || {
             if store.is_some_and(|store| !store.shut_down()) {
                 tracing::warn!(
-                    "the KV store did not stop in time: its disk is slow or not responding"
+                    "the KV store did not stop in time: its disk is slow or not responding, and its latest blocks may \
+                     be lost"
                 );
             }
             // The waiting side may have gone.

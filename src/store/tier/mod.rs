@@ -158,7 +158,11 @@ impl DiskTier {
         let mut segments = self.segments.iter_mut();
         let synced = segments.try_for_each(|each| each.sync(files, drop_behind));
         if let Err(error) = synced.and_then(|()| self.log.sync()) {
-            tracing::warn!(%error, "failed to sync the KV store to disk");
+            tracing::warn!(
+                folder = %self.folder.path.display(),
+                %error,
+                "failed to sync the KV store to disk: a power cut may lose its latest blocks"
+            );
         }
     }
 
@@ -197,7 +201,11 @@ impl DiskTier {
     fn pause(&mut self, error: &io::Error, now: Instant) -> Outcome {
         self.paused_until = Some(now + PAUSE);
         let seconds = PAUSE.as_secs();
-        tracing::warn!(%error, "failed to write to the KV store: pausing saves for {seconds} s");
+        tracing::warn!(
+            folder = %self.folder.path.display(),
+            %error,
+            "failed to write to the KV store: pausing saves for {seconds} s"
+        );
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Outcome::NoSpace,
             _ => Outcome::Failed,
@@ -212,7 +220,12 @@ impl DiskTier {
         self.warned_at = Some(now);
         let error = error.map_or_else(|| "checksum mismatch".to_owned(), |e| e.to_string());
         let key = place.key;
-        tracing::warn!(?key, %error, "failed to read a KV store record: recomputing its tokens");
+        tracing::warn!(
+            folder = %self.folder.path.display(),
+            ?key,
+            %error,
+            "failed to read a KV store record: recomputing its tokens"
+        );
     }
 
     fn update_counts(&self) {

@@ -98,7 +98,11 @@ impl DiskTier {
         match IndexLog::create(files, &path, fingerprint, records.into_iter()) {
             Ok(log) => self.log = log,
             Err(error) => {
-                tracing::debug!(%error, "failed to write the KV store's index log");
+                tracing::debug!(
+                    path = %path.display(),
+                    %error,
+                    "failed to write the KV store's index log: removing it; a start without it reads all record headers"
+                );
                 let _ = files.remove_file(&path);
                 self.log = IndexLog::closed(&path);
             }
