@@ -97,7 +97,7 @@ impl Unit {
         )
         .map_err(|error| {
             StartError::Thread(format!(
-                "the executor's thread could not be started: {error}"
+                "the executor's thread could not be started: {error}; raise the limit of threads (ulimit -u)"
             ))
         })?;
         let panicked = |_| {

@@ -161,7 +161,7 @@ impl Watchdog {
             return self.give_up(&format!("the engine died and will not be rebuilt: {error}"));
         }
         let Some(wait) = self.rules.wait_after(attempts) else {
-            tracing::error!(%error, attempts, "failed to rebuild the engine: it stays down");
+            tracing::error!(%error, attempts, "failed to rebuild the engine: it stays down until a restart");
             let reason = format!("the engine died and {attempts} attempts to rebuild it failed");
             return self.give_up(&format!("{reason}; the last error: {error}"));
         };

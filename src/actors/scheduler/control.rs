@@ -20,7 +20,7 @@ impl Scheduler {
                 tracing::error!(
                     what,
                     reason,
-                    "failed to restore a policy after the engine was rebuilt"
+                    "failed to restore a policy after the engine was rebuilt: using the configured one"
                 );
             }
         };
