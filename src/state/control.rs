@@ -256,9 +256,9 @@ impl ControlSetup {
 fn id_count(key: &str, count: usize) -> Result<u32, ConfigError> {
     // Id 0 is padding, so there is one more id than pages or rows.
     let limit = u32::MAX - 1;
-    let count = u32::try_from(count).ok().filter(|count| *count <= limit);
-    count.ok_or_else(|| ConfigError {
+    let fitting = u32::try_from(count).ok().filter(|count| *count <= limit);
+    fitting.ok_or_else(|| ConfigError {
         key: key.to_owned(),
-        reason: format!("must be at most {limit}"),
+        reason: format!("is {count}, must be at most {limit}"),
     })
 }
