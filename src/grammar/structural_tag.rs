@@ -13,6 +13,9 @@ use souffleur_base::field::Cut;
 
 /// The field of the request that errors name.
 const FIELD: &str = "structural_tag";
+/// The types of formats, for errors.
+const TYPES: &str = "const_string, json_schema, qwen_xml_parameter, regex, grammar, any_text, sequence, or, optional, \
+                     plus, star, repeat, tag, triggered_tags, tags_with_separator";
 
 /// Converts a structural tag to a part.
 ///
@@ -94,7 +97,10 @@ impl Reader<'_> {
                 let max = self.count(object, "max", place)?;
                 match (min, max) {
                     (Some(min), max) if max.is_none_or(|max| min <= max) => repeated(min, max),
-                    _ => Err(refusal(place, "has a min that is -1 or above its max")),
+                    _ => Err(refusal(
+                        place,
+                        "has a min that is -1 or above its max: send a min from 0 to the max",
+                    )),
                 }
             }
             "tag" => self.tag(format, place, depth).map(Tag::into_part),
@@ -102,7 +108,7 @@ impl Reader<'_> {
             "tags_with_separator" => self.separated_tags(object, place, depth),
             kind => Err(refusal(
                 place,
-                &format!("has the type {kind:?}, which is not supported"),
+                &format!("has the type {kind:?}, must be one of {TYPES}"),
             )),
         }
     }
@@ -137,8 +143,12 @@ impl Reader<'_> {
     fn schema(&self, schema: &Value, place: &str) -> Result<Part, FieldError> {
         let schema = match schema {
             // Some clients send the schema as text.
-            Value::String(text) => serde_json::from_str(text)
-                .map_err(|_| refusal(place, "is a string that is not valid JSON"))?,
+            Value::String(text) => serde_json::from_str(text).map_err(|error| {
+                refusal(
+                    place,
+                    &format!("is a string that is not valid JSON: {error}"),
+                )
+            })?,
             schema => schema.clone(),
         };
         let field = format!("{FIELD}, in the schema at {place},");

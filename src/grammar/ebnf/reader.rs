@@ -282,7 +282,12 @@ impl<'a> Reader<'a> {
         }
         let line = self.line;
         let escape = letters.next();
-        let wrong = || format!("line {line}: unknown escape: \\{}", escape.unwrap_or(' '));
+        let wrong = || {
+            let letter = escape.unwrap_or(' ');
+            format!(
+                "line {line}: unknown escape: \\{letter}, must be n, r, t, f, b, 0, x, u, U or a punctuation mark"
+            )
+        };
         let bad_digits =
             |n: usize, of: char| format!("line {line}: \\{of} needs {n} hex digits of a character");
         let escape = escape.ok_or_else(wrong)?;

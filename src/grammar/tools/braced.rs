@@ -34,7 +34,9 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
                 fields.push((part, property.presence));
                 continue;
             }
-            (None, _) => "cannot be a key in this model's tool call format: rename it",
+            (None, _) => {
+                "cannot be a key in this model's tool call format: rename it, with only letters, digits, _, - and ."
+            }
             (_, None) => {
                 "has a schema that cannot be written in this model's tool call format: make it simpler"
             }

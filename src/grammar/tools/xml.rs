@@ -62,8 +62,10 @@ pub(crate) fn parameters(field: &str, schema: &Value, tags: Tags) -> Result<Part
     for property in properties {
         let name = property.name;
         if name.contains(['<', '>', '\n']) || name.trim() != name || name.is_empty() {
-            let reason =
-                format!("{field} the property {name:?} cannot be written in XML: rename it");
+            let reason = format!(
+                "{field} the property {name:?} cannot be written in XML: rename it, without <, > and line breaks, and \
+                 without blanks at its ends"
+            );
             return Err(FieldError::new(field, reason));
         }
         let begin = tags.begin(name);
