@@ -76,8 +76,9 @@ pub(super) fn read_gemma4(
     };
     if let Some(other) = (0..layers).find(|layer| kv_heads[*layer] != like_first(*layer)) {
         let reason = format!(
-            "is {} in layer {other}, unlike other layers of its attention type",
-            kv_heads[other]
+            "is {} in layer {other}, expected {} as in other layers of its attention type: convert the model again",
+            kv_heads[other],
+            like_first(other)
         );
         return Err(keys.error(KV_HEADS, reason));
     }
@@ -131,7 +132,7 @@ fn per_layer(
     let mut sizes = keys.metadata.integers(&key, within)?.unwrap_or_default();
     if sizes.len() < layers {
         let reason = format!(
-            "has {} entries, expected one for each of {layers} layers",
+            "has {} entries, expected one for each of {layers} layers: convert the model again",
             sizes.len()
         );
         return Err(keys.error(name, reason));
@@ -151,7 +152,7 @@ fn inputs(gguf: &Gguf, keys: &Keys<'_>) -> Result<Option<LayerInputs>, LoadError
     let missing = || {
         keys.error(
             WIDTH,
-            format!("is {width}, but {INPUT_TABLE} is not in the file"),
+            format!("is {width}, but {INPUT_TABLE} is not in the file: convert the model again"),
         )
     };
     Ok(Some(LayerInputs {

@@ -72,7 +72,10 @@ impl<'a> Keys<'a> {
         let within = *limits.start() as i64..=*limits.end() as i64;
         let sizes = self.metadata.integers(&key, within)?.unwrap_or_default();
         match sizes.as_slice() {
-            [] => Err(self.error(name, "is an empty list, expected a number for each layer")),
+            [] => Err(self.error(
+                name,
+                "is an empty list, expected a number for each layer: convert the model again",
+            )),
             [first, rest @ ..] => match rest.iter().find(|size| *size != first) {
                 None => Ok(Some(*first as usize)),
                 Some(other) => {

@@ -15,7 +15,7 @@ pub(super) fn layers(keys: &Keys<'_>) -> Result<usize, LoadError> {
         Some(layers) => Ok(layers),
         None => Err(keys.error(
             EXTRA_LAYERS,
-            format!("is {extra}, expected fewer than the {all} layers"),
+            format!("is {extra}, expected fewer than the {all} layers: convert the model again"),
         )),
     }
 }

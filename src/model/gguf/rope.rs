@@ -166,7 +166,7 @@ fn yarn(
     }
     if yarn.beta_fast < yarn.beta_slow {
         let reason = format!(
-            "is {}, expected at least yarn_beta_slow, {}",
+            "is {}, expected at least yarn_beta_slow, {}: convert the model again",
             yarn.beta_fast, yarn.beta_slow
         );
         return Err(keys.error("rope.scaling.yarn_beta_fast", reason));

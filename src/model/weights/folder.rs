@@ -81,7 +81,8 @@ impl Shards {
         let mapped = MappedFile::open(file)?;
         let (header_bytes, metadata) =
             SafeTensors::read_metadata(mapped.bytes()).map_err(|error| {
-                let reason = format!("is not a complete safetensors file: {error}");
+                let reason =
+                    format!("is not a complete safetensors file: {error}; download it again");
                 load_error(mapped.path(), reason)
             })?;
         // Format: 8 bytes of header length, the header, the data. Offsets are relative to the data.
