@@ -41,8 +41,8 @@ fn check_pages(n_pages: usize, page_size: usize, bytes_per_token: u64) -> Result
     match bytes.filter(|bytes| *bytes <= isize::MAX as u64) {
         Some(_) => Ok(()),
         None => Err(LoadError::Memory(format!(
-            "a pool of {n_pages} pages of {page_size} tokens is too large: at most {} slots (32-bit ids) and {} \
-             bytes are supported",
+            "a KV pool of {n_pages} pages of {page_size} tokens is too large: at most {} tokens (32-bit ids) and {} \
+             bytes are supported; lower max_total_tokens",
             u32::MAX,
             isize::MAX
         ))),
@@ -111,8 +111,8 @@ fn check_states(n_slots: usize, layout: &KvLayout) -> Result<(), LoadError> {
     match bytes.filter(|bytes| *bytes <= isize::MAX as u64) {
         Some(_) => Ok(()),
         None => Err(LoadError::Memory(format!(
-            "a pool of {n_slots} states of {} bytes is too large: at most {} slots (32-bit ids) and {} bytes are \
-             supported",
+            "a pool of {n_slots} states of {} bytes is too large: at most {} states (32-bit ids) and {} bytes are \
+             supported; lower max_mamba_cache_size",
             layout.state_bytes(),
             u32::MAX,
             isize::MAX

@@ -90,7 +90,8 @@ pub(super) fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<
     let slots = (options.n_pages as u64 + 1).checked_mul(options.page_size as u64);
     if slots.is_none_or(|slots| slots > u64::from(u32::MAX)) {
         return Err(LoadError::Device(format!(
-            "a pool of {} pages of {} tokens is too large: at most {} slots (32-bit ids) are supported",
+            "a KV pool of {} pages of {} tokens is too large: at most {} tokens (32-bit ids) are supported; lower \
+             max_total_tokens",
             options.n_pages,
             options.page_size,
             u32::MAX
@@ -98,7 +99,8 @@ pub(super) fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<
     }
     if vocab_size > MAX_VOCAB {
         return Err(LoadError::Device(format!(
-            "the vocabulary has {vocab_size} tokens, but the sampling kernels support at most {MAX_VOCAB}"
+            "the vocabulary has {vocab_size} tokens, but the CUDA kernels for sampling support at most {MAX_VOCAB}: \
+             use --device cpu"
         )));
     }
     match options.placement.world_size() {

@@ -44,7 +44,7 @@ pub(super) fn bind_this_thread(cpus: &[usize]) {
     }
     if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
         let cpus: Vec<usize> = cpus.copied().collect();
-        tracing::debug!(?cpus, %error, "failed to set the affinity of a compute thread");
+        tracing::debug!(?cpus, %error, "failed to set the affinity of a compute thread: it may run slower");
     }
 }
 

@@ -29,7 +29,8 @@ impl CudaBackend {
         }
         if !planes.token_bytes.is_multiple_of(WORD_BYTES) {
             return Err(format!(
-                "the keys of a token in a layer take {} bytes; the CUDA kernels need a multiple of {WORD_BYTES}",
+                "the keys of a token in a layer take {} bytes, but the CUDA kernels need a multiple of {WORD_BYTES}: \
+                 remove kv_disk_path",
                 planes.token_bytes
             ));
         }
