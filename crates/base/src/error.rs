@@ -249,7 +249,7 @@ fn milliseconds(seconds: f64) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum StepError {
     /// Rejected before any kernel launch: no K/V was written.
-    #[error("the executor refused the plan: {0}")]
+    #[error("the step was refused before it ran: {0}")]
     Rejected(String),
     /// Failed after a kernel launch: K/V of this step and of later steps is invalid.
     #[error("the results are invalid: {0}; send the request again")]
