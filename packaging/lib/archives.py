@@ -6,7 +6,7 @@ from .product import LICENCES, gzipped, tar_of
 
 
 def make(product):
-    name = f"souffleur-{product.version}-{product.machine}-unknown-linux-gnu"
+    name = f"souffleur-{product.version}-{product.target.triple}"
     tar = tar_of(files(product), f"{name}/")
     gz = product.out / f"{name}.tar.gz"
     gz.write_bytes(gzipped(tar, product.fast))
@@ -19,7 +19,8 @@ def make(product):
 
 def files(product):
     yield "souffleur", product.binary.read_bytes(), 0o755
-    for name in (*LICENCES, "README.md", "CHANGELOG.md", "config/default.toml", "deploy/souffleur.service"):
+    unit = ["deploy/souffleur.service"] if product.target.system == "linux" else []
+    for name in (*LICENCES, "README.md", "CHANGELOG.md", "config/default.toml", *unit):
         yield name, product.text(name).encode(), 0o644
     for name, page in product.manual().items():
         yield f"man/{name}", page, 0o644

@@ -17,7 +17,7 @@ FOLDERS = {
 
 
 def make(product):
-    architecture = ARCHITECTURES[product.machine]
+    architecture = ARCHITECTURES[product.target.machine]
     file = product.out / f"souffleur_{product.version}_{architecture}.deb"
     os.umask(0o022)
     with tempfile.TemporaryDirectory() as folder:

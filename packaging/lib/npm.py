@@ -3,13 +3,13 @@
 import json
 
 from .product import LICENCES, gzipped, tar_of
+from .target import TARGETS
 
 CPUS = {"x86_64": "x64", "aarch64": "arm64"}
 
 
 def make(product):
-    scope, cpu = product.names["npm"], CPUS[product.machine]
-    platform = f"{scope}/linux-{cpu}"
+    scope, system, cpu = product.names["npm"], product.target.system, CPUS[product.target.machine]
     common = {
         "version": product.version,
         "description": product.summary,
@@ -17,11 +17,11 @@ def make(product):
         "repository": {"type": "git", "url": f"git+{product.repository}.git"},
     }
     binary = {
-        "name": platform,
+        "name": name(scope, product.target),
         **common,
-        "os": ["linux"],
+        "os": [system],
         "cpu": [cpu],
-        "libc": ["glibc"],
+        **({"libc": ["glibc"]} if system == "linux" else {}),
         "files": ["bin", *LICENCES],
     }
     launcher = {
@@ -29,7 +29,7 @@ def make(product):
         **common,
         "bin": {"souffleur": "bin/souffleur.js"},
         "engines": {"node": ">=18"},
-        "optionalDependencies": {f"{scope}/linux-{name}": product.version for name in sorted(CPUS.values())},
+        "optionalDependencies": {name(scope, target): product.version for target in sorted(TARGETS)},
     }
     script = product.text("packaging/templates/launcher.js").replace("@SCOPE@", scope)
     return [
@@ -38,12 +38,21 @@ def make(product):
     ]
 
 
+def name(scope, target):
+    """The name of the package of a platform, in the words of Node's `process`."""
+    return f"{scope}/{target.system}-{CPUS[target.machine]}"
+
+
+def file_name(package, version):
+    """The file of a package, as `npm pack` names it."""
+    return f"{package.removeprefix('@').replace('/', '-')}-{version}.tgz"
+
+
 def pack(product, manifest, files):
     text = json.dumps(manifest, indent=2) + "\n"
     files = [*files, ("package.json", text.encode(), 0o644)]
-    for name in (*LICENCES, "README.md"):
-        files.append((name, product.text(name).encode(), 0o644))
-    name = manifest["name"].removeprefix("@").replace("/", "-")
-    file = product.out / f"{name}-{product.version}.tgz"
+    for path in (*LICENCES, "README.md"):
+        files.append((path, product.text(path).encode(), 0o644))
+    file = product.out / file_name(manifest["name"], product.version)
     file.write_bytes(gzipped(tar_of(files, "package/"), product.fast))
     return file

@@ -31,7 +31,7 @@ def make(product):
     manifest["annotations"] = {"org.opencontainers.image.ref.name": product.version}
     blobs["index.json"] = text({"schemaVersion": 2, "manifests": [manifest]})
     blobs["oci-layout"] = text({"imageLayoutVersion": "1.0.0"})
-    file = product.out / f"souffleur-{product.version}-{product.machine}.oci.tar"
+    file = product.out / f"souffleur-{product.version}-{product.target.machine}.oci.tar"
     file.write_bytes(tar_of([(path, data, 0o644) for path, data in blobs.items()]))
     return [file]
 
@@ -42,7 +42,7 @@ def text(value):
 
 def configuration(product, layer_digest):
     return {
-        "architecture": ARCHITECTURES[product.machine],
+        "architecture": ARCHITECTURES[product.target.machine],
         "os": "linux",
         "config": {
             "User": USER,

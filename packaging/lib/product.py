@@ -9,18 +9,20 @@ import tarfile
 import tempfile
 import tomllib
 
+from .target import target_of
+
 # The time of every packaged file: packages of the same files are equal.
 EPOCH = 1_700_000_000
 SHELLS = {"bash": "souffleur", "zsh": "_souffleur", "fish": "souffleur.fish"}
 LICENCES = ("LICENSE-APACHE", "LICENSE-MIT")
 
 
-class Product:
-    """A binary, its outputs that are packaged, and the metadata of Cargo.toml."""
+class Project:
+    """The metadata of Cargo.toml, the files of the sources, and the folder for packages."""
 
-    def __init__(self, binary, out, fast):
+    def __init__(self, out):
         self.root = pathlib.Path(__file__).resolve().parents[2]
-        self.binary, self.out, self.fast = binary, out, fast
+        self.out = out
         with open(self.root / "Cargo.toml", "rb") as file:
             cargo = tomllib.load(file)
         package = cargo["package"]
@@ -29,16 +31,24 @@ class Product:
         self.licence = cargo["workspace"]["package"]["license"]
         self.summary = package["description"]
         self.repository = package["repository"]
-        said = self.run("--version").split()
-        if said[1] != self.version:
-            raise SystemExit(f"{binary} is version {said[1]}, Cargo.toml has {self.version}: build it again")
-        self.machine = machine_of(binary)
-
-    def run(self, *args):
-        return subprocess.run([self.binary, *args], check=True, capture_output=True, text=True).stdout
 
     def text(self, path):
         return (self.root / path).read_text(encoding="utf-8")
+
+
+class Product(Project):
+    """A binary, and its outputs that are packaged."""
+
+    def __init__(self, binary, out, fast):
+        super().__init__(out)
+        self.binary, self.fast = binary, fast
+        self.target = target_of(binary)
+        said = self.run("--version").split()
+        if said[1] != self.version:
+            raise SystemExit(f"{binary} is version {said[1]}, Cargo.toml has {self.version}: build it again")
+
+    def run(self, *args):
+        return subprocess.run([self.binary, *args], check=True, capture_output=True, text=True).stdout
 
     def manual(self):
         """The manual pages, by file name."""
@@ -50,16 +60,6 @@ class Product:
     def completions(self):
         """The completions of each shell, by file name."""
         return {name: self.run("completions", shell).encode() for shell, name in SHELLS.items()}
-
-
-def machine_of(binary):
-    """The machine of an ELF file, as Linux names it."""
-    head = binary.read_bytes()[:20]
-    machines = {62: "x86_64", 183: "aarch64"}
-    machine = int.from_bytes(head[18:20], "little")
-    if head[:4] != b"\x7fELF" or machine not in machines:
-        raise SystemExit(f"{binary} is not an ELF file for x86-64 or aarch64")
-    return machines[machine]
 
 
 def sha256(data):

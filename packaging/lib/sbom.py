@@ -5,7 +5,7 @@ import subprocess
 
 
 def make(product):
-    target = f"{product.machine}-unknown-linux-gnu"
+    target = product.target.triple
     command = ["cargo", "metadata", "--locked", "--format-version=1", "--filter-platform", target]
     metadata = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     packages = {package["id"]: package for package in metadata["packages"]}
@@ -24,7 +24,7 @@ def make(product):
         "metadata": {"component": component(packages[root], "application")},
         "components": [component(packages[one], "library") for one in sorted(reached - {root})],
     }
-    file = product.out / f"souffleur-{product.version}-{product.machine}.cdx.json"
+    file = product.out / f"souffleur-{product.version}-{target}.cdx.json"
     file.write_text(json.dumps(bom, indent=1) + "\n", encoding="utf-8")
     return [file]
 

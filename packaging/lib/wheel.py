@@ -8,13 +8,13 @@ import zipfile
 
 from .elf import glibc_floor
 from .product import EPOCH, LICENCES
+from .target import macos_floor
 
 
 def make(product):
     name = product.names["pypi"].replace("-", "_")
     info = f"{name}-{product.version}.dist-info"
-    major, minor = glibc_floor(product.binary)
-    tag = f"py3-none-manylinux_{major}_{minor}_{product.machine}"
+    tag = f"py3-none-{platform(product)}"
     file = product.out / f"{name}-{product.version}-{tag}.whl"
     level = 1 if product.fast else 9
     record = []
@@ -38,6 +38,16 @@ def make(product):
         record.append(f"{info}/RECORD,,\n")
         add(f"{info}/RECORD", "".join(record).encode(), is_recorded=False)
     return [file]
+
+
+def platform(product):
+    """The platform's tag, which tells pip the oldest system that the binary runs on."""
+    system, machine = product.target
+    if system == "darwin":
+        major, minor = macos_floor(product.binary)
+        return f"macosx_{major}_{minor}_arm64"
+    major, minor = glibc_floor(product.binary)
+    return f"manylinux_{major}_{minor}_{machine}"
 
 
 def metadata(product):

@@ -4,20 +4,30 @@
   outputs = { self, nixpkgs }:
     let
       archives = {
-        x86_64-linux = { machine = "x86_64"; sha256 = "@SHA256_X86_64@"; };
-        aarch64-linux = { machine = "aarch64"; sha256 = "@SHA256_AARCH64@"; };
+        x86_64-linux = {
+          triple = "x86_64-unknown-linux-gnu";
+          sha256 = "@SHA256 x86_64-unknown-linux-gnu@";
+        };
+        aarch64-linux = {
+          triple = "aarch64-unknown-linux-gnu";
+          sha256 = "@SHA256 aarch64-unknown-linux-gnu@";
+        };
+        aarch64-darwin = {
+          triple = "aarch64-apple-darwin";
+          sha256 = "@SHA256 aarch64-apple-darwin@";
+        };
       };
-      package = system: { machine, sha256 }:
+      package = system: { triple, sha256 }:
         let pkgs = nixpkgs.legacyPackages.${system};
         in pkgs.stdenv.mkDerivation {
           pname = "souffleur";
           version = "@VERSION@";
           src = pkgs.fetchurl {
-            url = "@REPOSITORY@/releases/download/v@VERSION@/souffleur-@VERSION@-${machine}-unknown-linux-gnu.tar.gz";
+            url = "@REPOSITORY@/releases/download/v@VERSION@/souffleur-@VERSION@-${triple}.tar.gz";
             inherit sha256;
           };
-          nativeBuildInputs = [ pkgs.autoPatchelfHook ];
-          buildInputs = [ pkgs.stdenv.cc.cc.lib ];
+          nativeBuildInputs = pkgs.lib.optionals pkgs.stdenv.isLinux [ pkgs.autoPatchelfHook ];
+          buildInputs = pkgs.lib.optionals pkgs.stdenv.isLinux [ pkgs.stdenv.cc.cc.lib ];
           installPhase = ''
             install -Dm755 souffleur $out/bin/souffleur
             install -Dm644 -t $out/share/man/man1 man/*.1

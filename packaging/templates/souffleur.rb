@@ -7,11 +7,18 @@ class Souffleur < Formula
   on_linux do
     on_intel do
       url "@REPOSITORY@/releases/download/v@VERSION@/souffleur-@VERSION@-x86_64-unknown-linux-gnu.tar.gz"
-      sha256 "@SHA256_X86_64@"
+      sha256 "@SHA256 x86_64-unknown-linux-gnu@"
     end
     on_arm do
       url "@REPOSITORY@/releases/download/v@VERSION@/souffleur-@VERSION@-aarch64-unknown-linux-gnu.tar.gz"
-      sha256 "@SHA256_AARCH64@"
+      sha256 "@SHA256 aarch64-unknown-linux-gnu@"
+    end
+  end
+
+  on_macos do
+    on_arm do
+      url "@REPOSITORY@/releases/download/v@VERSION@/souffleur-@VERSION@-aarch64-apple-darwin.tar.gz"
+      sha256 "@SHA256 aarch64-apple-darwin@"
     end
   end
 
