@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod commands;
+mod dashboard;
 mod deploy;
 mod docs;
 mod doctor;
