@@ -74,7 +74,7 @@ impl Server {
     }
 
     /// The status, and the whole response as text.
-    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+    pub(super) fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut text = String::new();
         self.send(method, path, body)
             .read_to_string(&mut text)
@@ -134,6 +134,14 @@ impl Server {
         killer.join().expect("the killer does not panic");
         assert!(began.elapsed() < limit, "no exit in time: {printed}");
         (status, printed)
+    }
+}
+
+/// Ends the server of a test that failed.
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -1,9 +1,11 @@
-//! Tests of the Grafana dashboard: the committed file, and the rules of Grafana.
+//! Tests of the Grafana dashboard: the committed file, Grafana's rules, and data from a real Prometheus.
 //!
 //! `SOUFFLEUR_WRITE_DASHBOARD=1 cargo test --test cli committed_dashboard` writes the dashboard, which is made of
 //! `panels.txt` and of the names, types and help texts of all metrics.
 
 mod json;
+mod live;
+mod load;
 mod panels;
 
 use std::collections::BTreeSet;
