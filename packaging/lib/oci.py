@@ -11,12 +11,17 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-USER = "65532:65532"
+USER_ID = 65532
+USER = f"{USER_ID}:{USER_ID}"
 STATE = "/var/lib/souffleur"
+# A new volume takes owner and mode of the image's folder at its path.
+WRITABLE = {"models": (USER_ID, 0o755), STATE.lstrip("/"): (USER_ID, 0o755), "tmp": (0, 0o1777)}
+# libcuda.so.1, which a container runtime mounts, names them too. Since glibc 2.34 they hold nothing but their names.
+OF_LIBCUDA = ("libdl.so.2", "libpthread.so.0", "librt.so.1")
 
 
 def make(product):
-    layer_tar = tar_of(files(product))
+    layer_tar = tar_of(files(product), own=WRITABLE)
     blobs = {}
 
     def put(data, media_type):
@@ -70,13 +75,15 @@ def files(product):
         yield library.lstrip("/"), pathlib.Path(library).read_bytes(), 0o755
     yield "etc/passwd", b"root:x:0:0:root:/:/\nsouffleur:x:65532:65532:souffleur:/var/lib/souffleur:/\n", 0o644
     yield "etc/group", b"root:x:0:\nsouffleur:x:65532:\n", 0o644
-    for folder in ("models", "tmp", STATE.lstrip("/")):
+    for folder in WRITABLE:
         yield f"{folder}/.keep", b"", 0o644
     for name in LICENCES:
         yield f"usr/share/doc/souffleur/{name}", product.text(name).encode(), 0o644
 
 
 def libraries(binary):
-    """The absolute paths of the loader and the libraries that the binary needs, as `ldd` finds them."""
+    """The absolute paths of the loader and the libraries that the binary and libcuda need, as `ldd` finds them."""
     listed = subprocess.run(["ldd", str(binary)], check=True, capture_output=True, text=True).stdout
-    return sorted(set(re.findall(r"(/\S+) \(0x", listed)))
+    found = set(re.findall(r"(/\S+) \(0x", listed))
+    libc = next(pathlib.Path(path) for path in found if path.endswith("/libc.so.6"))
+    return sorted(found | {str(libc.with_name(name)) for name in OF_LIBCUDA})

@@ -66,8 +66,10 @@ def sha256(data):
     return hashlib.sha256(data).hexdigest()
 
 
-def tar_of(files, prefix=""):
-    """A tar archive of `(path, bytes, mode)`, with fixed times and owners."""
+def tar_of(files, prefix="", own=None):
+    """A tar archive of `(path, bytes, mode)`, with fixed times. Root owns all but the folders in `own`, which maps their
+    paths to `(user, mode)`."""
+    own = own or {}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         folders = set()
@@ -76,14 +78,16 @@ def tar_of(files, prefix=""):
             for parent in reversed(pathlib.PurePosixPath(path).parents):
                 if str(parent) != "." and parent not in folders:
                     folders.add(parent)
-                    tar.addfile(entry(str(parent), tarfile.DIRTYPE, 0o755, 0))
+                    user, folder_mode = own.get(str(parent), (0, 0o755))
+                    tar.addfile(entry(str(parent), tarfile.DIRTYPE, folder_mode, 0, user))
             tar.addfile(entry(path, tarfile.REGTYPE, mode, len(data)), io.BytesIO(data))
     return buffer.getvalue()
 
 
-def entry(path, kind, mode, size):
+def entry(path, kind, mode, size, user=0):
     info = tarfile.TarInfo(path)
     info.type, info.mode, info.size, info.mtime = kind, mode, size, EPOCH
+    info.uid = info.gid = user
     return info
 
 

@@ -247,6 +247,7 @@ fn the_image_holds_the_binary_and_its_libraries_only() {
     let configuration = read(&blob(&manifest["config"]));
     assert_eq!(configuration["config"]["User"], "65532:65532");
     let layer = layout.join(blob(&manifest["layers"][0]));
+    check_folders_and_names(&layer);
     ok(Command::new("tar")
         .arg("-xzf")
         .arg(layer)
@@ -273,6 +274,28 @@ fn the_image_holds_the_binary_and_its_libraries_only() {
         program.arg(files.join("usr/bin/souffleur"));
         program
     });
+}
+
+/// The image's user can write to new volumes, which take owner and mode of the image's folders; libcuda finds the
+/// libraries that it names.
+fn check_folders_and_names(layer: &Path) {
+    let mut tar = Command::new("tar");
+    let listed = ok(tar.args(["--numeric-owner", "-tvzf"]).arg(layer));
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for (start, end) in [
+        ("drwxr-xr-x 65532/65532 ", " models/"),
+        ("drwxr-xr-x 65532/65532 ", " var/lib/souffleur/"),
+        ("drwxrwxrwt 0/0 ", " tmp/"),
+        ("-rwxr-xr-x 0/0 ", "/libdl.so.2"),
+        ("-rwxr-xr-x 0/0 ", "/libpthread.so.0"),
+        ("-rwxr-xr-x 0/0 ", "/librt.so.1"),
+    ] {
+        let is_there = |line: &str| line.starts_with(start) && line.ends_with(end);
+        assert!(
+            listed.lines().any(is_there),
+            "no {start}…{end} in\n{listed}"
+        );
+    }
 }
 
 #[test]
