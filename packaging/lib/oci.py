@@ -33,7 +33,11 @@ def make(product):
     config = put(text(configuration(product, sha256(layer_tar))), CONFIG)
     manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer]}
     manifest = put(text(manifest), MANIFEST)
-    manifest["annotations"] = {"org.opencontainers.image.ref.name": product.version}
+    manifest["annotations"] = {
+        "org.opencontainers.image.ref.name": product.version,
+        # The name that `docker load` and `podman load` give the image.
+        "io.containerd.image.name": f"docker.io/library/souffleur:{product.version}",
+    }
     blobs["index.json"] = text({"schemaVersion": 2, "manifests": [manifest]})
     blobs["oci-layout"] = text({"imageLayoutVersion": "1.0.0"})
     file = product.out / f"souffleur-{product.version}-{product.target.machine}.oci.tar"

@@ -243,7 +243,13 @@ fn the_image_holds_the_binary_and_its_libraries_only() {
             .replace(':', "/");
         format!("blobs/{digest}")
     };
-    let manifest = read(&blob(&read("index.json")["manifests"][0]));
+    let entry = &read("index.json")["manifests"][0];
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(
+        entry["annotations"]["io.containerd.image.name"],
+        format!("docker.io/library/souffleur:{version}")
+    );
+    let manifest = read(&blob(entry));
     let configuration = read(&blob(&manifest["config"]));
     assert_eq!(configuration["config"]["User"], "65532:65532");
     let layer = layout.join(blob(&manifest["layers"][0]));
