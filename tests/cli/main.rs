@@ -12,6 +12,7 @@ mod first_hour;
 #[path = "../common/gguf.rs"]
 mod gguf;
 mod hub;
+mod manifests;
 mod serving;
 mod sparse;
 
