@@ -382,13 +382,13 @@ fn check_revision(revision: &str) -> Result<(), HubError> {
 }
 
 /// Free bytes for this user on the disk of a folder, if known.
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 fn free_bytes(folder: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(folder).ok()?;
     Some(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(unix))]
 fn free_bytes(_: &Path) -> Option<u64> {
     None
 }

@@ -21,7 +21,8 @@ use crate::cli::settings::Settings;
 pub(super) struct Facts {
     /// The instruction set of the kernels, and the ones that the CPU supports.
     pub isa: Result<(Isa, Vec<Isa>), String>,
-    pub has_proc: bool,
+    /// Whether `/proc` is mounted; `None` on systems other than Linux.
+    pub has_proc: Option<bool>,
     /// Physical cores that this process may use.
     pub cores: usize,
     /// CPUs' worth of time that the cgroup grants; `None` without a limit.
@@ -72,7 +73,7 @@ impl Facts {
         let address = format!("{}:{}", server.host, server.port);
         Self {
             isa: Isa::chosen().map(|isa| (isa, Isa::available())),
-            has_proc: Path::new("/proc/self").exists(),
+            has_proc: cfg!(target_os = "linux").then(|| Path::new("/proc/self").exists()),
             cores: default_threads(),
             quota: quota(Path::new("/")),
             memory_bytes: available_bytes().map_err(text),

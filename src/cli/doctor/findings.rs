@@ -57,15 +57,15 @@ fn fault(check: &'static str, state: State, text: String, advice: &str) -> Findi
 }
 
 pub(super) fn of(facts: &Facts) -> Vec<Finding> {
-    let mut findings = vec![
-        instruction_set(facts),
-        proc(facts),
+    let mut findings = vec![instruction_set(facts)];
+    findings.extend(facts.has_proc.map(proc));
+    findings.extend([
         cores(facts),
         memory(facts),
         huge_pages(facts),
         bundled(facts),
         downloads(facts),
-    ];
+    ]);
     findings.extend(kv_store(facts));
     findings.extend([gpu(facts), hub(facts), port(facts)]);
     // A model needs an instruction set too: one fault is found once.
@@ -105,9 +105,9 @@ fn instruction_set(facts: &Facts) -> Finding {
     }
 }
 
-fn proc(facts: &Facts) -> Finding {
+fn proc(is_mounted: bool) -> Finding {
     const CHECK: &str = "/proc";
-    if facts.has_proc {
+    if is_mounted {
         return ok(CHECK, "is mounted".to_owned());
     }
     fault(
@@ -312,7 +312,7 @@ mod tests {
     fn sound() -> Facts {
         Facts {
             isa: Ok((Isa::Portable, vec![Isa::Portable, Isa::Portable])),
-            has_proc: true,
+            has_proc: Some(true),
             cores: 4,
             quota: None,
             memory_bytes: Ok(16 << 30),
@@ -347,6 +347,15 @@ mod tests {
         "broken".to_owned()
     }
 
+    #[test]
+    fn systems_other_than_linux_need_no_proc() {
+        let facts = Facts {
+            has_proc: None,
+            ..sound()
+        };
+        assert!(of(&facts).iter().all(|finding| finding.check != "/proc"));
+    }
+
     /// Checks that each planted fault is found alone, and has advice.
     fn check_faults(faults: &[(&str, State, Plant)]) {
         for (check, state, plant) in faults {
@@ -367,7 +376,7 @@ mod tests {
         use State::{Fail, Warn};
         check_faults(&[
             ("instruction set", Fail, |facts| facts.isa = Err(broken())),
-            ("/proc", Fail, |facts| facts.has_proc = false),
+            ("/proc", Fail, |facts| facts.has_proc = Some(false)),
             ("cores", Warn, |facts| facts.quota = Some(0.5)),
             ("memory", Warn, |facts| facts.memory_bytes = Ok(1 << 30)),
             ("memory", Fail, |facts| facts.memory_bytes = Err(broken())),
