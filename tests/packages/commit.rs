@@ -86,7 +86,7 @@ fn a_release_build_names_the_commit_of_its_repository() {
 fn a_given_commit_comes_first_and_must_be_a_hash() {
     let script = Script::compile();
     let sources = tempfile::tempdir().expect("temporary folder");
-    let commit = |given| script.commit(sources.path(), "debug", Some(given));
+    let commit = |given: &str| script.commit(sources.path(), "debug", Some(given));
     assert_eq!(commit(&format!("{HASH} 2026-11-22")), "01234567 2026-11-22");
     assert_eq!(commit(HASH), "01234567");
     for wrong in ["", "main", "0123", "0123456789 2026-11-22 dirty"] {
