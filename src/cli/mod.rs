@@ -56,6 +56,7 @@ Examples:
   souffleur --model-path Qwen/Qwen3-0.6B            download a model and serve it
   souffleur chat --model-path Qwen/Qwen3-0.6B       talk to it in the terminal
   souffleur plan --model-path ~/models/Qwen3-0.6B   what would fit into memory, and why
+  souffleur plan --table                            models by the memory that they need
   souffleur generate 'Who are you?'                 answer one prompt
 ";
 
@@ -172,7 +173,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         }
         Some(Command::Run(args)) => run::run(&args, settings(&args.flags)?),
         Some(Command::Chat(args)) => chat::run(&args, settings(&args.settings_flags())?),
-        Some(Command::Plan(args)) => plan::run(settings(&args.settings_flags())?),
+        Some(Command::Plan(args)) => plan::run(&args, settings(&args.settings_flags())?),
         Some(Command::Bench(args)) => bench::run(&args, settings(&args.flags.clone().into())?),
         Some(Command::Simulate(args)) => simulate::run(&args, settings(&args.settings_flags())?),
         Some(Command::ReplayLog(args)) => replay_log::run(&args),

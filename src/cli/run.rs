@@ -1,6 +1,6 @@
 //! The command `souffleur run`: serves a model, and talks to it in the terminal.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 
 use actix_web::rt::{self, System};
@@ -29,6 +29,7 @@ pub fn run(args: &RunArgs, settings: Settings) -> Result<(), Failure> {
     telemetry::record_build();
     let listener = serve::listen(&settings.server)?;
     let address = listener.local_addr().map_err(Failure::failed)?;
+    let is_bundled = settings.engine.model_path.as_os_str().is_empty();
     let config = local::with_text(settings.engine)?;
     let engine = local::start(config, chat::check_template)?;
     System::new().block_on(async {
@@ -48,6 +49,10 @@ pub fn run(args: &RunArgs, settings: Settings) -> Result<(), Failure> {
             engine.model().served_model_name,
             serve::reachable(address),
         );
+        if is_bundled && std::io::stdin().is_terminal() {
+            let hint = "this is the small bundled model; `souffleur plan --table` lists larger ones by memory";
+            let _ = writeln!(std::io::stderr(), "{hint}");
+        }
         let talked = chat::talk(&args.talk, &Partner::Engine(engine)).await;
         let _ = stop.send(());
         talked.and(serve::finish(serving.await))

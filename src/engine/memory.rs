@@ -2,7 +2,7 @@
 
 use crate::gpu::Gpu;
 use crate::store::buffer_bytes;
-use souffleur_base::error::{ConfigError, LoadError, StartError};
+use souffleur_base::error::{ConfigError, StartError};
 use souffleur_base::kv_layout::KvLayout;
 use souffleur_config::EngineConfig;
 use souffleur_executor::cpu::{self, CpuDescription};
@@ -32,14 +32,46 @@ pub(super) fn memory_plan(
     model: &CpuDescription,
     gpu: Option<&Gpu>,
 ) -> Result<MemoryPlan, StartError> {
-    let context_tokens = context_length(config, model)?;
-    let windowed = match gpu {
-        // The CUDA kernels have one page table, so layers with windows keep all tokens.
-        Some(_) => None,
-        None => windowed(config, &model.config, &model.kv_layout, context_tokens),
+    let plan = match gpu {
+        Some(gpu) => {
+            let context_tokens = context_length(config, model)?;
+            // The CUDA kernels have one page table, so layers with windows keep all tokens.
+            let wish = memory_wish(config, model, &model.kv_layout, context_tokens);
+            MemoryPlan::by_rows(wish, |rows| gpu.budget(config, model, context_tokens, rows))?
+        }
+        None => host_plan(config, model, available_bytes()?)?,
     };
+    if let Some(asked) = plan.clamped_request() {
+        tracing::warn!(
+            asked,
+            max_total_tokens = plan.max_total_tokens,
+            "max_total_tokens exceeds the limit set by mem_fraction_static: using the limit"
+        );
+    }
+    Ok(plan)
+}
+
+/// Divides `available_bytes` of a host's memory.
+pub fn host_plan(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    available_bytes: u64,
+) -> Result<MemoryPlan, StartError> {
+    let context_tokens = context_length(config, model)?;
+    let windowed = windowed(config, &model.config, &model.kv_layout, context_tokens);
     let layout = windowed.as_ref().unwrap_or(&model.kv_layout);
-    let wish = MemoryWish {
+    let wish = memory_wish(config, model, layout, context_tokens);
+    let budget = host_budget(config, model, available_bytes);
+    Ok(MemoryPlan::new(budget, wish)?)
+}
+
+fn memory_wish(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    layout: &KvLayout,
+    context_tokens: usize,
+) -> MemoryWish {
+    MemoryWish {
         kv_bytes_per_token: layout.bytes_per_token(),
         windows: window_wish(config, layout),
         state_bytes: model.kv_layout.state_bytes(),
@@ -53,21 +85,7 @@ pub(super) fn memory_plan(
         max_states: config.max_mamba_cache_size.map(|states| states as u64),
         caches_prefixes: !config.disable_radix_cache,
         state_interval_tokens: config.mamba_track_interval,
-    };
-    let plan = match gpu {
-        Some(gpu) => {
-            MemoryPlan::by_rows(wish, |rows| gpu.budget(config, model, context_tokens, rows))?
-        }
-        None => MemoryPlan::new(host_budget(config, model)?, wish)?,
-    };
-    if let Some(asked) = plan.clamped_request() {
-        tracing::warn!(
-            asked,
-            max_total_tokens = plan.max_total_tokens,
-            "max_total_tokens exceeds the limit set by mem_fraction_static: using the limit"
-        );
     }
-    Ok(plan)
 }
 
 /// The memory layout with separate pages for sliding-window layers. `None` if the context is no longer than the window,
@@ -95,13 +113,16 @@ pub fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<WindowReq
     })
 }
 
-fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBudget, LoadError> {
+fn host_budget(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    free_before_bytes: u64,
+) -> MemoryBudget {
     let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
     let logit_rows = cpu::LOGIT_ROWS as u64;
-    let free_before_bytes = available_bytes()?;
     let store_bytes = buffer_bytes(config, free_before_bytes);
     let activations = reserve_bytes(&model.config, step_tokens, logit_rows);
-    Ok(MemoryBudget {
+    MemoryBudget {
         place: Place::Host,
         free_before_bytes,
         weights_bytes: model.weights_bytes,
@@ -109,5 +130,5 @@ fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBu
         page_table_bytes: 0,
         store_bytes,
         max_rows: u32::MAX,
-    })
+    }
 }

@@ -164,6 +164,11 @@ pub(super) struct GgufModel<'a> {
 }
 
 impl GgufModel<'_> {
+    /// The length of the name, then the number of parts: some repositories have a model twice, as one file and in parts.
+    fn length(&self) -> (usize, usize) {
+        (self.stem.len(), self.count)
+    }
+
     fn files(&self) -> Result<Vec<String>, String> {
         if self.parts.len() == self.count {
             Ok(self.parts.iter().map(|part| (*part).to_owned()).collect())
@@ -228,10 +233,10 @@ fn of_quantisation<'a, 'b>(
         )),
         // `Q4_K_M` also matches `m-UD-Q4_K_M`: the shortest name is meant.
         several => {
-            let shortest = several.iter().map(|model| model.stem.len()).min();
+            let shortest = several.iter().map(|model| model.length()).min();
             let mut shortest = several
                 .iter()
-                .filter(|model| Some(model.stem.len()) == shortest);
+                .filter(|model| Some(model.length()) == shortest);
             match (shortest.next(), shortest.next()) {
                 (Some(model), None) => Ok(*model),
                 _ => {
@@ -381,6 +386,12 @@ mod tests {
             gguf(&["m.gguf", "mmproj.gguf"], "a/b"),
             Ok(to_owned(&["m.gguf"]))
         );
+        let twice = [
+            "m-Q4_K_M-00001-of-00002.gguf",
+            "m-Q4_K_M-00002-of-00002.gguf",
+            "m-Q4_K_M.gguf",
+        ];
+        assert_eq!(gguf(&twice, "a/b:Q4_K_M"), Ok(to_owned(&twice[2..])));
     }
 
     fn to_owned(names: &[&str]) -> Vec<String> {

@@ -7,7 +7,7 @@ use souffleur_model::config::ModelConfig;
 use souffleur_model::gguf::{self, Gguf};
 use souffleur_model::location::ModelLocation;
 
-const KNOWN: [(&str, &str); 4] = [
+const KNOWN: [(&str, &str); 11] = [
     (
         "llama-3.1-8b",
         include_str!("../../config/shapes/llama-3.1-8b.json"),
@@ -17,12 +17,40 @@ const KNOWN: [(&str, &str); 4] = [
         include_str!("../../config/shapes/llama-3.1-70b.json"),
     ),
     (
+        "qwen2.5-coder-1.5b",
+        include_str!("../../config/shapes/qwen2.5-coder-1.5b.json"),
+    ),
+    (
+        "qwen2.5-coder-7b",
+        include_str!("../../config/shapes/qwen2.5-coder-7b.json"),
+    ),
+    (
         "qwen3-0.6b",
         include_str!("../../config/shapes/qwen3-0.6b.json"),
     ),
     (
+        "qwen3-1.7b",
+        include_str!("../../config/shapes/qwen3-1.7b.json"),
+    ),
+    (
+        "qwen3-4b",
+        include_str!("../../config/shapes/qwen3-4b.json"),
+    ),
+    (
         "qwen3-8b",
         include_str!("../../config/shapes/qwen3-8b.json"),
+    ),
+    (
+        "qwen3-14b",
+        include_str!("../../config/shapes/qwen3-14b.json"),
+    ),
+    (
+        "qwen3-30b-a3b",
+        include_str!("../../config/shapes/qwen3-30b-a3b.json"),
+    ),
+    (
+        "gpt-oss-20b",
+        include_str!("../../config/shapes/gpt-oss-20b.json"),
     ),
 ];
 
@@ -62,7 +90,9 @@ mod tests {
 
     #[test]
     fn compiled_in_shapes_have_the_sizes_of_their_models() {
-        let billions = [8.03, 70.55, 0.596, 8.19];
+        let billions = [
+            8.03, 70.55, 1.54, 7.62, 0.596, 1.72, 4.02, 8.19, 14.77, 30.53, 20.91,
+        ];
         for (name, expected) in names().zip(billions) {
             let shape = load(name).expect("it is compiled in");
             let parameters = shape.parameters() as f64 / 1e9;

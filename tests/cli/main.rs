@@ -15,6 +15,7 @@ mod hub;
 mod manifests;
 mod serving;
 mod sparse;
+mod table;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -151,7 +151,7 @@ fn memory(facts: &Facts) -> Finding {
                 HumanBytes(*bytes),
                 HumanBytes(LITTLE_MEMORY_BYTES)
             ),
-            "end other programs or raise the container's limit; `souffleur plan MODEL` shows what a model needs",
+            "end other programs or raise the container's limit; `souffleur plan --table` lists models by memory",
         ),
         Ok(bytes) => ok(CHECK, format!("{} free", HumanBytes(*bytes))),
     }
@@ -300,7 +300,8 @@ fn model(facts: &Facts) -> Finding {
             CHECK,
             State::Fail,
             error.clone(),
-            "`souffleur doctor` without a model checks the machine with the bundled one",
+            "`souffleur doctor` without a model checks the machine with the bundled one; `souffleur plan --table` lists \
+             models by memory",
         ),
     }
 }

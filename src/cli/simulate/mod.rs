@@ -50,8 +50,8 @@ pub struct SimulateArgs {
         help_heading = "Simulation"
     )]
     hardware: String,
-    /// Model: llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-8b, a config.json, a GGUF file or an id of the Hugging
-    /// Face hub; weights are not needed
+    /// Model: llama-3.1-8b, qwen3-8b, gpt-oss-20b or another name that the error of an unknown one lists, a
+    /// config.json, a GGUF file or an id of the Hugging Face hub; weights are not needed
     #[arg(long, value_name = "NAME|FILE|ID", help_heading = "Simulation")]
     shape: Option<String>,
     /// Devices that share the model (tensor parallelism)

@@ -69,7 +69,15 @@ pub fn describe(
     load_format: LoadFormat,
 ) -> Result<CpuDescription, LoadError> {
     let checkpoint = Checkpoint::open(dir, dtype, load_format)?;
-    Ok(CpuDescription {
+    Ok(describe_checkpoint(checkpoint, quantization))
+}
+
+/// Describes an opened model, with KV in the weights' data type.
+pub fn describe_checkpoint(
+    checkpoint: Checkpoint,
+    quantization: Option<Quantization>,
+) -> CpuDescription {
+    CpuDescription {
         dtype: checkpoint.dtype,
         kv_dtype: checkpoint.dtype.into(),
         weights_bytes: weights_bytes(&checkpoint, checkpoint.dtype, quantization),
@@ -77,7 +85,7 @@ pub fn describe(
         kv_layout: checkpoint.kv_layout(),
         matrices: matrices(&checkpoint, quantization),
         config: checkpoint.config,
-    })
+    }
 }
 
 /// The matrices of a model, in the order of [`ModelConfig::tensors`].

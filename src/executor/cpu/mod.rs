@@ -10,7 +10,9 @@ mod readout;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use self::describe::{CpuDescription, LoadedMatrix, describe, matrices, widening_bytes};
+pub use self::describe::{
+    CpuDescription, LoadedMatrix, describe, describe_checkpoint, matrices, widening_bytes,
+};
 pub use self::readout::LOGIT_ROWS;
 use crate::Executor;
 use crate::check::Limits;

@@ -88,7 +88,8 @@ impl MemoryPlan {
             .filter(|free| *free > 0)
         else {
             return Err(LoadError::Memory(format!(
-                "the weights take {}, but {} are available: use a smaller model, or a dtype of fewer bytes",
+                "the weights take {}, but {} are available: use a smaller model (`souffleur plan --table` lists some), or a \
+                 dtype of fewer bytes",
                 Bytes(budget.weights_bytes),
                 Bytes(budget.free_before_bytes),
             )));

@@ -10,6 +10,7 @@ pub mod heads;
 
 use std::path::Path;
 
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::config::ModelConfig;
@@ -46,6 +47,8 @@ pub struct Checkpoint {
     pub dtype: Dtype,
     /// `None` for random weights.
     weights: Option<Weights>,
+    /// The types of tensors whose files are absent, by name; empty for other checkpoints.
+    types: FxHashMap<String, Stored>,
 }
 
 impl Checkpoint {
@@ -67,6 +70,7 @@ impl Checkpoint {
             config,
             dtype: dtype.or(suggested).unwrap_or(Dtype::F32),
             weights,
+            types: FxHashMap::default(),
         })
     }
 
@@ -75,6 +79,21 @@ impl Checkpoint {
             config,
             dtype,
             weights: None,
+            types: FxHashMap::default(),
+        }
+    }
+
+    /// A checkpoint whose tensors would have the types that `stored` returns, to count their bytes. Loaded, its weights
+    /// are random and in `dtype`.
+    pub fn with_types(self, stored: impl Fn(&ModelConfig, &TensorSpec) -> Stored) -> Self {
+        let tensors = self.config.tensors().into_iter();
+        let types = tensors.map(|spec| {
+            let stored = stored(&self.config, &spec);
+            (spec.name, stored)
+        });
+        Self {
+            types: types.collect(),
+            ..self
         }
     }
 
@@ -141,7 +160,10 @@ impl Checkpoint {
     }
 
     pub fn stored(&self, name: &str) -> Option<Stored> {
-        self.weights.as_ref()?.stored(name)
+        match &self.weights {
+            Some(weights) => weights.stored(name),
+            None => self.types.get(name).copied(),
+        }
     }
 
     /// Bytes of all tensors, as stored or as generated.

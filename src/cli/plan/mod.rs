@@ -1,4 +1,14 @@
 //! The command `souffleur plan`: shows how memory would be divided, without loading the weights.
+//!
+//! | part | role |
+//! |---|---|
+//! | [`known`] | the models of `--table`: ids on the hub, shapes, sizes of files |
+//! | [`mix`] | the types of a GGUF file's tensors |
+//! | [`table`] | plans the memory of the known models |
+
+mod known;
+mod mix;
+mod table;
 
 use clap::Args;
 use souffleur::config::EngineConfig;
@@ -20,6 +30,9 @@ use crate::cli::settings::Settings;
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArg,
+    /// List well-known models by the memory that they need with these flags, without a download
+    #[arg(long, conflicts_with_all = ["model", "model_path"], help_heading = "Plan")]
+    table: bool,
     #[command(flatten)]
     flags: LocalFlags,
 }
@@ -30,7 +43,10 @@ impl PlanArgs {
     }
 }
 
-pub fn run(settings: Settings) -> Result<(), Failure> {
+pub fn run(args: &PlanArgs, settings: Settings) -> Result<(), Failure> {
+    if args.table {
+        return table::show(&settings.engine);
+    }
     let config = local::with_model(settings.engine)?;
     let tokenizer = match EngineParts::text_model_of(&config) {
         Err(error @ StartError::Config(_)) => return Err(error.into()),
