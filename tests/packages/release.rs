@@ -149,12 +149,13 @@ fn a_tag_names_the_version_of_a_dated_section() {
 /// The newest released version of the changelog is the one that Cargo.toml has, or, with changes since, an older one.
 #[test]
 fn the_changelog_and_the_binary_have_the_version_of_the_manifest() {
+    let number = |part: &str| -> u64 {
+        part.parse()
+            .unwrap_or_else(|_| panic!("{part:?} is no part of a version"))
+    };
     let numbers = |version: &str| -> Vec<u64> {
         let release = version.split('-').next().unwrap_or_default();
-        let numbers = release.split('.').map(|number| number.parse());
-        numbers
-            .collect::<Result<_, _>>()
-            .unwrap_or_else(|_| panic!("{version:?} is not a version"))
+        release.split('.').map(number).collect()
     };
     let text = fs::read_to_string(root().join("CHANGELOG.md")).expect("readable");
     let mut titles = text.lines().filter_map(|line| line.strip_prefix("## "));
@@ -237,9 +238,10 @@ fn target(head: &[u8]) -> Result<String, String> {
     let output = python.current_dir(root().join("packaging")).output();
     let output = output.expect("Python runs");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
-    match output.status.success() {
-        true => Ok(text(output.stdout)),
-        false => Err(text(output.stderr)),
+    if output.status.success() {
+        Ok(text(output.stdout))
+    } else {
+        Err(text(output.stderr))
     }
 }
 

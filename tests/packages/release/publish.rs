@@ -18,11 +18,13 @@ fn sources() -> Sources {
         fs::create_dir_all(&folder).expect("writable");
         for name in names(machine) {
             let file = folder.join(name.replace('*', "2_28"));
-            match name.ends_with(".tgz") {
-                true => npm_package(&file, level),
-                false if name.ends_with(".gz") => gzip(&file, name.as_bytes(), level),
+            if name.ends_with(".tgz") {
+                npm_package(&file, level);
+            } else if name.ends_with(".gz") {
+                gzip(&file, name.as_bytes(), level);
+            } else {
                 // Formulas of single machines differ.
-                false => fs::write(&file, format!("{machine} {name}")).expect("writable"),
+                fs::write(&file, format!("{machine} {name}")).expect("writable");
             }
         }
     }
@@ -52,7 +54,7 @@ fn npm_package(file: &Path, level: &str) {
     fs::create_dir(folder.path().join("package")).expect("writable");
     fs::write(folder.path().join("package/package.json"), manifest).expect("writable");
     let mut tar = Command::new("tar");
-    tar.args(["--mtime=@0", "-c", "package"])
+    tar.args(["--mtime=@0", "-cf", "-", "package"])
         .current_dir(folder.path());
     gzip(file, &ok(&mut tar).stdout, level);
 }
