@@ -24,7 +24,7 @@ SCHEMA = {
 
 
 class Failure(Exception):
-    """The server or the check did not do what it should."""
+    """A failure of the server or of the check."""
 
 
 def until(what, get):
