@@ -27,8 +27,8 @@ const fn known(id: &'static str, file_bytes: u64, shape: &'static str, mix: Mix)
     }
 }
 
-/// The sizes are those of these revisions: 23749fe, 90862c4, bc64014, 7c41481, 530227a, e4d4baf, main, f86cb2c and
-/// 13fb94b.
+/// Sizes at the revisions 23749fe, 90862c4, bc64014, 7c41481, 530227a and e4d4baf of Qwen3, f86cb2c and 13fb94b of
+/// Qwen2.5-Coder.
 pub(super) const KNOWN: [Known; 9] = [
     known(
         "Qwen/Qwen3-0.6B-GGUF:Q8_0",
