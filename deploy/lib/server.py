@@ -1,4 +1,4 @@
-"""A server in a process of its own: its address, answers, threads and end."""
+"""A server process: its address, answers, threads and exit."""
 
 import hashlib
 import json

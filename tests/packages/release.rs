@@ -207,7 +207,7 @@ fn workflows_call_scripts_that_run_elsewhere_and_pin_actions() {
     ] {
         release("packaging/check-commit \"$BINARY\"", wrong, "not a call");
     }
-    // Its name must not stand in this file, which is one of CI's.
+    // Joined, because the check takes a script that a file of tests/packages mentions as one that CI runs.
     let alone = ["packaging", "alone"].join("/");
     let tools = sources.path("packaging/install-tools");
     fs::copy(tools, sources.path(&alone)).expect("writable");
