@@ -43,11 +43,13 @@ fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError>
     let contexts = (context.max_positions, Some(ORIGINAL_CONTEXT));
     let rope = RopeConfig::from_json(json, context.theta, contexts)?;
     rope.check_pairs(json, context.rotary_dim)?;
-    match rope.scaling {
-        RopeScaling::Default | RopeScaling::LongRope(_) => Ok(rope),
-        _ => {
-            let reason = "has a type that Phi-3 lacks, supported: default and longrope";
-            Err(json.error("rope_scaling", reason))
-        }
-    }
+    let found = match rope.scaling {
+        RopeScaling::Default | RopeScaling::LongRope(_) => return Ok(rope),
+        RopeScaling::Linear { .. } => "linear",
+        RopeScaling::Llama3 { .. } | RopeScaling::Divided(_) => "llama3",
+        RopeScaling::Proportional { .. } => "proportional",
+        RopeScaling::Yarn(_) => "yarn",
+    };
+    let reason = format!("has type {found}, supported for Phi-3: default and longrope");
+    Err(json.error("rope_scaling", reason))
 }

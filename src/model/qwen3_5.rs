@@ -199,7 +199,8 @@ fn gguf_states(
     let value_dim = values / value_heads;
     if value_dim * value_heads != values || !DELTA_DIM.contains(&value_dim) {
         let reason = format!(
-            "is {values}, expected a multiple of {heads_key}, {value_heads}, of at most {} each",
+            "is {values}, expected {heads_key} ({value_heads}) times a head size of {} to {}",
+            DELTA_DIM.start(),
             DELTA_DIM.end()
         );
         return Err(keys.error("ssm.inner_size", reason));

@@ -36,7 +36,8 @@ impl Gemma4Config {
         (heads, kv_heads): (usize, usize),
     ) -> Result<Self, LoadError> {
         if json.has("per_layer_config") {
-            let reason = "sets sizes layer by layer: set global_head_dim and num_global_key_value_heads instead";
+            let reason =
+                "is not supported: set global_head_dim and num_global_key_value_heads instead";
             return Err(json.error("per_layer_config", reason));
         }
         let full_head_dim = json

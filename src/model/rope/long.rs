@@ -59,9 +59,8 @@ impl LongRope {
 }
 
 fn divisors(rope: &JsonFile, key: &str) -> Result<Vec<f32>, LoadError> {
-    let value = rope
-        .value(key)
-        .ok_or_else(|| rope.error(key, "is missing: longrope needs one number for each pair"))?;
+    let missing = "is missing: longrope needs one number for each pair of rotated elements";
+    let value = rope.value(key).ok_or_else(|| rope.error(key, missing))?;
     let one = |value: &Value| {
         value
             .as_f64()

@@ -258,7 +258,7 @@ fn phi3_rope_follows_its_keys() {
         ),
         (
             json!({"rope_scaling": {"type": "linear", "factor": 2}}),
-            "has a type that Phi-3 lacks",
+            "rope_scaling has type linear, supported for Phi-3: default",
         ),
         (
             json!({"partial_rotary_factor": 0.7}),

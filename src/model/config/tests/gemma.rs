@@ -229,7 +229,7 @@ fn unsupported_gemma_4_keys_are_rejected() {
     let table = [
         (
             json!({"per_layer_config": {}}),
-            "per_layer_config sets sizes layer by layer",
+            "per_layer_config is not supported: set global_head_dim",
         ),
         (
             json!({"use_bidirectional_attention": "all"}),

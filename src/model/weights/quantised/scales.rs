@@ -64,7 +64,8 @@ impl<'a> GroupScales<'a> {
         }
         if largest > LARGEST {
             return Some(format!(
-                "holds the scale {largest}, limit is {LARGEST}, the largest f16, which stores scales of 4-bit weights: {REMEDY}"
+                "holds the scale {largest}, but scales of 4-bit weights are kept in f16, whose limit is {LARGEST}: \
+                 {REMEDY}"
             ));
         }
         (is_rounded && largest < SMALLEST).then(|| {

@@ -98,7 +98,8 @@ impl Weights {
                 if let Some(high) = straddling {
                     let reason = format!(
                         "tensor {} has {outputs} outputs per matrix, not a multiple of the blocks of {high}, so that some \
-                         span both gate and up projections: use a checkpoint whose experts are quantised one by one",
+                         span both gate and up projections: use a checkpoint that stores each expert's tensors \
+                         separately",
                         self.file_name(name)
                     );
                     return Err(load_error(self.files[stack.file].path(), reason));
@@ -158,8 +159,8 @@ impl Weights {
         let name = self.file_name(name);
         let reason = format!(
             "tensor {name} holds the matrices of all experts in dtype {dtype}, supported: F32, F16 and BF16, and \
-             8-bit codes as quantization_config describes them (fp8, int-quantized); use a checkpoint whose experts \
-             are quantised one by one, or the model in bfloat16"
+             8-bit codes as quantization_config describes them (fp8, int-quantized); use a checkpoint that stores \
+             each expert's tensors separately, or the model in bfloat16"
         );
         load_error(self.files[file].path(), reason)
     }
