@@ -53,8 +53,8 @@ impl ModelFiles {
     /// Compares the files with the record.
     ///
     /// # Errors
-    /// [`LoadError::Replaced`] names the first replaced file and the difference. Otherwise as [`Self::look`]: a missing
-    /// file does not count as replaced, as it may reappear.
+    /// [`LoadError::Replaced`] names the first added, removed or replaced file and the difference. Otherwise as
+    /// [`Self::look`]: a missing weight file does not count as replaced, as it may reappear.
     pub fn check(&self) -> Result<(), LoadError> {
         let replaced = |file: &Path, what: String| {
             let file = file.to_owned();
@@ -65,13 +65,16 @@ impl ModelFiles {
         } else {
             vec![self.path.join(CONFIG)]
         };
-        if !self.files.iter().map(|(file, _)| file).eq(&now) {
-            let then = self.files.len();
-            let what = format!(
-                "the model has other files now ({} files, {then} before)",
-                now.len()
-            );
-            return replaced(&self.path, what);
+        let known = || self.files.iter().map(|(file, _)| file);
+        if !known().eq(&now) {
+            let added = now.iter().find(|file| !known().any(|old| old == *file));
+            if let Some(file) = added {
+                let what = "the model did not have it before".to_owned();
+                return replaced(file, what);
+            }
+            let removed = known().find(|old| !now.contains(*old));
+            let what = "it is no longer one of the model's files".to_owned();
+            return replaced(removed.unwrap_or(&self.path), what);
         }
         for (file, then) in &self.files {
             if let Some(what) = then.differs_from(&FileRecord::of(file)?) {
@@ -198,7 +201,16 @@ mod tests {
 
         let files = look();
         put(dir, "quantize_config.json", "{}");
-        assert!(replacement_error(&files).contains("the model has other files now"));
+        let added = replacement_error(&files);
+        let expected = "quantize_config.json is not the file that was loaded: the model did not have it before";
+        assert!(added.contains(expected), "{added}");
+
+        let files = look();
+        fs::remove_file(dir.join("quantize_config.json")).expect("exists");
+        let removed = replacement_error(&files);
+        let expected =
+            "quantize_config.json is not the file that was loaded: it is no longer one of";
+        assert!(removed.contains(expected), "{removed}");
     }
 
     #[cfg(unix)]

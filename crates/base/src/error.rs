@@ -296,11 +296,11 @@ pub enum LoadError {
     },
     /// A file has changed since the engine loaded it.
     #[error(
-        "{} is not the file that was loaded: {what}. Start the engine again to serve the new file",
+        "{} is not the file that was loaded: {what}. Start the engine again to serve the new files",
         file.display()
     )]
     Replaced {
-        /// The replaced file, or the model's path if the model has other files now.
+        /// The file that was replaced, added to the model or removed from it.
         file: PathBuf,
         what: String,
     },
