@@ -31,7 +31,10 @@ use vectors::EmbeddingUploads;
 pub enum CudaFailure {
     #[error(transparent)]
     Driver(#[from] DriverError),
-    #[error("failed to allocate {wanted_bytes} bytes in the {arena_bytes}-byte activation buffer")]
+    #[error(
+        "failed to allocate {wanted_bytes} bytes in the {arena_bytes}-byte activation buffer, which is too small (a \
+         bug): file an issue"
+    )]
     OutOfArena {
         wanted_bytes: usize,
         arena_bytes: usize,

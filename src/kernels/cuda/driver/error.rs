@@ -226,11 +226,13 @@ impl CudaUnavailable {
             DEVICE_UNAVAILABLE => {
                 "another process has exclusive use of the GPU: end it, or choose another GPU"
             }
-            SYSTEM_NOT_READY => "the GPU services of the system are not running: check nvidia-smi",
+            SYSTEM_NOT_READY => {
+                "the driver's services are not running: on machines with NVSwitch, start nvidia-fabricmanager"
+            }
             DRIVER_MISMATCH => {
                 "libcuda and the kernel module have different versions: reboot, or reload the module"
             }
-            _ => "check nvidia-smi and the kernel's log",
+            _ => "check nvidia-smi and the Linux kernel's log (dmesg)",
         };
         Self::Init { error, advice }
     }

@@ -223,13 +223,19 @@ impl AttendShape {
             ..
         } = *self;
         let divides = n_kv_heads > 0 && n_heads > 0 && n_heads.is_multiple_of(n_kv_heads);
-        if divides && (1..=MAX_HEAD_DIM).contains(&head_dim) {
-            Ok(())
+        let reason = if !divides {
+            format!(
+                "there are {n_heads} query heads, and the CUDA kernels need a multiple of the {n_kv_heads} key heads"
+            )
+        } else if !(1..=MAX_HEAD_DIM).contains(&head_dim) {
+            format!(
+                "a head has {head_dim} elements, and the CUDA kernels support 1 to {MAX_HEAD_DIM}"
+            )
         } else {
-            Err(DriverError::unsupported(format!(
-                "{n_heads} query heads over {n_kv_heads} key heads of {head_dim} elements: the CUDA kernels need a \
-             multiple of the key heads and at most {MAX_HEAD_DIM} elements"
-            )))
-        }
+            return Ok(());
+        };
+        Err(DriverError::unsupported(format!(
+            "{reason}; use --device cpu"
+        )))
     }
 }

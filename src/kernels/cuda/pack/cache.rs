@@ -38,7 +38,8 @@ impl Cache {
             .0
             .as_ref()
             .ok_or("neither HOME nor SOUFFLEUR_CACHE_DIR is set")?;
-        let path = newest(dir, sources).ok_or_else(|| format!("no file in {}", dir.display()))?;
+        let path =
+            newest(dir, sources).ok_or_else(|| format!("not cached in {}", dir.display()))?;
         let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let whole = bytes
             .split_first_chunk::<32>()
