@@ -99,7 +99,8 @@ pub(super) fn inputs(
     name: &str,
     limits: CallLimits<'_>,
 ) -> Result<Prompts, ApiError> {
-    const WANTED: &str = "a string, a list of strings, token ids or a list of such lists";
+    const WANTED: &str =
+        "a string, a list of strings, a list of token ids or a list of token id lists";
     let Some(raw) = fields.take_raw(name) else {
         let text = format!("{name} is missing: send {WANTED}");
         return Err(ApiError::field(name, text));

@@ -188,7 +188,7 @@ fn must_be<T>(path: &str, raw: &Raw, wanted: &str) -> Result<T, ApiError> {
 fn unknown(path: &str, name: &str, known: &[&str]) -> ApiError {
     let shown = Cut(name);
     let text = format!(
-        "{path} has no field {shown}, must be one of {}",
+        "{path} has an unknown field {shown}: use one of {}",
         known.join(", ")
     );
     ApiError::field(path, text)

@@ -183,7 +183,7 @@ fn invalid_vllm_fields_are_refused_with_their_paths() {
     let error = read(structured(json!({"jsno": {"x": 1}}))).expect_err("is refused");
     let text = error.to_string();
     assert!(
-        text.starts_with("structured_outputs has no field \"jsno\", must be one of json, "),
+        text.starts_with("structured_outputs has an unknown field \"jsno\": use one of json, "),
         "{text}"
     );
     refuses(

@@ -137,7 +137,8 @@ enum BundleError {
     )]
     NoTokenizer,
     #[error(
-        "the tokenizer has {n_files} files of {n_bytes} bytes, limits are {} and {}: configure a tokenizer in the gateway",
+        "the tokenizer has {n_files} files with {n_bytes} bytes in total, limits are {} files and {} bytes: configure \
+         a tokenizer in the gateway",
         MAX_FILES,
         MAX_BYTES
     )]

@@ -138,7 +138,8 @@ pub(super) fn numbers<const N: usize>(
 /// Converts a number. Fails for infinities and NaN, which serde_json would write as null.
 pub(super) fn finite(name: &str, value: f32) -> Result<Number, ApiError> {
     let number = Number::from_f64(value.into());
-    number.ok_or_else(|| ApiError::field(name, format!("{name} is {value}, must be a number")))
+    number
+        .ok_or_else(|| ApiError::field(name, format!("{name} is {value}, must be a finite number")))
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub(super) async fn open(state: Data<AppState>, body: JsonBody) -> Result<HttpRe
     let capacity: Option<u32> = fields.integer(CAPACITY)?;
     let capacity = capacity.ok_or_else(|| missing(CAPACITY.to_owned(), "a number of tokens"))?;
     if capacity == 0 {
-        let text = "capacity_of_str_len is 0, must be at least 1: a session holds tokens";
+        let text = "capacity_of_str_len is 0, must be at least 1 token";
         return Err(ApiError::field(CAPACITY, text));
     }
     // With this flag SGLang keeps the K/V in the session; here the prefix cache keeps it.

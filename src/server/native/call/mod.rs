@@ -183,8 +183,9 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
     let embeds = fields.take_raw(vectors::NAME);
     let prompts = match (text, ids, embeds.filter(|raw| !raw.has_no_effect())) {
         (None, None, Some(embeds)) => vectors::read(fields, &embeds, limits)?,
-        (_, _, Some(_)) => {
-            let text = "input_embeds and text or input_ids are both given: send one of them";
+        (text, _, Some(_)) => {
+            let other = if text.is_some() { "text" } else { "input_ids" };
+            let text = format!("{other} and input_embeds are both given: send one of them");
             return Err(ApiError::field(vectors::NAME, text));
         }
         (Some(text), None, None) if text.is_list() => texts("text", &text, limits)?,
