@@ -182,7 +182,8 @@ impl Watchdog {
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,
-            "the KV store died: prefixes are cached in memory only, until the engine is rebuilt or restarted"
+            "the KV store died: prefixes are cached in memory only, until the engine is rebuilt after a failure, \
+             or restarted"
         );
     }
 

@@ -215,7 +215,8 @@ impl Recorder {
         self.n_entries = 0;
         self.is_broken = true;
         tracing::warn!(
-            "{why}: the message log has a gap, and records nothing more until the engine is rebuilt or restarted"
+            "{why}: the message log has a gap, and records nothing more until the engine is rebuilt after a failure, \
+             or restarted"
         );
     }
 }

@@ -201,10 +201,10 @@ impl Drop for EventSink {
     fn drop(&mut self) {
         if self.target.is_some() {
             let reason = if self.is_received {
-                "it stopped or was rebuilt during the request: send the request again"
+                "it stopped, or was rebuilt after a failure, during the request: send the request again"
             } else {
-                "it was rebuilt or stopped before it read the request: send the request again (programs that \
-                 embed the engine: to the addresses that EngineHandle::doors() now returns)"
+                "it stopped, or was rebuilt after a failure, before it read the request: send the request again (a \
+                 program that embeds the engine must call EngineHandle::doors() again first)"
             };
             self.terminate(Event::Failed(RequestError::EngineDown(reason.to_owned())));
         }

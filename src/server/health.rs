@@ -51,7 +51,7 @@ pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
     let reason = match (engine.is_over(), engine.is_alive()) {
         (true, _) => ENDED_REASON,
         (false, true) => "it is shutting down and accepts no more requests",
-        (false, false) => "it is being rebuilt",
+        (false, false) => "it is being rebuilt after a failure: try again later",
     };
     Err(RequestError::EngineDown(reason.to_owned()).into())
 }

@@ -205,7 +205,10 @@ impl ApiError {
     }
 
     pub(super) fn no_token(seconds: u32) -> Self {
-        let message = format!("the engine generated no token within {seconds} s");
+        let message = format!(
+            "the engine generated no token within {seconds} s (health_generate_timeout_s): it is overloaded or hangs; \
+             try again later"
+        );
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_token", message)
     }
 
