@@ -60,11 +60,20 @@ pub fn replay_prompts(trace: &Trace, cache: ReplayCache) -> Result<Replayed, Sim
         .kv_tokens
         .map_or_else(all_pages, |tokens| page_size.full_pages(tokens));
     if !(1..=MAX_POOL_PAGES).contains(&n_pages) {
-        let what = cache.kv_tokens.map_or("the prompts", |_| "kv_tokens");
-        let reason = format!(
-            "make {n_pages} pages of {page_size} tokens, must make between 1 and {MAX_POOL_PAGES}: change --page-size"
+        let pages = format!(
+            "{n_pages} pages of {page_size} tokens, limits are 1 to {MAX_POOL_PAGES} pages"
         );
-        return Err(SimulateError::value(what, reason));
+        return Err(match cache.kv_tokens {
+            Some(tokens) => {
+                let reason =
+                    format!("is {tokens}, which makes {pages}: change --kv-tokens or --page-size");
+                SimulateError::value("kv_tokens", reason)
+            }
+            None => {
+                let reason = format!("make {pages}: set a larger --page-size");
+                SimulateError::value("the prompts", reason)
+            }
+        });
     }
     let ledger = Arc::new(PoolLedger::new(page_size));
     let mut replay = Replay {

@@ -144,10 +144,13 @@ impl Trace {
     pub fn repeated(self, times: u32) -> Result<Self, SimulateError> {
         let n_requests = self.requests.len().saturating_mul(times as usize);
         let n_blocks = u64::from(self.n_blocks) * u64::from(times);
-        if times == 0 || n_requests > MAX_REQUESTS || n_blocks > u64::from(PROMPT_VOCAB) {
+        if times == 0 {
+            return Err(SimulateError::value("repeat", "is 0, must be at least 1"));
+        }
+        if n_requests > MAX_REQUESTS || n_blocks > u64::from(PROMPT_VOCAB) {
             let reason = format!(
-                "is {times}, which makes {n_requests} requests with {n_blocks} blocks: must be at least 1, and make at \
-                most {MAX_REQUESTS} requests with {PROMPT_VOCAB} blocks"
+                "is {times}, which makes {n_requests} requests (limit {MAX_REQUESTS}) and {n_blocks} prompt blocks \
+                 (limit {PROMPT_VOCAB}): lower --repeat"
             );
             return Err(SimulateError::value("repeat", reason));
         }

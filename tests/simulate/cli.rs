@@ -245,7 +245,7 @@ fn invalid_simulations_are_refused() {
         (
             &[&trace, "--prompts-only", "--kv-tokens", "100"],
             2,
-            "kv_tokens make 0 pages",
+            "kv_tokens is 100, which makes 0 pages",
         ),
         (
             &["--disk-bytes", "2M", "--shape", "qwen3-0.6b"],

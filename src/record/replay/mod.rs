@@ -109,8 +109,8 @@ pub enum ReplayError {
         after: &'static str,
         text: String,
     },
-    /// A record that cannot follow the previous ones.
-    #[error("record {record} is inconsistent: {reason}")]
+    /// A record that cannot follow the previous ones, or exceeds a limit.
+    #[error("record {record} cannot be replayed: {reason}")]
     Inconsistent {
         /// The number of the record, from 1.
         record: u64,

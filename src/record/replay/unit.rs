@@ -162,9 +162,15 @@ impl Unit {
         let (flag, intake) = (CancelFlag::default(), request.intake);
         let prompt_tokens = request.prompt.len();
         self.prompt_tokens += prompt_tokens;
-        if self.requests.len() >= MAX_REQUESTS || self.prompt_tokens > MAX_PROMPT_TOKENS {
+        if self.requests.len() >= MAX_REQUESTS {
             return Err(format!(
-                "a replay is limited to {MAX_REQUESTS} requests and {MAX_PROMPT_TOKENS} prompt tokens in flight"
+                "more than {MAX_REQUESTS} requests are in flight, which is the limit"
+            ));
+        }
+        if self.prompt_tokens > MAX_PROMPT_TOKENS {
+            return Err(format!(
+                "the requests in flight have {} prompt tokens, limit is {MAX_PROMPT_TOKENS}",
+                self.prompt_tokens
             ));
         }
         let in_flight = InFlight {
