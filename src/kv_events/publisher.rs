@@ -173,7 +173,8 @@ impl KvEventPublisher {
         });
         spawned.map_err(|error| {
             invalid_config(format!(
-                "is on, but the KV event publisher's thread failed to start: {error}"
+                "is on, but the KV event publisher's thread failed to start: {error}; raise the limit of threads \
+                 (ulimit -u)"
             ))
         })?;
         if let Ok(Err(error)) = ended.recv() {

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use super::timeouts::IDLE_TIMEOUT;
+
 const GREETING_BYTES: usize = 64;
 const MECHANISM: &[u8; 20] = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 /// Flags in a frame's header: more frames of the message follow, the length has 8 bytes, the frame is a command.
@@ -36,7 +38,10 @@ pub enum ZmtpError {
     Late(Duration),
     #[error("the peer did not answer a PING")]
     Silent,
-    #[error("the peer sent no request or matching subscription for too long")]
+    #[error(
+        "the peer sent no request or matching subscription within {:?}",
+        IDLE_TIMEOUT
+    )]
     Idle,
 }
 

@@ -142,8 +142,16 @@ fn with_format(parts: FingerprintParts, geometry: &Geometry) -> FingerprintParts
 
 fn secret(files: &dyn Files, root: &Path) -> io::Result<Secret> {
     let path = root.join(SECRET);
-    let read = || -> Option<[u8; 32]> { files.read(&path, SECRET_BYTES).ok()?.try_into().ok() };
-    if let Some(bytes) = read() {
+    let read = || -> io::Result<[u8; 32]> {
+        let bytes = files.read(&path, SECRET_BYTES)?;
+        <[u8; 32]>::try_from(bytes).map_err(|bytes: Vec<u8>| {
+            io::Error::other(format!(
+                "it has {} bytes, must have {SECRET_BYTES}",
+                bytes.len()
+            ))
+        })
+    };
+    if let Ok(bytes) = read() {
         return Ok(Secret::new(bytes));
     }
     let mut bytes = [0; 32];
@@ -156,9 +164,13 @@ fn secret(files: &dyn Files, root: &Path) -> io::Result<Secret> {
         Err(kind) => return Err(kind.into()),
     }
     // Reads the file again: another engine may have created it first.
-    let failed = || io::Error::other(format!("failed to read the secret in {}", path.display()));
-    let bytes = read().ok_or_else(failed)?;
-    Ok(Secret::new(bytes))
+    let failed = |error: io::Error| {
+        let shown = path.display();
+        io::Error::other(format!(
+            "failed to read back the new hash secret from {shown}: {error}; check the disk"
+        ))
+    };
+    Ok(Secret::new(read().map_err(failed)?))
 }
 
 fn secret_line(secret: &Secret) -> String {

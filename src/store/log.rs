@@ -75,7 +75,8 @@ impl IndexLog {
                 tracing::debug!(
                     path = %self.path.display(),
                     %error,
-                    "failed to write the KV store's index log: removing it; a start without it reads all record headers"
+                    "failed to write the KV store's index log: removing it, so that the next start reads all record \
+                     headers and takes longer"
                 );
                 self.file = None;
                 let _ = files.remove_file(&self.path);

@@ -101,7 +101,8 @@ impl DiskTier {
                 tracing::debug!(
                     path = %path.display(),
                     %error,
-                    "failed to write the KV store's index log: removing it; a start without it reads all record headers"
+                    "failed to write the KV store's index log: removing it, so that the next start reads all record \
+                     headers and takes longer"
                 );
                 let _ = files.remove_file(&path);
                 self.log = IndexLog::closed(&path);
