@@ -67,6 +67,24 @@ impl Kind {
         }
     }
 
+    fn name(self) -> &'static str {
+        match self {
+            Self::U8 => "uint8",
+            Self::I8 => "int8",
+            Self::U16 => "uint16",
+            Self::I16 => "int16",
+            Self::U32 => "uint32",
+            Self::I32 => "int32",
+            Self::F32 => "float32",
+            Self::Flag => "bool",
+            Self::Text => "string",
+            Self::List => "array",
+            Self::U64 => "uint64",
+            Self::I64 => "int64",
+            Self::F64 => "float64",
+        }
+    }
+
     fn is_integer(self) -> bool {
         !matches!(
             self,
@@ -352,7 +370,10 @@ impl<'a> Metadata<'a> {
             let within = i64::try_from(integer).ok();
             within.filter(|integer| limits.contains(integer)).ok_or_else(|| {
                 let (start, end) = (limits.start(), limits.end());
-                let reason = format!("has {integer} at index {index}, expected a whole number from {start} to {end}");
+                let reason = format!(
+                    "has {integer} at index {index}, expected a whole number from {start} to {end}: convert the model \
+                     again"
+                );
                 self.error(key, reason)
             })
         });
@@ -422,9 +443,12 @@ impl<'a> Metadata<'a> {
             Value::Text(range) => quote(&String::from_utf8_lossy(
                 &self.bytes[range.start..range.end.min(range.start + 4 * QUOTED_CHARS)],
             )),
-            Value::List { of, count, .. } => format!("a list of {count} {of:?}"),
+            Value::List { of, count, .. } => format!("a list of {} of length {count}", of.name()),
         };
-        self.error(key, format!("is {got}, expected {expected}"))
+        self.error(
+            key,
+            format!("is {got}, expected {expected}: convert the model again"),
+        )
     }
 
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {

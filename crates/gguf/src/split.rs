@@ -182,7 +182,7 @@ fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
         }
         _ => {
             let reason = format!(
-                "is part {number} of {count} by split.no and split.count, and its name is not \
+                "is part {number} of {count} according to split.no and split.count, but its name is not \
                  NAME-{number:05}-of-{count:05}.gguf: restore the parts' original names"
             );
             Err(load_error(first.path(), reason))
@@ -196,8 +196,8 @@ fn check_part(part: &GgufFile, number: usize, count: usize) -> Result<(), LoadEr
         return Ok(());
     }
     let reason = format!(
-        "is part {found_number} of {found_count} by split.no and split.count, expected part {number} of {count}: \
-         download it again"
+        "is part {found_number} of {found_count} according to split.no and split.count, expected part {number} of \
+         {count}: download it again"
     );
     Err(load_error(part.path(), reason))
 }

@@ -121,7 +121,7 @@ fn shape_and_bytes(
     if !row.is_multiple_of(element.block_elements) {
         let (name, block) = (element.name, element.block_elements);
         return Err(broken(format!(
-            ", expected rows of a multiple of {block}, the block of {name}"
+            ", expected a row length that is a multiple of {block}, the block size of {name}"
         )));
     }
     let elements = shape.iter().try_fold(1_usize, |product, &size| {

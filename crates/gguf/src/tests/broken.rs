@@ -179,7 +179,7 @@ fn shapes_have_one_to_four_sizes_whose_product_fits() {
     });
     refused_file(
         &file,
-        "expected rows of a multiple of 256, the block of Q4_K",
+        "expected a row length that is a multiple of 256, the block size of Q4_K",
     );
     for unknown in [4, 31, 36, 42, u32::MAX] {
         let sentence = format!("tensor t has the unknown type {unknown}");

@@ -68,11 +68,11 @@ fn missing_and_inconsistent_parts_are_rejected() {
     refused(Gguf::open(&folder(&[]).path().join(FIRST)), "No such file");
     refused(
         open(pair(&part(1, 2, &["t"]), &part(1, 2, &["u", "v"]))),
-        "is part 1 of 2 by split.no and split.count, expected part 2 of 2",
+        "is part 1 of 2 according to split.no and split.count, expected part 2 of 2",
     );
     refused(
         open(pair(&part(1, 2, &["t"]), &part(2, 3, &["u", "v"]))),
-        "is part 2 of 3 by split.no and split.count, expected part 2 of 2",
+        "is part 2 of 3 according to split.no and split.count, expected part 2 of 2",
     );
     refused(
         open(pair(&part(1, 2, &["t", "u"]), &part(2, 2, &["u"]))),
@@ -84,12 +84,12 @@ fn missing_and_inconsistent_parts_are_rejected() {
     );
     refused(
         open(pair(&part(1, 3, &["t"]), &part(2, 2, &["u"]))),
-        "is part 1 of 3 by split.no and split.count, and its name is not NAME-00001-of-00003.gguf",
+        "is part 1 of 3 according to split.no and split.count, but its name is not NAME-00001-of-00003.gguf",
     );
     let renamed = folder(&[("x.gguf", &part(1, 2, &["t"]).bytes())]);
     refused(
         Gguf::open(&renamed.path().join("x.gguf")),
-        "and its name is not NAME-00001-of-00002.gguf",
+        "but its name is not NAME-00001-of-00002.gguf",
     );
     let many = File::default().pair("split.count", Value::U16(u16::MAX));
     refused(

@@ -127,7 +127,7 @@ fn lists_of_every_type_are_read() {
     );
     refused(
         metadata.texts("f32"),
-        "f32 is a list of 2 F32, expected a list of strings",
+        "f32 is a list of float32 of length 2, expected a list of strings",
     );
     refused(
         metadata.texts("bytes"),

@@ -172,8 +172,8 @@ fn check_work(source: Source<'_>, entries: &[Entry<'_>]) -> Result<(), LoadError
     }
     if work > MAX_CUT_BYTES {
         return Err(source.refuse(format!(
-            "tokenizer.ggml.tokens has too many or too long tokens to derive the merges from them, which would copy \
-             {work} bytes, the limit is {MAX_CUT_BYTES}: put the model's tokenizer.json into the file's folder"
+            "tokenizer.ggml.tokens has too many or too long tokens: deriving the merges would copy {work} bytes, the \
+             limit is {MAX_CUT_BYTES}; put the model's tokenizer.json into the file's folder"
         )));
     }
     Ok(())

@@ -52,7 +52,7 @@ impl TextModel {
                 default,
                 tool_use: fields.tool_use_template.filter(has_text),
             }),
-            missing_template_advice: "use a file with tokenizer.chat_template",
+            missing_template_advice: "load a GGUF file with the key tokenizer.chat_template",
         }))
     }
 }

@@ -28,7 +28,7 @@ mod value;
 use rustc_hash::FxHashMap;
 
 pub(super) use error::{Error, Fault};
-pub(super) use value::Value;
+pub(super) use value::{MAX_DEPTH, Value};
 
 /// The limits of one rendering.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use super::meter::Charge;
 use rustc_hash::FxHashMap;
 
 /// Maximum nesting depth of lists, tuples and mappings.
-pub(super) const MAX_DEPTH: u16 = 256;
+pub(crate) const MAX_DEPTH: u16 = 256;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Value {

@@ -219,7 +219,7 @@ fn explain(error: &Error) -> String {
     match &error.fault {
         Fault::Raised(text) => format!("the chat template rejects the messages: {}", cut(text)),
         Fault::Instructions => format!(
-            "the chat template takes more than {instructions} instructions: send fewer messages"
+            "the chat template executes more than {instructions} instructions: send fewer messages"
         ),
         Fault::Output => format!(
             "the chat template writes more than {output_bytes} bytes: send shorter messages"

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::super::SpecialTokens;
 use super::super::calls::CallForm;
-use super::super::jinja::{Fault, Value};
+use super::super::jinja::{Fault, MAX_DEPTH, Value};
 use super::super::refusal::invalid;
 use souffleur_base::error::RequestError;
 
@@ -131,8 +131,8 @@ fn of_call(call: &Json, form: CallForm) -> Result<Value, RequestError> {
     Value::dict(entries).map_err(too_deep)
 }
 
-pub(super) fn too_deep(fault: Fault) -> RequestError {
+pub(super) fn too_deep(_: Fault) -> RequestError {
     RequestError::Invalid(format!(
-        "the chat cannot be passed to its template: {fault}"
+        "messages, tools or chat_template_kwargs are nested more than {MAX_DEPTH} levels deep: simplify them"
     ))
 }

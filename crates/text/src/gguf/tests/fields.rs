@@ -160,7 +160,7 @@ fn a_missing_or_broken_template_refuses_chats_and_names_the_file() {
         refused.expect_err("no usable template").to_string()
     };
     for none in [None, Some(""), Some("\n")] {
-        assert!(error(none).ends_with("use a file with tokenizer.chat_template"));
+        assert!(error(none).ends_with("load a GGUF file with the key tokenizer.chat_template"));
     }
     let broken = error(Some("{% if %}"));
     assert!(broken.contains("model.gguf does not compile"), "{broken}");

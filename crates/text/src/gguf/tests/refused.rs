@@ -131,7 +131,7 @@ fn scores_are_required_and_long_tokens_are_refused() {
     load(pieces(100));
     let error = refused(pieces(1500));
     assert!(
-        error.contains("too many or too long tokens to derive the merges"),
+        error.contains("too many or too long tokens: deriving the merges"),
         "{error}"
     );
     let error = refused(VocabularyFields {
