@@ -38,7 +38,10 @@ fn plan_generate_and_bench_use_calibrated_channels() {
     ];
     let sparse = [&model[..], &heavy_channels, &sparse].concat();
     let planned = stdout(&run(&[&["plan"], &sparse[..]].concat()));
-    assert!(planned.contains(", labels of 4, "), "{planned}");
+    assert!(
+        planned.contains(", double-sparsity labels of 4 channels, "),
+        "{planned}"
+    );
     let prompt = [
         "--raw",
         "--max-new-tokens",
@@ -62,7 +65,7 @@ fn plan_generate_and_bench_use_calibrated_channels() {
     for part in [
         "decode, 2 tokens after 65",
         "dense, ms a step",
-        "times as fast",
+        "sparse, times as fast as dense",
     ] {
         assert!(table.contains(part), "{table}");
     }

@@ -75,7 +75,7 @@ impl fmt::Display for LayerKv {
                 write!(f, "{pages}, sliding window of {tokens} tokens")
             }
             Self::State { bytes, .. } => write!(f, "a state of {bytes} bytes per sequence"),
-            Self::Shared(layer) => write!(f, "nothing, reads the K/V of layer {layer}"),
+            Self::Shared(layer) => write!(f, "no separate K/V, sharing that of layer {layer}"),
         }
     }
 }
@@ -168,9 +168,10 @@ impl KvLayout {
                     planes.extend(bytes.map(|bytes| bytes as usize * tokens));
                 }
                 LayerKv::Shared(_) | LayerKv::State { .. } => {}
-                LayerKv::Window { .. } => {
+                LayerKv::Window { tokens, .. } => {
                     return Err(format!(
-                        "the KV store does not support layer {index} ({layer}): remove kv_disk_path"
+                        "the KV store does not support the sliding window of layer {index} ({tokens} tokens): remove \
+                         kv_disk_path"
                     ));
                 }
             }

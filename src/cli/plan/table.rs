@@ -36,11 +36,12 @@ pub(super) fn show(config: &EngineConfig) -> Result<(), Failure> {
     }
     rows.sort_by_key(|row| row.needed_bytes);
     let tokens = config.max_total_tokens.unwrap_or(TOKENS);
-    say(format_args!(
-        "In GiB: the file, and the memory for weights, activations and {tokens} tokens of KV. From 4G on: the\n\
-         tokens that all requests share by default where this memory is available (1K is 1024 tokens).\n"
-    ));
     let memories = MEMORIES.map(|gib| format!("{gib}G"));
+    let [first, .., last] = &memories;
+    say(format_args!(
+        "Columns file and memory are in GiB; memory is for weights, activations and {tokens} tokens of KV.\n\
+         Columns {first} to {last}: default size of the KV pool in tokens with this available memory (1K is 1024).\n"
+    ));
     let header = ["model", "file", "memory"].into_iter();
     let header: Vec<&str> = header.chain(memories.iter().map(String::as_str)).collect();
     let mut cells = Vec::new();

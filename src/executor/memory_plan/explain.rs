@@ -66,7 +66,7 @@ impl MemoryPlan {
         let states = (self.state_slots > 0).then(|| {
             let bytes = self.state_slots.saturating_mul(wish.state_bytes);
             format!(
-                "  of that             {} in {} states of {}, of sequences and of cached prefixes",
+                "  of that             {} for {} recurrent states of {} each (of sequences and cached prefixes)",
                 Bytes(bytes),
                 self.state_slots,
                 Bytes(wish.state_bytes)
@@ -74,7 +74,7 @@ impl MemoryPlan {
         });
         let windows = wish.windows.map(|windows| {
             format!(
-                "  of that             {} for the layers that see {} tokens: {} pages, {} bytes a token",
+                "  of that             {} for sliding-window layers (window of {} tokens): {} pages, {} bytes a token",
                 Bytes(wish.window_bytes(self.max_total_tokens)),
                 windows.tokens,
                 self.window_pages,
@@ -117,18 +117,18 @@ impl MemoryPlan {
             ),
             PoolLimit::MaxTotalTokens => "--max-total-tokens".to_owned(),
             PoolLimit::DefaultShare => format!(
-                "{DEFAULT_SHARE_PERCENT} % of the available memory (the default on a CPU), less than \
-                 {DEFAULT_CONTEXTS} contexts of {} tokens",
+                "{DEFAULT_SHARE_PERCENT} % of the available memory (the default on a CPU; {DEFAULT_CONTEXTS} \
+                 contexts of {} tokens would take more)",
                 wish.context_tokens
             ),
             PoolLimit::DefaultContexts => format!(
-                "{DEFAULT_CONTEXTS} contexts of {} tokens (the default on a CPU), less than \
-                 {DEFAULT_SHARE_PERCENT} % of the available memory",
+                "{DEFAULT_CONTEXTS} contexts of {} tokens (the default on a CPU; {DEFAULT_SHARE_PERCENT} % of the \
+                 available memory would be more)",
                 wish.context_tokens
             ),
             PoolLimit::FreeMemory => {
                 format!(
-                    "the memory that weights and a reserve of {} leave",
+                    "all memory left after the weights and a reserve of {}",
                     Bytes(self.budget.reserve_bytes)
                 )
             }

@@ -126,10 +126,10 @@ impl fmt::Display for PagedKv {
         write!(f, "{heads} head{plural}, keys of {key_dim}, ")?;
         match self.values {
             Values::Own { dim } => write!(f, "values of {dim}")?,
-            Values::InKeys { dim } => write!(f, "values in their first {dim}")?,
+            Values::InKeys { dim } => write!(f, "values in the first {dim} elements of each key")?,
         }
         if self.labels > 0 {
-            write!(f, ", labels of {}", self.labels)?;
+            write!(f, ", double-sparsity labels of {} channels", self.labels)?;
         }
         write!(f, ", {}", self.dtype.name())?;
         match self.scales_per_token() {

@@ -92,7 +92,10 @@ fn block_planes_are_the_buffers_of_all_layers() {
         tokens: 8,
     }]);
     let refusal = window.block_planes(16).expect_err("no window pages");
-    assert!(refusal.contains("does not support layer 0"), "{refusal}");
+    assert!(
+        refusal.contains("does not support the sliding window of layer 0"),
+        "{refusal}"
+    );
     assert_eq!(
         hybrid().state_planes()[..4],
         [2_195_456, 2_195_456, 2_195_456, 0]
@@ -126,7 +129,7 @@ fn layers_with_labels_have_a_third_buffer() {
     let described = layout.layers()[7].to_string();
     assert_eq!(
         described,
-        "4 heads, keys of 256, values of 256, labels of 32, bfloat16"
+        "4 heads, keys of 256, values of 256, double-sparsity labels of 32 channels, bfloat16"
     );
 }
 
@@ -173,6 +176,6 @@ fn kinds_of_layers_are_counted_and_described() {
     let latent = pages(1, 576, Values::InKeys { dim: 512 });
     assert_eq!(
         latent.to_string(),
-        "1 head, keys of 576, values in their first 512, bfloat16"
+        "1 head, keys of 576, values in the first 512 elements of each key, bfloat16"
     );
 }

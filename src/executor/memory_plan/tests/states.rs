@@ -25,7 +25,7 @@ fn states_take_their_part_of_the_pool() {
     assert!(plan.kv_bytes <= 4 * GIB && plan.kv_bytes > 4 * GIB - (1 << 20));
     let text = plan.explain().join("\n");
     assert!(
-        text.contains("2.4 GiB in 49 states of 50.2 MiB")
+        text.contains("2.4 GiB for 49 recurrent states of 50.2 MiB each")
             && text.ends_with("requests at once      16"),
         "{text}"
     );

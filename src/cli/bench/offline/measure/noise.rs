@@ -139,7 +139,7 @@ impl NoiseRecord {
         let rows = [
             row("dense, ms a step", &self.dense_s, 1, 1e3),
             row("sparse, ms a step", &self.sparse_s, 1, 1e3),
-            row("times as fast", &ratios, 2, 1.0),
+            row("sparse, times as fast as dense", &ratios, 2, 1.0),
         ];
         let title = format!(
             "decode, {} tokens after {}",
