@@ -48,9 +48,9 @@ fn the_bench_measures_the_machine_the_loads_and_the_start() {
         "| vdpbf16ps, GFLOP/s ",
         "| prefill, 64 tokens ",
         "| decode, 8 tokens after 64 ",
-        "| 2 streams, 8 tokens after 64, together ",
+        "| 2 streams in total, 8 tokens each after prompts of 64 ",
         "| start to ready, first start ",
-        "| start to first token of 16, later starts ",
+        "| start to first token, prompt of 16 tokens, later starts ",
     ] {
         let lines = text.lines().filter(|found| found.starts_with(line)).count();
         assert_eq!(lines, 1, "{line:?} in\n{text}");

@@ -420,7 +420,9 @@ fn the_script_completes_on_the_emulated_driver() {
     for model in ["llama-3.1-8b", "llama-3.1-8b-own"] {
         has(
             &printed,
-            &[&format!("{model}: 3 streams, 3 tokens after 20, together")],
+            &[&format!(
+                "{model}: 3 streams in total, 3 tokens each after prompts of 20"
+            )],
         );
     }
     let json = fs::read_to_string(setup.path("gpu/out/gpu-check.json")).unwrap();

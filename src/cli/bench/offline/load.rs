@@ -27,7 +27,9 @@ impl Load {
             (1, 1) => format!("prefill, {prompt_tokens} tokens"),
             (1, _) => format!("decode, {output_tokens} tokens after {prompt_tokens}"),
             _ => {
-                format!("{streams} streams, {output_tokens} tokens after {prompt_tokens}, together")
+                format!(
+                    "{streams} streams in total, {output_tokens} tokens each after prompts of {prompt_tokens}"
+                )
             }
         }
     }

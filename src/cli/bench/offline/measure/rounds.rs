@@ -51,7 +51,7 @@ fn rows(loads: &[Load], taken: &[(Vec<Sample>, Vec<Sample>)]) -> Vec<Row> {
     let rows = loads.iter().zip(taken);
     let rows = rows.flat_map(|(load, (samples, waits))| {
         let name = load.name();
-        let waiting = format!("GPU waiting before decodes, {name}");
+        let waiting = format!("GPU idle time before decode steps: {name}");
         [
             Row::new(name, Unit::TokensPerSecond, Some(*load), samples.clone()),
             Row::new(waiting, Unit::Share, Some(*load), waits.clone()),

@@ -158,7 +158,7 @@ pub fn rows(starts: &[Start], subject: &Subject, machine: &MachineRates) -> Vec<
             .iter()
             .map(|start| Sample::of_cost(start.first_token_s, Some(first_token_floor)));
         let name = |what: &str| format!("{what}{suffix}");
-        let first_token = format!("start to first token of {FIRST_PROMPT_TOKENS}");
+        let first_token = format!("start to first token, prompt of {FIRST_PROMPT_TOKENS} tokens");
         [
             (name("start to ready"), Unit::Seconds, ready.collect()),
             (name(&first_token), Unit::Seconds, first.collect()),

@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(
             row.cells(),
             [
-                "8 streams, 128 tokens after 64, together",
+                "8 streams in total, 128 tokens each after prompts of 64",
                 "tokens/s",
                 "100",
                 "75.0 to 125",

@@ -21,6 +21,9 @@ pub fn print(record: &Record) {
     ];
     let rows: Vec<_> = record.rows.iter().map(Row::cells).collect();
     table::print(&header, &rows);
+    say(
+        "\nfloor: the bound that the measured rates of the machine set; 100 % is the best possible",
+    );
     if let Some(scaling) = &record.scaling {
         print_scaling(scaling, &header);
     }
@@ -40,12 +43,12 @@ fn print_gpu(record: &Record) {
     let Some(MachineRates::Gpu(rates)) = record.machine.first() else {
         return;
     };
-    let product = format!("large product ({}), TFLOP/s", rates.product);
+    let product = format!("large matrix product ({}), TFLOP/s", rates.product);
     let row = |name: &str, value: f64| vec![name.to_owned(), format!("{value:.0}")];
     let rows = [
         row("copy, read and written, GB/s", rates.copy_bytes_per_s / 1e9),
         row(
-            "product of one row, read, GB/s",
+            "matrix-vector product, weights read, GB/s",
             rates.read_bytes_per_s / 1e9,
         ),
         row(&product, rates.flop_per_s / 1e12),
