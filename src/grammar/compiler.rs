@@ -203,7 +203,9 @@ impl Core {
             match factory {
                 Ok(factory) => compile(factory, source),
                 Err(reason) => {
-                    let reason = format!("{field} needs another model: {reason}; leave it out");
+                    let reason = format!(
+                        "{field} does not work with this model: {reason}; leave it out, or use another model"
+                    );
                     Err(FieldError::new(field, reason).into())
                 }
             }

@@ -250,7 +250,7 @@ impl Reader<'_> {
                 return Err(refusal(
                     place,
                     &format!(
-                        "has the tag {begin:?}, which does not begin with exactly one trigger"
+                        "has the tag {begin:?}, which begins with no trigger or several, expected exactly one trigger"
                     ),
                 ));
             };
@@ -359,7 +359,8 @@ impl Reader<'_> {
         place: &str,
     ) -> Result<String, FieldError> {
         let text = object.get(name).and_then(Value::as_str);
-        let text = text.ok_or_else(|| refusal(place, &format!("has no string {name}")))?;
+        let text =
+            text.ok_or_else(|| refusal(place, &format!("has no {name:?}, or it is not a string")))?;
         check_bytes(&at(place, name), text.len(), self.limits)
             .map_err(|error| error.within(FIELD))?;
         Ok(text.to_owned())

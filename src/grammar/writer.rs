@@ -415,8 +415,8 @@ impl Writer<'_> {
     fn endless(&self) -> FieldError {
         let field = self.source.field;
         let reason = format!(
-            "{field} has free text that no string follows, so its end is unknown: put a string after it, or a tag \
-             around it"
+            "{field} has an any_text or triggered_tags without a const_string after it, so its end is unknown: add a \
+             const_string, or put it into a tag"
         );
         FieldError::new(field, reason)
     }

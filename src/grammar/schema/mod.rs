@@ -59,7 +59,7 @@ pub(super) fn checked(
     check.add_targets(&mut kept)?;
     disjoint::rewrite_one_ofs(&mut kept);
     let checked = overlap::check(&kept);
-    checked.map_err(|fault| check.refuse(Place::root(), fault.reason()))?;
+    checked.map_err(|fault| check.refuse(Place::root(), &fault.reason()))?;
     Ok(kept)
 }
 

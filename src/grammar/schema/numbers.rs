@@ -37,7 +37,11 @@ fn fault_beyond(number: &Number, largest: u64) -> Option<String> {
         (_, _, Some(number)) => number.is_nan() || number.abs() > largest as f64,
         _ => true,
     };
-    is_beyond.then(|| format!("the number {number} is not supported: the limit is {largest} (exact doubles end at 2^53)"))
+    is_beyond.then(|| {
+        format!(
+            "the number {number} is not supported: the limit is {largest} (doubles hold all integers only up to 2^53)"
+        )
+    })
 }
 
 /// Whether a keyword is a bound at the limit of doubles, which generators write for fields of type double.
@@ -188,9 +192,9 @@ impl Multiple {
         });
         multiple.ok_or_else(|| {
             format!(
-                "multipleOf {value} is not supported: use a number with at most {MAX_DECIMALS} decimals that is at \
-                 most {MAX_REMAINDERS} without its decimal point (0.01 and 2.5 count as 1 and 25), or one or two \
-                 digits followed by zeros, at most 300000000"
+                "multipleOf {value} is not supported: use a number with at most {MAX_DECIMALS} decimals whose digits \
+                 without the point are at most {MAX_REMAINDERS} (2.5 counts as 25), or an integer up to 300000000 of \
+                 one or two digits followed by zeros"
             )
         })
     }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::numbers;
 
-/// Maximum product of the sizes of a string's patterns; [`Fault::reason`] repeats it.
+/// Maximum product of the sizes of a string's patterns.
 const MAX_PRODUCT: u64 = 1_000_000;
 /// Maximum size of a pattern: the cost of a longer one does not grow.
 const MAX_SIZE: u64 = 256;
@@ -25,24 +25,30 @@ const MAX_COPIES: usize = 4_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     TooManyPatterns,
-    TooManyCombinations,
+    TooManyCombinations { limit: usize },
     LargeMultiples,
     NearBounds,
 }
 
 impl Fault {
-    pub(super) fn reason(self) -> &'static str {
+    pub(super) fn reason(self) -> String {
         match self {
-            Self::TooManyPatterns => {
-                "too many patterns may apply to one string: the limit is 1000000 for the product of their lengths"
-            }
-            Self::TooManyCombinations => "branches and references combine too many schemas",
+            Self::TooManyPatterns => format!(
+                "too many patterns may apply to one string: the limit is {MAX_PRODUCT} for the product of their lengths"
+            ),
+            Self::TooManyCombinations { limit } => format!(
+                "the combinations of anyOf, oneOf, allOf and $ref contain more than {limit} schemas: use fewer \
+                 alternatives or references"
+            ),
             Self::LargeMultiples => {
-                "multipleOf values of one number need a common multiple of at most 65535 in units of their last decimal"
+                "the multipleOf values that apply to one number need a common multiple of at most 65535, counted \
+                 without the decimal point (1.5 and 0.25 count as 150 and 25)"
+                    .to_owned()
             }
             Self::NearBounds => {
                 "an integer as exclusiveMinimum or exclusiveMaximum is supported only if the opposite bound is at \
                  least 1 away: use an inclusive bound"
+                    .to_owned()
             }
         }
     }
@@ -182,7 +188,7 @@ impl<'a> Walk<'a> {
     fn count(&mut self) -> Result<(), Fault> {
         self.visits += 1;
         if self.visits > MAX_VISITS {
-            Err(Fault::TooManyCombinations)
+            Err(Fault::TooManyCombinations { limit: MAX_VISITS })
         } else {
             Ok(())
         }
@@ -192,7 +198,7 @@ impl<'a> Walk<'a> {
     fn count_copies(&mut self, copies: usize, entries: usize) -> Result<(), Fault> {
         self.copies = self.copies.saturating_add(copies.saturating_mul(entries));
         if self.copies > MAX_COPIES {
-            Err(Fault::TooManyCombinations)
+            Err(Fault::TooManyCombinations { limit: MAX_COPIES })
         } else {
             Ok(())
         }

@@ -227,7 +227,7 @@ fn unsupported_formats_are_rejected_with_their_place() {
         ),
         (
             json!({"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "regex", "pattern": "a"}]}}),
-            "free text",
+            "without a const_string after it",
         ),
     ] {
         let refused = compiler.compile(&wish(tag(value.clone())), &|| false);

@@ -123,8 +123,8 @@ fn value(
         Some(matches) => Ok(ValueForm::Raw(raw(matches, tags))),
         None if may_be_text(target, root, 0) => {
             let reason = format!(
-                "{field} the property {name:?} is a string or something else, which XML cannot distinguish: \
-                 give it one type"
+                "{field} the property {name:?} may be a string or another type, which XML cannot distinguish: give \
+                 it one type"
             );
             Err(FieldError::new(field, reason))
         }
