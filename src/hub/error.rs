@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::id::RepoId;
+use super::id::{HubModel, RepoId};
 
 /// No message contains the token, or the query of a signed URL.
 #[derive(Debug, thiserror::Error)]
@@ -63,8 +63,8 @@ pub enum HubError {
         why: String,
     },
     /// The model that is to be deleted is not in the cache.
-    #[error("{repo} has no such model in {}: `souffleur list` shows the downloaded models", cache.display())]
-    Absent { repo: RepoId, cache: PathBuf },
+    #[error("{model} is not in {}: `souffleur list` shows the downloaded models", cache.display())]
+    Absent { model: HubModel, cache: PathBuf },
     #[error("another process is downloading files of {repo}: stop it, or wait for its end")]
     Downloading { repo: RepoId },
     /// The host sent no response, or an incomplete one; a retry may succeed.

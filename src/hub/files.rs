@@ -215,7 +215,7 @@ fn of_file(models: &[GgufModel<'_>], file: &str) -> Result<Vec<String>, String> 
     let found = models.iter().find(|model| model.parts.contains(&file));
     match found {
         Some(model) => model.files(),
-        None => Err(format!("has no model in {file}; it {}", listed(models))),
+        None => Err(format!("has no GGUF model {file}; it {}", listed(models))),
     }
 }
 
@@ -438,7 +438,7 @@ mod tests {
             (
                 &SEVERAL,
                 "a/b/other.gguf",
-                "no model in other.gguf; it has IQ4_XS",
+                "has no GGUF model other.gguf; it has IQ4_XS",
             ),
             (
                 &["pytorch_model.bin"],

@@ -79,6 +79,17 @@ impl HubModel {
     }
 }
 
+impl fmt::Display for HubModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { repo, wish } = self;
+        match wish {
+            Wish::Model => write!(f, "{repo}"),
+            Wish::Quantisation(name) => write!(f, "{repo}:{name}"),
+            Wish::File(file) => write!(f, "{repo}/{file}"),
+        }
+    }
+}
+
 fn is_name(text: &str) -> bool {
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let is_edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric() || c == '_');

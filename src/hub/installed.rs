@@ -47,7 +47,7 @@ impl Hub {
     /// [`HubError::Absent`], [`HubError::Downloading`] or [`HubError::Io`].
     pub fn remove(&self, model: &HubModel) -> Result<u64, HubError> {
         let absent = || HubError::Absent {
-            repo: model.repo.clone(),
+            model: model.clone(),
             cache: self.settings.cache.clone(),
         };
         let folder = self.folder(&model.repo);

@@ -47,11 +47,13 @@ fn warn_of_unusable(file: &Path, error: Option<&rustls_native_certs::Error>) {
         Some(error) => tracing::warn!(
             %file,
             %error,
-            "failed to read the trusted root certificates, using Mozilla's: correct the file or unset its variable"
+            "failed to read the trusted root certificates, using Mozilla's: correct the file, or unset the variable \
+             that names it (SSL_CERT_FILE, REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE)"
         ),
         None => tracing::warn!(
             %file,
-            "the file of trusted root certificates has none, using Mozilla's: correct the file or unset its variable"
+            "the file of trusted root certificates has no certificate, using Mozilla's: correct the file, or unset the \
+             variable that names it (SSL_CERT_FILE, REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE)"
         ),
     }
 }
