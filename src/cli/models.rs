@@ -76,7 +76,7 @@ pub fn remove(args: &RmArgs) -> Result<(), Failure> {
 fn parse(id: &str) -> Result<HubModel, Failure> {
     HubModel::parse(id).ok_or_else(|| {
         Failure::Usage(format!(
-            "{id:?} is no id of a model on the hub: it has the form owner/name, such as Qwen/Qwen3-0.6B, \
+            "{id:?} is not the id of a model on the hub: expected owner/name, such as Qwen/Qwen3-0.6B, \
              owner/name:QUANTISATION or owner/name/FILE.gguf"
         ))
     })

@@ -77,7 +77,7 @@ fn show(replayed: &Replayed) {
         (Some(_), _) => "not reached",
         (None, LogEnd::Closed) => "the engine stopped",
         (None, LogEnd::SizeLimit) => "the log reached its maximum size",
-        (None, LogEnd::CutOff) => "cut off: incomplete records at its end are missing",
+        (None, LogEnd::CutOff) => "cut off: records after the last whole block are missing",
     };
     say(format_args!("end           {ending}"));
     if replayed.difference.is_none() {

@@ -35,7 +35,8 @@ fn exporter(config: &ServerConfig) -> Result<Exporter, Failure> {
 
 #[cfg(not(feature = "otlp"))]
 fn exporter(_: &ServerConfig) -> Result<Exporter, Failure> {
-    let reason = "this program was built without traces: build it with the feature otlp";
+    let reason = "--enable-trace and --otlp-traces-endpoint need a build with traces: cargo build --release --features \
+                  otlp, or remove them";
     Err(Failure::Usage(reason.to_owned()))
 }
 

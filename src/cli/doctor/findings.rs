@@ -163,7 +163,7 @@ fn huge_pages(facts: &Facts) -> Finding {
         Some(setting) if setting.contains("[never]") => fault(
             CHECK,
             State::Warn,
-            "are off: reading the weights is slower, by more TLB misses".to_owned(),
+            "are off: reading the weights is slower because of more TLB misses".to_owned(),
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
         ),
         Some(setting) => ok(CHECK, setting.to_owned()),
@@ -266,7 +266,8 @@ fn hub(facts: &Facts) -> Finding {
             CHECK,
             State::Warn,
             error.clone(),
-            "downloads need it: set HTTPS_PROXY to a proxy or HF_ENDPOINT to a mirror; HF_HUB_OFFLINE=1 does without",
+            "downloads need the hub: set HTTPS_PROXY to a proxy or HF_ENDPOINT to a mirror; with HF_HUB_OFFLINE=1 only \
+             downloaded models are used",
         ),
     }
 }
@@ -293,7 +294,7 @@ fn model(facts: &Facts) -> Finding {
         ModelFact::NotDownloaded(id) => fault(
             CHECK,
             State::Warn,
-            format!("{id} was not checked: it is an id on the hub"),
+            format!("{id} was not checked: doctor checks only local files and folders"),
             &format!("`souffleur plan {id}` downloads it and plans its memory"),
         ),
         ModelFact::Failed(error) => fault(

@@ -87,7 +87,7 @@ fn draw_run(svg: &mut String, title: &str, outcome: &Outcome) -> DrawResult {
     ];
     panel(
         &panels[2],
-        ("percent of requests", "at most, seconds"),
+        ("percent of requests", "latency, seconds"),
         &latencies,
         false,
     )?;

@@ -29,7 +29,7 @@ pub struct CurvePoint {
 pub fn describe(name: &str, trace: &Trace) -> String {
     let left_out = match trace.empty_prompts {
         0 => String::new(),
-        n => format!(" ({n} without a prompt skipped)"),
+        n => format!(" ({n} requests without a prompt were skipped)"),
     };
     format!(
         "{name}: {} requests, {} prompt and {} output tokens in {:.0} s{left_out}",
@@ -247,7 +247,7 @@ fn store_rows(outcome: &Outcome) -> Vec<NamedValue> {
         ("blocks read", cell(&|store| store.read.to_string())),
         ("blocks evicted", cell(&|store| store.evicted.to_string())),
         (
-            "slower than computing",
+            "loads skipped, slower than computing",
             cell(&|store| store.too_slow.to_string()),
         ),
         ("fetched, unused", cell(&|store| store.late.to_string())),
