@@ -231,7 +231,10 @@ impl Drop for Watchdog {
         }
         let has_given_up = self.failure.borrow().is_some();
         if !self.is_stopping && !has_given_up {
-            self.give_up("the engine's supervisor died (see the log), or the host program stopped its Arbiter");
+            self.give_up(
+                "the engine's supervisor panicked (see the log), or the host program stopped the engine's actix \
+                 Arbiter: start the engine again",
+            );
         }
     }
 }

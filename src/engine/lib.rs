@@ -102,7 +102,9 @@ impl Engine {
                 });
             });
         let thread = thread.map_err(|error| {
-            StartError::Thread(format!("its thread could not be started: {error}"))
+            StartError::Thread(format!(
+                "its thread could not be started: {error}; raise the limit of threads (ulimit -u)"
+            ))
         })?;
         let died = |_| {
             StartError::Thread(
@@ -215,7 +217,7 @@ async fn on_new_thread<T: Send + 'static>(
     });
     spawned.map_err(|error| {
         StartError::Thread(format!(
-            "the thread that reads the model could not be started: {error}"
+            "the thread that reads the model could not be started: {error}; raise the limit of threads (ulimit -u)"
         ))
     })?;
     let died =

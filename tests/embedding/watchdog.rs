@@ -274,7 +274,10 @@ fn an_engine_whose_arbiter_the_host_stops_has_failed() {
         let engine = engine.expect("the engine starts");
         arbiter.stop();
         let reason = within(engine.failed()).await;
-        assert!(reason.contains("stopped its Arbiter"), "{reason}");
+        assert!(
+            reason.contains("stopped the engine's actix Arbiter"),
+            "{reason}"
+        );
     });
 }
 

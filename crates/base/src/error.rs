@@ -278,7 +278,10 @@ pub enum LoadError {
         /// Comma separated.
         supported: String,
     },
-    #[error("{}: tensor {tensor} is missing, expected shape {expected:?}", file.display())]
+    #[error(
+        "{}: tensor {tensor} is missing, expected shape {expected:?}: download or convert the model again",
+        file.display()
+    )]
     MissingTensor {
         /// The file or folder searched.
         file: PathBuf,
@@ -286,7 +289,11 @@ pub enum LoadError {
         /// The shape according to the configuration.
         expected: Vec<usize>,
     },
-    #[error("{}: tensor {tensor} has shape {got:?}, the configuration expects {expected:?}", file.display())]
+    #[error(
+        "{}: tensor {tensor} has shape {got:?}, the configuration expects {expected:?}: download or convert the model \
+         again",
+        file.display()
+    )]
     WrongShape {
         file: PathBuf,
         tensor: String,

@@ -74,8 +74,8 @@ pub(super) fn check_entries(
     let entries = positions.saturating_mul(each);
     if entries > limit {
         return Err(invalid(format!(
-            "the prompt's log probabilities are {entries} ({positions} positions with {each} each), limit is {limit}: \
-             ask for fewer positions or alternatives"
+            "the request asks for {entries} prompt log probabilities ({positions} positions with {each} each), limit \
+             is {limit}: raise logprob_start_len, or lower top_logprobs_num or the number of token_ids_logprob"
         )));
     }
     let all = before.saturating_add(entries);
