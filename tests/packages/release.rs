@@ -207,11 +207,27 @@ fn workflows_call_scripts_that_run_elsewhere_and_pin_actions() {
     ] {
         release("packaging/check-commit \"$BINARY\"", wrong, "not a call");
     }
-    // Joined, because the check takes a script that a file of tests/packages mentions as one that CI runs.
-    let alone = ["packaging", "alone"].join("/");
+    let alone = "packaging/alone";
     let tools = sources.path("packaging/install-tools");
-    fs::copy(tools, sources.path(&alone)).expect("writable");
-    release("packaging/install-tools", &alone, "neither CI");
+    fs::copy(tools, sources.path(alone)).expect("writable");
+    release("packaging/install-tools", alone, "neither CI");
+    // Neither a comment nor an argument is a call.
+    let nightly = sources.read("packaging/check-nightly");
+    for line in [
+        "# packaging/alone",
+        "true # packaging/alone",
+        "echo packaging/alone",
+    ] {
+        sources.write("packaging/check-nightly", &format!("{nightly}{line}\n"));
+        release("packaging/install-tools", alone, "neither CI");
+    }
+    for hidden in [
+        "\"run\": cargo build",
+        "{ name: build, run: cargo build }",
+        "{ uses: owner/name@main }",
+    ] {
+        release("run: packaging/check-workflows", hidden, "the only key");
+    }
     release(" # v7.0.1", "", "must be pinned");
     release(
         "3d3c42e5aac5ba805825da76410c181273ba90b1 #",
