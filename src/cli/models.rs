@@ -49,18 +49,19 @@ pub fn list() -> Result<(), Failure> {
         ));
         return Ok(());
     }
-    let free_bytes = available_bytes().map_err(Failure::failed)?;
+    let free_bytes = available_bytes().ok();
     let rows = models.iter().map(|model| row(model, free_bytes));
     let rows: Vec<_> = rows.collect();
     table::print(&["model", "size", "fits into the free memory"], &rows);
     Ok(())
 }
 
-fn row(model: &ListedModel, free_bytes: u64) -> Vec<String> {
-    let fits = match (model.is_complete, model.bytes < free_bytes) {
-        (false, _) => "not complete: pull it again",
-        (true, true) => "yes",
-        (true, false) => "no",
+fn row(model: &ListedModel, free_bytes: Option<u64>) -> Vec<String> {
+    let fits = match free_bytes {
+        _ if !model.is_complete => "not complete: pull it again",
+        None => "unknown",
+        Some(free_bytes) if model.bytes < free_bytes => "yes",
+        Some(_) => "no",
     };
     let size = HumanBytes(model.bytes).to_string();
     vec![model.id.clone(), size, fits.to_owned()]

@@ -54,7 +54,16 @@ pub(super) fn show(config: &EngineConfig) -> Result<(), Failure> {
 
 /// Lists the models that fit into the available memory of this machine.
 fn show_machine(rows: &[Row]) -> Result<(), Failure> {
-    let available = available_bytes().map_err(Failure::failed)?;
+    let available = match available_bytes() {
+        Ok(available) => available,
+        // The table above is right without /proc too.
+        Err(error) => {
+            say(format_args!(
+                "\nthe models that fit here are unknown: {error}"
+            ));
+            return Ok(());
+        }
+    };
     let mut fitting = Vec::new();
     for row in rows {
         if let Some(plan) = row.plan(available)? {
