@@ -356,6 +356,10 @@ pub fn available_bytes() -> Result<u64, LoadError> {
         LoadError::Memory(format!("failed to read the available memory: {error:?}"))
     })?;
     system.refresh_memory();
+    if system.total_memory() == 0 {
+        let reason = "failed to read the available memory: the system does not report it; on Linux, mount /proc";
+        return Err(LoadError::Memory(reason.to_owned()));
+    }
     let own_group = sysinfo::get_current_pid().ok().and_then(|pid| {
         system.refresh_processes(sysinfo::ProcessesToUpdate::Some(&[pid]), false);
         system.process(pid)?.cgroup_limits()
