@@ -1,19 +1,16 @@
 //! The command `souffleur run`: serves a model, and talks to it in the terminal.
 
 use std::io::{IsTerminal, Write};
-use std::sync::Arc;
 
-use actix_web::rt::{self, System};
+use actix_web::rt::System;
 use actix_web::web::Data;
 use clap::Args;
-use souffleur::metrics::with_counter_types;
-use souffleur::server::{self, AppState, EngineSlot};
-use tokio::sync::oneshot;
+use souffleur::server::EngineSlot;
 
 use super::chat::{self, Partner, TalkFlags};
 use super::failure::Failure;
 use super::flags::AllFlags;
-use super::{local, serve, telemetry, version};
+use super::{local, serve, telemetry};
 use crate::cli::settings::Settings;
 
 #[derive(Args, Debug)]
@@ -33,15 +30,10 @@ pub fn run(args: &RunArgs, settings: Settings) -> Result<(), Failure> {
     let config = local::with_text(settings.engine)?;
     let engine = local::start(config, chat::check_template)?;
     System::new().block_on(async {
-        serve::spawn_upkeep(metrics.clone());
         let slot = EngineSlot::default();
         slot.fill(engine.clone());
-        let render = Arc::new(move || with_counter_types(&metrics.render()));
-        let state = AppState::new(settings.server, slot, render).with_build(version::build_info());
-        let (stop, stopped) = oneshot::channel::<()>();
-        let serving = rt::spawn(server::run(listener, Data::new(state), async {
-            let _ = stopped.await;
-        }));
+        let state = serve::state(settings.server, slot, metrics);
+        let (stop, serving) = serve::spawn(listener, Data::new(state));
         // On stderr, since stdout has the answers.
         let _ = writeln!(
             std::io::stderr(),

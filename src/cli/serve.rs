@@ -73,17 +73,11 @@ async fn serve(
     let address = listener.local_addr();
     let address = address.map_err(Failure::to("find the address of the listener"))?;
     let deadline_s = server_config.shutdown_deadline_s;
-    spawn_upkeep(metrics.clone());
     let slot = EngineSlot::default();
-    let render = Arc::new(move || with_counter_types(&metrics.render()));
-    let state =
-        AppState::new(server_config, slot.clone(), render).with_build(version::build_info());
+    let state = state(server_config, slot.clone(), metrics);
     let state = Data::new(traces.installed_in(state));
     let grpc = grpc.serve(&state);
-    let (stop, stopped) = oneshot::channel::<()>();
-    let mut serving = rt::spawn(server::run(listener, state, async {
-        let _ = stopped.await;
-    }));
+    let (stop, mut serving) = spawn(listener, state);
     let loading = [banner.listening(address), service::loading()];
     let mut starting = start();
     let mut is_starting = true;
@@ -145,12 +139,30 @@ async fn failure(slot: &EngineSlot) -> Arc<str> {
     }
 }
 
+/// The state of a server with this build's version and the process's metrics, which it keeps small from now on.
+pub fn state(config: ServerConfig, slot: EngineSlot, metrics: PrometheusHandle) -> AppState {
+    spawn_upkeep(metrics.clone());
+    let render = Arc::new(move || with_counter_types(&metrics.render()));
+    AppState::new(config, slot, render).with_build(version::build_info())
+}
+
+type Serving = rt::task::JoinHandle<io::Result<()>>;
+
+/// Serves until the sender is used or dropped.
+pub fn spawn(listener: TcpListener, state: Data<AppState>) -> (oneshot::Sender<()>, Serving) {
+    let (stop, stopped) = oneshot::channel();
+    let serving = rt::spawn(server::run(listener, state, async {
+        let _ = stopped.await;
+    }));
+    (stop, serving)
+}
+
 pub fn finish(ended: Result<io::Result<()>, rt::task::JoinError>) -> Result<(), Failure> {
     let ended = ended.map_err(|error| Failure::Failed(format!("HTTP server failed: {error}")))?;
     ended.map_err(|error| Failure::Failed(format!("HTTP server failed: {error}")))
 }
 
-pub fn spawn_upkeep(metrics: PrometheusHandle) {
+fn spawn_upkeep(metrics: PrometheusHandle) {
     rt::spawn(async move {
         let mut ticks = rt::time::interval(UPKEEP_INTERVAL);
         loop {
