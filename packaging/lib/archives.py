@@ -1,8 +1,10 @@
-"""The archives: binary, licences, manual pages, completions, unit and default configuration in one folder."""
+"""The archives: binary, licences, manual pages, completions, unit, user and default configuration in one folder."""
 
 import lzma
 
 from .product import LICENCES, gzipped, tar_of
+
+UNIT = ("deploy/souffleur.service", "deploy/souffleur.service.d/cuda.conf", "deploy/souffleur.sysusers")
 
 
 def make(product):
@@ -19,7 +21,7 @@ def make(product):
 
 def files(product):
     yield "souffleur", product.binary.read_bytes(), 0o755
-    unit = ["deploy/souffleur.service"] if product.target.system == "linux" else []
+    unit = UNIT if product.target.system == "linux" else ()
     for name in (*LICENCES, "README.md", "CHANGELOG.md", "config/default.toml", *unit):
         yield name, product.text(name).encode(), 0o644
     for name, page in product.manual().items():

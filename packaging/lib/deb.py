@@ -48,6 +48,8 @@ def files(product):
         yield f"{FOLDERS[name]}/{name}", script, 0o644
     for name in (*LICENCES, "README.md"):
         yield f"usr/share/doc/souffleur/{name}", product.text(name).encode(), 0o644
+    cuda = product.text("deploy/souffleur.service.d/cuda.conf").encode()
+    yield "usr/share/doc/souffleur/examples/cuda.conf", cuda, 0o644
     yield "usr/share/doc/souffleur/copyright", copyright(product).encode(), 0o644
     changes = gzipped(product.text("CHANGELOG.md").encode(), False)
     yield "usr/share/doc/souffleur/changelog.gz", changes, 0o644
