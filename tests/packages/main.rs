@@ -194,6 +194,7 @@ fn the_debian_package_has_unit_configuration_manual_and_completions() {
         "usr/share/zsh/vendor-completions/_souffleur",
         "usr/share/fish/vendor_completions.d/souffleur.fish",
         "usr/share/doc/souffleur/copyright",
+        "usr/share/doc/souffleur/examples/cuda.conf",
     ] {
         assert!(unpacked.path().join(name).is_file(), "{name}");
     }
