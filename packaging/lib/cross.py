@@ -33,13 +33,24 @@ def make(scratch, mirror):
 
 def debian_mirror():
     """The address of Debian's packages that this machine uses."""
+    mirror = apt_mirror("Debian")
+    if not mirror:
+        advice = "run `apt-get update`, or name a mirror with --mirror URI"
+        raise SystemExit(f"apt has no list of Debian's packages: {advice}")
+    return mirror
+
+
+def apt_mirror(origin):
+    """The address of the packages of Debian or Ubuntu that apt uses; `None` without one that other programs can use."""
     form = "$(ORIGIN) $(COMPONENT) $(REPO_URI)"
     listed = output("apt-get", "indextargets", "--format", form, "Identifier: Packages")
     for line in listed.splitlines():
-        origin, component, *uri = line.split()
-        if (origin, component) == ("Debian", "main") and uri and "-security" not in uri[0]:
-            return uri[0]
-    raise SystemExit("apt has no list of Debian's packages: run `apt-get update`, or name a mirror with --mirror URI")
+        words = line.split()
+        if len(words) == 3 and words[:2] == [origin, "main"]:
+            # Not mirror+file:/…, a list of mirrors that only apt reads.
+            if words[2].startswith("http") and "security" not in words[2]:
+                return words[2]
+    return None
 
 
 def download(apt, mirror):
