@@ -66,7 +66,7 @@ def control(product, architecture, size):
     major, minor = glibc_floor(product.binary)
     return (
         "Package: souffleur\n"
-        f"Version: {product.version}\n"
+        f"Version: {product.deb_version}\n"
         f"Architecture: {architecture}\n"
         "Section: science\n"
         "Priority: optional\n"

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import pathlib
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -15,6 +16,8 @@ from .target import target_of
 EPOCH = 1_700_000_000
 SHELLS = {"bash": "souffleur", "zsh": "_souffleur", "fish": "souffleur.fish"}
 LICENCES = ("LICENSE-APACHE", "LICENSE-MIT")
+# Python's names of the versions before a release.
+EARLY = {"alpha": "a", "beta": "b", "rc": "rc"}
 
 
 class Project:
@@ -28,6 +31,9 @@ class Project:
         package = cargo["package"]
         self.names = package["metadata"]["packages"]
         self.version = cargo["workspace"]["package"]["version"]
+        # Python and Debian write 1.0.0-rc.1 otherwise; else it is no version of a wheel, and newer than 1.0.0.
+        self.wheel_version = re.sub(r"-(alpha|beta|rc)\.(\d+)$", lambda m: EARLY[m[1]] + m[2], self.version)
+        self.deb_version = self.version.replace("-", "~", 1)
         self.licence = cargo["workspace"]["package"]["license"]
         self.summary = package["description"]
         self.repository = package["repository"]

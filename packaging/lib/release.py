@@ -16,7 +16,7 @@ REMADE = {SUMS, *templates.FILES}
 def patterns(project):
     """A pattern for the name of each package. The tags of wheels have the oldest system."""
     version, names = project.version, project.names
-    wheel = f"{names['pypi'].replace('-', '_')}-{version}-py3-none"
+    wheel = f"{names['pypi'].replace('-', '_')}-{project.wheel_version}-py3-none"
     yield npm.file_name(f"{names['npm']}/cli", version)
     for target in TARGETS:
         yield npm.file_name(npm.name(names["npm"], target), version)

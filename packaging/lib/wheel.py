@@ -13,9 +13,9 @@ from .target import macos_floor
 
 def make(product):
     name = product.names["pypi"].replace("-", "_")
-    info = f"{name}-{product.version}.dist-info"
+    info = f"{name}-{product.wheel_version}.dist-info"
     tag = f"py3-none-{platform(product)}"
-    file = product.out / f"{name}-{product.version}-{tag}.whl"
+    file = product.out / f"{name}-{product.wheel_version}-{tag}.whl"
     level = 1 if product.fast else 9
     record = []
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as wheel:
@@ -29,7 +29,7 @@ def make(product):
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
                 record.append(f"{path},sha256={digest},{len(data)}\n")
 
-        add(f"{name}-{product.version}.data/scripts/souffleur", product.binary.read_bytes(), 0o755)
+        add(f"{name}-{product.wheel_version}.data/scripts/souffleur", product.binary.read_bytes(), 0o755)
         for licence in LICENCES:
             add(f"{info}/licenses/{licence}", product.text(licence).encode())
         add(f"{info}/METADATA", metadata(product).encode())
@@ -55,7 +55,7 @@ def metadata(product):
     return (
         "Metadata-Version: 2.4\n"
         f"Name: {product.names['pypi']}\n"
-        f"Version: {product.version}\n"
+        f"Version: {product.wheel_version}\n"
         f"Summary: {product.summary}\n"
         f"License-Expression: {product.licence}\n"
         f"{licences}"
