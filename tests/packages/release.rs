@@ -241,6 +241,21 @@ fn workflows_call_scripts_that_run_elsewhere_and_pin_actions() {
     sources.fails("packaging/check-workflows", &["--offline"], "check-elf");
 }
 
+#[test]
+fn python_and_debian_order_an_early_version_before_its_release() {
+    let sources = Sources::new();
+    let version = |version: &str| format!("version = \"{version}\"\nedition");
+    let early = format!("{VERSION}-rc.1");
+    sources.replace("Cargo.toml", &version(VERSION), &version(&early));
+    let script = "import pathlib; from lib.product import Project; project = Project(pathlib.Path()); \
+        print(project.wheel_version, project.deb_version)";
+    let mut python = Command::new("python3");
+    python.args(["-B", "-c", script]);
+    let said = ok(python.current_dir(sources.path("packaging"))).stdout;
+    let said = String::from_utf8(said).expect("UTF-8");
+    assert_eq!(said, format!("{VERSION}rc1 {VERSION}~rc.1\n"));
+}
+
 /// The target that packaging/make sees in a file.
 fn target(head: &[u8]) -> Result<String, String> {
     let sources = tempfile::tempdir().expect("temporary folder");
