@@ -13,6 +13,8 @@ mod first_hour;
 mod gguf;
 mod hub;
 mod manifests;
+#[cfg(target_os = "linux")]
+mod service;
 mod serving;
 mod sparse;
 mod table;
