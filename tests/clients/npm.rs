@@ -14,22 +14,20 @@ use crate::environment::{keep, run};
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Installs a package such as `@scope/package@1.2.3`, removes unneeded files with `trim`, and returns the package's
-/// program `name`; `None` without npm or, outside of CI, if the package cannot be installed.
+/// program `name`; `None` outside of CI, if npm is missing or cannot install it.
 pub fn program(
     package: &str,
     name: &str,
     trim: fn(&Path) -> Result<(), String>,
 ) -> Option<PathBuf> {
-    if let Err(reason) = run(Command::new("npm").arg("--version")) {
-        eprintln!("skipped: cannot run npm to install {package}: {reason}");
-        return None;
-    }
     let program_in = |folder: &Path| folder.join("node_modules/.bin").join(name);
     let kept = package.replace(['@', '/'], "-");
     let installed = keep(
         kept.trim_matches('-'),
         |folder| program_in(folder).exists(),
         |folder| {
+            let npm = run(Command::new("npm").arg("--version"));
+            npm.map_err(|reason| format!("cannot run npm to install {package}: {reason}"))?;
             install(folder, package)?;
             trim(folder)
         },

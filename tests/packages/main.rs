@@ -143,8 +143,9 @@ fn the_wheel_installs_and_uninstalls() {
 #[test]
 fn the_npm_packages_install_and_uninstall() {
     let Some(folder) = packages() else { return };
-    if let Err(error) = Command::new("npm").arg("--version").output() {
-        eprintln!("skipped: cannot run npm: {error}");
+    let found = Command::new("npm").arg("--version").output();
+    let found = found.map_err(|error| format!("cannot run npm: {error}"));
+    if available(found.as_ref()).is_none() {
         return;
     }
     let prefix = tempfile::tempdir().expect("temporary folder");
