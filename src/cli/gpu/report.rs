@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::super::failure::Failure;
-use super::super::output::table;
+use super::super::output::{say, table};
 
 /// Files to show.
 #[derive(Args, Debug)]
@@ -34,7 +34,7 @@ pub struct Measurement {
     /// The best possible value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     floor: Option<f64>,
-    /// How close the value comes to the floor; 1 is the limit.
+    /// The efficiency: how close the value comes to the machine's limit, which is 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fraction: Option<f64>,
     /// A result in words.
@@ -127,9 +127,20 @@ pub fn print(args: &TableArgs) -> Result<(), Failure> {
         let text = text.map_err(Failure::to(format_args!("read {}", file.display())))?;
         results.extend(read(file, &text)?);
     }
-    let header = ["work", "part", "unit", "value", "floor", "of the floor"];
+    let header = [
+        "work",
+        "part",
+        "unit",
+        "value",
+        "machine limit",
+        "efficiency",
+    ];
     let cells: Vec<_> = results.iter().map(Measurement::cells).collect();
     table::print(&header, &cells);
+    say(
+        "\nmachine limit: the best value that the machine's measured rates allow; efficiency: value / limit for rates, \
+         limit / value for times",
+    );
     let Some(file) = &args.json else {
         return Ok(());
     };

@@ -71,7 +71,7 @@ impl Row {
         })
     }
 
-    /// The row's cells: name, unit, median, quartiles, floor, fraction of the floor.
+    /// The row's cells: name, unit, median, quartiles, machine limit, efficiency.
     pub fn cells(&self) -> Vec<String> {
         let shown = |value: f64| self.unit.show(value);
         let Quartiles {
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(
             row.cells(),
             [
-                "8 streams in total, 128 tokens each after prompts of 64",
+                "8 concurrent streams, 128 tokens each after prompts of 64 (total)",
                 "tokens/s",
                 "100",
                 "75.0 to 125",

@@ -16,13 +16,14 @@ pub fn print(record: &Record) {
         "unit",
         "median",
         "quartiles",
-        "floor",
-        "share of floor",
+        "machine limit",
+        "efficiency",
     ];
     let rows: Vec<_> = record.rows.iter().map(Row::cells).collect();
     table::print(&header, &rows);
     say(
-        "\nfloor: the bound that the measured rates of the machine set; 100 % is the best possible",
+        "\nmachine limit: the best value that the machine's measured rates allow; efficiency: value / limit for rates, \
+         limit / value for times and sizes; 100 % is the best possible",
     );
     if let Some(scaling) = &record.scaling {
         print_scaling(scaling, &header);
@@ -102,8 +103,8 @@ fn print_scaling(scaling: &Scaling, header: &[&str]) {
             "context",
             "ms a token",
             "quartiles",
-            "floor",
-            "share of floor",
+            "machine limit",
+            "efficiency",
         ],
         &contexts.collect::<Vec<_>>(),
     );
