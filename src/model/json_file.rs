@@ -35,7 +35,7 @@ impl JsonFile {
         if text.len() as u64 > max_bytes {
             return Err(load_error(
                 file,
-                format!("has more than {max_bytes} bytes, the limit"),
+                format!("exceeds the limit of {max_bytes} bytes: check that it is the right file"),
             ));
         }
         Self::parse(file, &text)

@@ -178,7 +178,7 @@ fn models_that_double_sparsity_does_not_support_are_refused() {
     for (name, reason) in [
         (
             "deepseek-v2",
-            "enable_double_sparsity is on, but attention is latent in layer 0",
+            "enable_double_sparsity is on, but layer 0 uses latent attention (MLA)",
         ),
         (
             "mistral",

@@ -169,7 +169,7 @@ pub(crate) fn layer_kinds(
     };
     if kinds.len() != layers {
         let reason = format!(
-            "has {} entries, expected num_hidden_layers, {layers}",
+            "has {} entries, expected {layers} (num_hidden_layers)",
             kinds.len()
         );
         return Err(json.error("layer_types", reason));

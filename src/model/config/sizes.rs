@@ -42,8 +42,9 @@ pub(super) fn rotary_dim(
     if dim.is_multiple_of(2) {
         Ok(dim)
     } else {
-        let reason =
-            format!("is {part}: {dim} elements of a head of {head_dim}, expected an even number");
+        let reason = format!(
+            "is {part}, which rotates {dim} of the {head_dim} elements of a head, expected an even number of them"
+        );
         Err(json.error("partial_rotary_factor", reason))
     }
 }

@@ -63,7 +63,7 @@ fn kinds<'a>(
     let kinds = json.texts("layer_types")?;
     if let Some(kinds) = kinds.as_ref().filter(|kinds| kinds.len() != layers) {
         let reason = format!(
-            "has {} entries, expected num_hidden_layers, {layers}",
+            "has {} entries, expected {layers} (num_hidden_layers)",
             kinds.len()
         );
         return Err(json.error("layer_types", reason));
@@ -110,7 +110,7 @@ pub(super) fn rotated(
     };
     if marks.len() < layers {
         let reason = format!(
-            "has {} entries, expected at least num_hidden_layers, {layers}",
+            "has {} entries, expected at least {layers} (num_hidden_layers)",
             marks.len()
         );
         return Err(json.error(KEY, reason));

@@ -88,8 +88,8 @@ impl LayersToLabel<'_> {
             };
             if matches!(pages.values, Values::InKeys { .. }) {
                 return refuse(format!(
-                    "is on, but attention is latent in layer {layer}: its one key serves all heads and has no channels \
-                     to choose; turn it off for this model"
+                    "is on, but layer {layer} uses latent attention (MLA), whose single key serves all heads and has \
+                     no channels to choose: turn it off for this model"
                 ));
             }
             match pages.dtype {

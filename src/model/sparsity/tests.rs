@@ -241,7 +241,7 @@ fn models_that_cannot_be_sparse_are_refused_by_name() {
     );
     let error = refused(latent, &[None; 2], 3);
     assert!(
-        error.contains("enable_double_sparsity is on, but attention is latent"),
+        error.contains("enable_double_sparsity is on, but layer 0 uses latent attention"),
         "{error}"
     );
     let error = refused(layout(), &[Some(5); 4], 3);

@@ -56,7 +56,7 @@ fn unsupported_keys_of_hybrids_are_rejected() {
         ),
         (
             json!({"head_dim": 36, "partial_rotary_factor": 0.25}),
-            "partial_rotary_factor is 0.25: 9 elements of a head of 36, expected an even number",
+            "partial_rotary_factor is 0.25, which rotates 9 of the 36 elements of a head, expected an even number",
         ),
         (
             json!({"linear_num_key_heads": 3, "linear_num_value_heads": 8}),
@@ -203,7 +203,7 @@ fn smollm3_layers_without_rope_are_read() {
     for (edits, problem) in [
         (
             json!({"no_rope_layers": [1]}),
-            "has 1 entries, expected at least num_hidden_layers, 3",
+            "has 1 entries, expected at least 3 (num_hidden_layers)",
         ),
         (
             json!({"no_rope_layers": [1, 2, 1]}),

@@ -61,7 +61,7 @@ const REFUSED: &[Refusal] = &[
     ),
     (
         || json!({"layer_types": ["full_attention"]}),
-        "has 1 entries, expected num_hidden_layers, 3",
+        "has 1 entries, expected 3 (num_hidden_layers)",
     ),
     (
         || json!({"layer_types": ["full_attention", "x", "full_attention"]}),

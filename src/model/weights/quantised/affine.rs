@@ -267,8 +267,8 @@ fn check_width(
 ) -> Result<(), LoadError> {
     if group == 0 || !group.is_multiple_of(BLOCK) || !inputs.is_multiple_of(group) {
         let reason = format!(
-            "has {inputs} inputs in groups of {group}, supported: multiples of {BLOCK} that divide the inputs; \
-             use the float16 or bfloat16 model"
+            "has {inputs} inputs in groups of {group}, supported: group sizes that are multiples of {BLOCK} and divide \
+             the number of inputs; use the float16 or bfloat16 model"
         );
         return Err(codes.error(reason));
     }

@@ -97,9 +97,9 @@ impl Weights {
             _ => {
                 if let Some(high) = straddling {
                     let reason = format!(
-                        "tensor {} has {outputs} outputs per matrix, not a multiple of the blocks of {high}, so that some \
-                         span both gate and up projections: use a checkpoint that stores each expert's tensors \
-                         separately",
+                        "tensor {} has {outputs} outputs per matrix, not a multiple of the block size, {high}, so some \
+                         blocks span both the gate and the up projection: use a checkpoint that stores each expert's \
+                         tensors separately",
                         self.file_name(name)
                     );
                     return Err(load_error(self.files[stack.file].path(), reason));
