@@ -69,16 +69,16 @@ impl ModelFiles {
         if !known().eq(&now) {
             let added = now.iter().find(|file| !known().any(|old| old == *file));
             if let Some(file) = added {
-                let what = "the model did not have it before".to_owned();
+                let what = "was added after the model was loaded".to_owned();
                 return replaced(file, what);
             }
             let removed = known().find(|old| !now.contains(*old));
-            let what = "it is no longer one of the model's files".to_owned();
+            let what = "was loaded, but is no longer one of the model's files".to_owned();
             return replaced(removed.unwrap_or(&self.path), what);
         }
         for (file, then) in &self.files {
             if let Some(what) = then.differs_from(&FileRecord::of(file)?) {
-                return replaced(file, what);
+                return replaced(file, format!("is not the file that was loaded: {what}"));
             }
         }
         Ok(())
@@ -202,14 +202,13 @@ mod tests {
         let files = look();
         put(dir, "quantize_config.json", "{}");
         let added = replacement_error(&files);
-        let expected = "quantize_config.json is not the file that was loaded: the model did not have it before";
+        let expected = "quantize_config.json was added after the model was loaded. Start";
         assert!(added.contains(expected), "{added}");
 
         let files = look();
         fs::remove_file(dir.join("quantize_config.json")).expect("exists");
         let removed = replacement_error(&files);
-        let expected =
-            "quantize_config.json is not the file that was loaded: it is no longer one of";
+        let expected = "quantize_config.json was loaded, but is no longer one of";
         assert!(removed.contains(expected), "{removed}");
     }
 

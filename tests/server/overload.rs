@@ -30,7 +30,8 @@ fn a_full_engine_answers_503_with_retry_after() {
         );
         assert_eq!(
             error["message"],
-            "the engine already has 1 requests, the limit is 1, and this call needs more: try again in 1 s"
+            "the engine already has 1 requests, the limit is 1 (--max-queued-requests), and this call exceeds it: try \
+             again in 1 s"
         );
     }
     drop(running);
@@ -72,7 +73,8 @@ fn prompts_are_counted_by_their_tokens_too() {
     let error = &response.json()["error"]["message"];
     assert_eq!(
         *error,
-        "the engine already has 90 prompt tokens, the limit is 100, and this call needs more: try again in 1 s"
+        "the engine already has 90 prompt tokens, the limit is 100 (--max-queued-tokens), and this call exceeds it: \
+         try again in 1 s"
     );
     drop(running);
     world.wait_until_idle();

@@ -127,7 +127,8 @@ pub enum RequestError {
         limit_tokens: usize,
     },
     #[error(
-        "the engine already has {queued} {what}, the limit is {limit}, and this call needs more: try again in {} s",
+        "the engine already has {queued} {what}, the limit is {limit}{}, and this call exceeds it: try again in {} s",
+        limit_flag(what),
         RETRY_AFTER_S
     )]
     Overloaded {
@@ -183,6 +184,15 @@ pub enum RequestError {
     Interrupted(String),
     #[error("the engine is shutting down")]
     ShuttingDown,
+}
+
+/// The flag of the limit of [`RequestError::Overloaded`], in brackets; empty if none sets it.
+fn limit_flag(what: &str) -> &'static str {
+    match what {
+        "requests" => " (--max-queued-requests)",
+        "prompt tokens" => " (--max-queued-tokens)",
+        _ => "",
+    }
 }
 
 impl RequestError {
@@ -303,12 +313,13 @@ pub enum LoadError {
     },
     /// A file has changed since the engine loaded it.
     #[error(
-        "{} is not the file that was loaded: {what}. Start the engine again to serve the new files",
+        "{} {what}. Start the engine again to serve the new files",
         file.display()
     )]
     Replaced {
         /// The file that was replaced, added to the model or removed from it.
         file: PathBuf,
+        /// The change, as a predicate of the file.
         what: String,
     },
     #[error("{0}")]
