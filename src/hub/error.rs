@@ -55,7 +55,7 @@ pub enum HubError {
     #[error("{repo} {reason}")]
     Unsuitable { repo: RepoId, reason: String },
     /// The hub is not used or not available, and the cache does not have the model.
-    #[error("{repo} at revision {revision:?} is not complete in {}, and {why}", cache.display())]
+    #[error("{} has no complete copy of {repo} at revision {revision:?}, and {why}", cache.display())]
     NotCached {
         repo: RepoId,
         revision: String,

@@ -244,7 +244,7 @@ impl Download<'_> {
             Ok(file)
         } else {
             Err(self.unsuitable(format!(
-                "has a {name} of {} bytes, the limit is {max_bytes}",
+                "has a {name} of {} bytes, the limit is {max_bytes}: use another repository of this model",
                 file.bytes
             )))
         }

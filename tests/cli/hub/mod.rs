@@ -425,8 +425,8 @@ fn refusals_say_what_to_do() {
             "RepoNotFound",
             ["there is no model owner/tiny at", "no token was sent"],
         ),
-        (429, "", ["is not complete in ", "answered 429"]),
-        (503, "", ["is not complete in ", "try again later"]),
+        (429, "", ["has no complete copy of ", "answered 429"]),
+        (503, "", ["has no complete copy of ", "try again later"]),
     ] {
         hub.behaviour().refusal = Some((status, code));
         let error = fetch_by(without_token(), "owner/tiny", None).expect_err("the hub refuses");
@@ -504,7 +504,7 @@ fn without_the_hub_the_cache_is_used_if_it_is_complete() {
         let error = fetch_by(settings, "owner/tiny", None).expect_err("the model is incomplete");
         let text = error.to_string();
         assert!(
-            text.contains("owner/tiny at revision \"main\" is not complete in"),
+            text.contains("has no complete copy of owner/tiny at revision \"main\""),
             "{text}"
         );
     }
