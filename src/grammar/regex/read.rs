@@ -129,7 +129,7 @@ impl Reader {
             '\\' => self.escape_atom()?,
             '*' | '+' | '?' => return Err(format!("a quantifier {letter:?} without an operand")),
             '{' if self.counts()?.is_some() => {
-                return Err("a count without an operand".to_owned());
+                return Err("a quantifier in braces, such as {2}, without an operand".to_owned());
             }
             letter => Node::Class(self.folded(class::of(&[(letter, letter)]))?),
         })

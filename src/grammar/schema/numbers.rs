@@ -192,9 +192,9 @@ impl Multiple {
         });
         multiple.ok_or_else(|| {
             format!(
-                "multipleOf {value} is not supported: use a number with at most {MAX_DECIMALS} decimals whose digits \
-                 without the point are at most {MAX_REMAINDERS} (2.5 counts as 25), or an integer up to 300000000 of \
-                 one or two digits followed by zeros"
+                "multipleOf {value} is not supported: use at most {MAX_DECIMALS} decimals and at most {MAX_REMAINDERS} \
+                 without the decimal point (2.5 counts as 25), or an integer up to 300000000 with only zeros after \
+                 the second digit"
             )
         })
     }

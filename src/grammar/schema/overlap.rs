@@ -34,7 +34,8 @@ impl Fault {
     pub(super) fn reason(self) -> String {
         match self {
             Self::TooManyPatterns => format!(
-                "too many patterns may apply to one string: the limit is {MAX_PRODUCT} for the product of their lengths"
+                "the patterns that apply to one string are too long together: the product of their lengths is above \
+                 {MAX_PRODUCT}: use fewer or shorter patterns"
             ),
             Self::TooManyCombinations { limit } => format!(
                 "the combinations of anyOf, oneOf, allOf and $ref contain more than {limit} schemas: use fewer \
