@@ -142,7 +142,9 @@ impl EngineConfig {
         let least = IntakeLimits::min_capacity_tokens(page_size);
         let tokens = self.max_total_tokens.unwrap_or(least);
         check(tokens >= least, "max_total_tokens", || {
-            format!("is {tokens}, must be at least {least} to serve any request in pages of {page}")
+            format!(
+                "is {tokens}, must be at least {least} to serve any request with a page_size of {page}"
+            )
         })?;
         let context = self.context_length.unwrap_or(MIN_CONTEXT_TOKENS);
         check(context >= MIN_CONTEXT_TOKENS, "context_length", || {

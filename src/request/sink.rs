@@ -201,10 +201,10 @@ impl Drop for EventSink {
     fn drop(&mut self) {
         if self.target.is_some() {
             let reason = if self.is_received {
-                "it stopped, or was rebuilt after a failure, during the request: send the request again"
+                "it stopped or failed during the request: send the request again"
             } else {
-                "it stopped, or was rebuilt after a failure, before it read the request: send the request again (a \
-                 program that embeds the engine must call EngineHandle::doors() again first)"
+                "it stopped or failed before it read the request: send the request again (a program that embeds the \
+                 engine must first call EngineHandle::doors() again)"
             };
             self.terminate(Event::Failed(RequestError::EngineDown(reason.to_owned())));
         }

@@ -127,7 +127,7 @@ fn check_pool(memory: &MemoryPlan, page_size: u32) -> Result<(), SimulateError> 
     );
     let tokens = memory.max_total_tokens;
     if tokens < min as u64 {
-        let min = format!("at least {min} to serve any request in pages of {page_size}");
+        let min = format!("at least {min} to serve any request with a page_size of {page_size}");
         let (what, reason) = match memory.wish.max_total_tokens {
             Some(_) => ("kv_tokens", format!("is {tokens}, must be {min}")),
             None => (

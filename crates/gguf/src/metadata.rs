@@ -431,7 +431,10 @@ impl<'a> Metadata<'a> {
     fn utf8(&self, key: &str, text: &'a [u8]) -> Result<&'a str, LoadError> {
         std::str::from_utf8(text).map_err(|_| {
             let got = quote(&String::from_utf8_lossy(text));
-            self.error(key, format!("holds {got}, which is not UTF-8"))
+            self.error(
+                key,
+                format!("holds {got}, which is not UTF-8: the file is broken, download it again"),
+            )
         })
     }
 

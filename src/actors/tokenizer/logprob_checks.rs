@@ -34,13 +34,13 @@ pub(super) fn check_wish(
         )));
     }
     let counts = [
-        ("top_logprobs_num", wish.top as usize),
-        ("token_ids_logprob", wish.token_ids.len()),
+        ("top log probabilities per token", wish.top as usize),
+        ("tokens in token_ids_logprob", wish.token_ids.len()),
     ];
-    for (name, count) in counts {
+    for (what, count) in counts {
         if count > limit {
             return Err(invalid(format!(
-                "{name} asks for {count}, limit is {limit}: ask for fewer"
+                "the request asks for {count} {what}, limit is {limit} (--max-logprobs): ask for fewer"
             )));
         }
     }
@@ -75,7 +75,7 @@ pub(super) fn check_entries(
     if entries > limit {
         return Err(invalid(format!(
             "the request asks for {entries} prompt log probabilities ({positions} positions with {each} each), limit \
-             is {limit}: raise logprob_start_len, or lower top_logprobs_num or the number of token_ids_logprob"
+             is {limit}: ask for fewer per position, shorten the prompt, raise logprob_start_len or leave out echo"
         )));
     }
     let all = before.saturating_add(entries);

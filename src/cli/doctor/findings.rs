@@ -249,7 +249,7 @@ fn gpu(facts: &Facts) -> Finding {
             CHECK,
             State::Fail,
             error.clone(),
-            "until then, --device cpu computes on the CPU",
+            "--device cpu computes on the CPU instead",
         ),
     }
 }

@@ -159,7 +159,10 @@ fn rows(run: &Run, has_store: bool) -> Vec<NamedValue> {
     if has_store {
         rows.extend(store_rows(outcome));
     }
-    rows.push(("simulated in, s".to_owned(), format!("{:.2}", run.wall_s)));
+    rows.push((
+        "simulation time, s".to_owned(),
+        format!("{:.2}", run.wall_s),
+    ));
     rows
 }
 

@@ -247,8 +247,8 @@ fn default_limits(
             ),
             0 => "use a smaller model, page_size or chunked_prefill_size".to_owned(),
             bytes => format!(
-                "use a smaller model or chunked_prefill_size; the page table takes {} of the headroom, less with \
-                 a larger page_size and a smaller context_length or max_running_requests",
+                "use a smaller model, chunked_prefill_size, context_length or max_running_requests, or a larger \
+                 page_size: the page table takes {} of the headroom",
                 Bytes(bytes)
             ),
         };

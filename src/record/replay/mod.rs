@@ -359,7 +359,9 @@ impl Replay<'_> {
             unit.states.ledger.close();
             let message = match (recorded.message(), replayed.message()) {
                 (recorded, replayed) if recorded == replayed => recorded.to_owned(),
-                (recorded, replayed) => format!("{recorded} (now {replayed})"),
+                (recorded, replayed) => {
+                    format!("{recorded} in the log, {replayed} in the replay")
+                }
             };
             let step = recorded.step().or(replayed.step());
             return Ok(Some(self.compare(&message, step, recorded, &replayed)));

@@ -263,7 +263,7 @@ fn checked_image<'a>(archive: &'a Archive, entry: &Entry) -> Result<Cow<'a, [u8]
         Ok(Cow::Borrowed(archive.image(entry)))
     } else {
         Err(format!(
-            "{} for {} was compiled from different sources",
+            "{} for {} was compiled from other sources than those in this binary: build the binary again",
             entry.unit, entry.target
         ))
     }

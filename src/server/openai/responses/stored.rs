@@ -109,7 +109,8 @@ pub(crate) async fn cancel(
 ) -> Result<HttpResponse, ApiError> {
     find(&state, &id)?;
     Err(ApiError::invalid(
-        "only background responses can be cancelled, and this is not one: close its stream instead",
+        "only background responses can be cancelled, and this one has ended: to cancel a running response, close its \
+         connection",
     ))
 }
 
