@@ -130,7 +130,7 @@ def show_decoded(who, name, load, seen):
     tokens = sum(sum(at > began for at in times) for times in seen)
     what = f"decode, {output} tokens after {prompt}"
     if streams > 1:
-        what = f"{streams} concurrent streams, {output} tokens each after prompts of {prompt} (total)"
+        what = f"{streams} concurrent streams together, {output} tokens each after prompts of {prompt}"
     if tokens == 0 or ended <= began:
         show(f"{name}: {what}, {who}", note="streams did not overlap")
         return

@@ -218,7 +218,7 @@ impl FakeExecutor {
             Ok(())
         } else {
             Err(StepError::Lost(format!(
-                "state {slot} of {} is not the state after {n_tokens} tokens",
+                "state {slot} of sequence {} is not the state after {n_tokens} tokens",
                 row.seq
             )))
         }
@@ -347,7 +347,10 @@ impl FakeExecutor {
             .remove(&work.row)
             .filter(|row| row.seq == work.seq)
             .ok_or_else(|| {
-                StepError::Rejected(format!("row {} does not hold {}", work.row, work.seq))
+                StepError::Rejected(format!(
+                    "row {} does not hold sequence {}",
+                    work.row, work.seq
+                ))
             })?;
         let end = work.work.positions().end;
         if let RowWork::Decode { position } = work.work
@@ -391,7 +394,7 @@ impl FakeExecutor {
             if self.kv[self.slot(row, position)?] != expected {
                 let seq = row.seq;
                 return Err(StepError::Lost(format!(
-                    "K/V of {seq} at position {position} was not computed from its tokens"
+                    "K/V of sequence {seq} at position {position} was not computed from its tokens"
                 )));
             }
         }

@@ -65,7 +65,9 @@ pub enum HubError {
     /// The model that is to be deleted is not in the cache.
     #[error("{model} is not in {}: `souffleur list` shows the downloaded models", cache.display())]
     Absent { model: HubModel, cache: PathBuf },
-    #[error("another process is downloading files of {repo}: stop it, or wait for its end")]
+    #[error(
+        "another process is downloading files of {repo}: stop that process, or wait until it has finished"
+    )]
     Downloading { repo: RepoId },
     /// The host sent no response, or an incomplete one; a retry may succeed.
     #[error("the request to {host} failed: {reason}")]

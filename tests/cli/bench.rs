@@ -48,7 +48,7 @@ fn the_bench_measures_the_machine_the_loads_and_the_start() {
         "| vdpbf16ps, GFLOP/s ",
         "| prefill, 64 tokens ",
         "| decode, 8 tokens after 64 ",
-        "| 2 concurrent streams, 8 tokens each after prompts of 64 (total) ",
+        "| 2 concurrent streams together, 8 tokens each after prompts of 64 ",
         "| start to ready, first start ",
         "| start to first token, prompt of 16 tokens, later starts ",
     ] {

@@ -421,7 +421,7 @@ fn the_script_completes_on_the_emulated_driver() {
         has(
             &printed,
             &[&format!(
-                "{model}: 3 concurrent streams, 3 tokens each after prompts of 20 (total)"
+                "{model}: 3 concurrent streams together, 3 tokens each after prompts of 20"
             )],
         );
     }

@@ -67,8 +67,8 @@ impl Check<'_> {
         }
         if end > row.n_pages * page_size || end >= row.n_tokens {
             return Err(format!(
-                "the load ends at position {end}, but the row has pages for {} tokens, and {} tokens, the last of \
-                 which must be computed",
+                "the load ends at position {end}, but the row's pages hold {} tokens, and the last of its {} tokens must \
+                 be computed, not loaded",
                 row.n_pages * page_size,
                 row.n_tokens
             ));

@@ -224,7 +224,9 @@ impl Check<'_> {
 
     fn fits(&self, n_pages: usize) -> Result<(), String> {
         match self.limits.row_pages {
-            max if n_pages > max => Err(format!("{n_pages} pages exceed the {max} of a row")),
+            max if n_pages > max => Err(format!(
+                "{n_pages} pages are too many: a row has at most {max}"
+            )),
             _ => Ok(()),
         }
     }

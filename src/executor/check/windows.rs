@@ -29,7 +29,7 @@ impl RowWindows {
         self.n_pages += pages.len();
         match limits.row_pages {
             max if self.n_pages > max => Err(format!(
-                "{} window pages exceed the {max} of a row",
+                "{} window pages are too many: a row has at most {max}",
                 self.n_pages
             )),
             _ => Ok(()),

@@ -105,7 +105,7 @@ impl FakeExecutor {
             let (seq, ticket) = (row.seq, load.ticket);
             self.rows.insert(load.row, row);
             return Err(StepError::Lost(format!(
-                "load {ticket} of {seq} is missing"
+                "the blocks of load {ticket} of sequence {seq} are missing"
             )));
         }
         if row.tokens.len() <= load.positions.end as usize {

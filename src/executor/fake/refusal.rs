@@ -4,5 +4,5 @@ use souffleur_base::error::StepError;
 use souffleur_base::ids::SeqId;
 
 pub(super) fn rejected(seq: SeqId, why: &str) -> StepError {
-    StepError::Rejected(format!("{seq} {why}"))
+    StepError::Rejected(format!("sequence {seq} {why}"))
 }

@@ -52,7 +52,7 @@ impl FakeWindows {
                 *kv = hash;
             } else if *kv != hash {
                 return Err(StepError::Lost(format!(
-                    "window K/V of {seq} at position {position} was not computed from its tokens"
+                    "window K/V of sequence {seq} at position {position} was not computed from its tokens"
                 )));
             }
         }

@@ -105,7 +105,7 @@ impl LayersToLabel<'_> {
             let channels = channels.unwrap_or_else(|| default_channels(pages.key_dim));
             if channels > pages.key_dim {
                 return Err(LoadError::Device(format!(
-                    "ds_heavy_channel_num is {channels}, but keys of layer {layer} have {} channels: set at most as many",
+                    "ds_heavy_channel_num is {channels}, but keys of layer {layer} have only {} channels: set it to at most {0}",
                     pages.key_dim
                 )));
             }

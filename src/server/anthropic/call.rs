@@ -124,7 +124,7 @@ impl MessagesCall {
         common.limit_length(max_tokens)?;
         if let Some(schema) = prompt_fields.schema.take() {
             if common.constraint.is_some() {
-                let text = "output_config.format and another field both constrain the answer: send one of them";
+                let text = "output_config.format and another field, such as regex or ebnf, constrain the answer: send one of them";
                 return Err(ApiError::field("output_config.format", text));
             }
             common.constraint = constraint::of_schema(&mut fields, thinking::SCHEMA, schema)?;

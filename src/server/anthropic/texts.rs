@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::openai::json_values::{missing, must_be, object, optional_text, text};
 
 /// The supported types of blocks in tool results, for errors.
-const IN_RESULTS: &str = "text, tool_reference, search_result or document (with text: the model reads no images or files)";
+const IN_RESULTS: &str = "text, tool_reference, search_result or document, with text only: the model reads no images or files";
 
 pub(super) fn of_result(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, ApiError> {
     let blocks = blocks.into_iter().enumerate();

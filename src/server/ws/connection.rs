@@ -248,7 +248,9 @@ impl<K: Clone + 'static> Connection<K> {
                 format!("messages are limited to {limit} bytes: send less at once")
             }
             CloseReason::Protocol => "a frame violates the WebSocket protocol".to_owned(),
-            CloseReason::NotUtf8 => "a text or close reason is not valid UTF-8".to_owned(),
+            CloseReason::NotUtf8 => {
+                "a text message or a close reason is not valid UTF-8".to_owned()
+            }
             CloseReason::Overload => "the server is overloaded: connect again later".to_owned(),
             CloseReason::Drain => "the server is shutting down".to_owned(),
         }

@@ -74,8 +74,8 @@ impl GrammarFailure {
     pub fn reason(self) -> &'static str {
         match self {
             Self::NoToken => {
-                "the grammar allows none of the model's tokens at this point: send a grammar whose texts these tokens \
-                 can form"
+                "the grammar allows none of the model's tokens at this point: send a grammar that the model's tokens \
+                 can spell"
             }
             Self::TooComplex => {
                 "computing the tokens that the grammar allows next exceeds the time or memory limit: send a simpler \

@@ -176,7 +176,7 @@ impl ChatTemplate {
         for (name, value) in prompt.template_kwargs.into_iter().flatten() {
             if RESERVED.contains(&name.as_str()) {
                 return invalid(format!(
-                    "chat_template_kwargs.{name} is set by the request itself: leave it out"
+                    "chat_template_kwargs.{name} is a variable that the server sets: leave it out"
                 ));
             }
             variables.insert(name.clone(), variables::of_json(value)?);

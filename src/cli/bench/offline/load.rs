@@ -28,7 +28,7 @@ impl Load {
             (1, _) => format!("decode, {output_tokens} tokens after {prompt_tokens}"),
             _ => {
                 format!(
-                    "{streams} concurrent streams, {output_tokens} tokens each after prompts of {prompt_tokens} (total)"
+                    "{streams} concurrent streams together, {output_tokens} tokens each after prompts of {prompt_tokens}"
                 )
             }
         }

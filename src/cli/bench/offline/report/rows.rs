@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(
             row.cells(),
             [
-                "8 concurrent streams, 128 tokens each after prompts of 64 (total)",
+                "8 concurrent streams together, 128 tokens each after prompts of 64",
                 "tokens/s",
                 "100",
                 "75.0 to 125",

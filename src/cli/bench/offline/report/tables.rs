@@ -113,7 +113,7 @@ fn print_scaling(scaling: &Scaling, header: &[&str]) {
     {
         say(format_args!(
             "\neach 1000 tokens of context add {:.3} ms to a decoded token; reading their K/V at full memory bandwidth \
-             would take {:.3} ms ({:.1} % of that)",
+             would take {:.3} ms, {:.1} % of the measured time",
             line.slope * 1e6,
             floor.slope * 1e6,
             100.0 * fraction,
