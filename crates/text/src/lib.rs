@@ -9,6 +9,7 @@ mod files;
 mod formats;
 mod frozen;
 mod gguf;
+mod infill;
 mod jinja;
 mod known;
 mod messages;
@@ -31,6 +32,8 @@ pub use count::MAX_COUNTED_BYTES;
 use files::{TemplateSources, TokenizerConfig};
 use frozen::FrozenPieces;
 pub use gguf::VocabularyFields;
+use infill::InfillTokens;
+pub use infill::{FimIds, InfillFile, InfillPrompt, NO_INFILL_TOKENS};
 pub use known::KnownBeginning;
 use souffleur_base::error::{LoadError, RequestError};
 use souffleur_output::detok::TokenText;
@@ -61,6 +64,8 @@ pub struct TextModel {
     /// Advice for the error about a missing chat template.
     missing_template_advice: &'static str,
     spelling: Option<Spelling>,
+    /// The tokens for filling in the middle; `None` if the vocabulary lacks one of them.
+    infill: Option<InfillTokens>,
 }
 
 /// The parts of a [`TextModel`], read from a Hugging Face folder or a GGUF file.
@@ -71,6 +76,7 @@ struct Parts {
     vocab_size: usize,
     max_token_bytes: usize,
     special: SpecialTokens,
+    fim: FimIds,
     adds_bos: Option<bool>,
     templates: Option<TemplateSources>,
     missing_template_advice: &'static str,
@@ -119,6 +125,7 @@ impl TextModel {
             frozen: None,
             vocab_size,
             special: config.special,
+            fim: FimIds::default(),
             adds_bos: config.add_bos_token,
             templates,
             missing_template_advice: "add chat_template.jinja to the model's directory",
@@ -143,8 +150,10 @@ impl TextModel {
             frozen: parts.frozen,
             blanks: vocabulary::blanks(&tokenizer),
             misread: misread(&tokenizer),
+            infill: None,
             tokenizer,
         };
+        model.infill = InfillTokens::find(&model, parts.fim);
         // Among the templates in the Hermes format, only SmolLM3's is known to leave out earlier calls.
         let may_leave_out_calls = |format: &ToolFormat| {
             *format != ToolFormat::Hermes || model.template_mentions(tool_place::XML_TOOLS)
@@ -259,6 +268,11 @@ impl TextModel {
 
     pub fn has_chat_template(&self) -> bool {
         self.template.is_some()
+    }
+
+    /// The source of the chat template, for requests without tools.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.template.as_ref().map(ChatTemplate::default_source)
     }
 
     /// Returns the text of one token as it appears inside a text: special tokens by name, a leading space kept, bytes

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::text::VocabularyFields;
+use crate::text::{FimIds, VocabularyFields};
 use souffleur_base::error::LoadError;
 use souffleur_gguf::Metadata;
 
@@ -55,6 +55,7 @@ pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields<'
         bos_id: keys.id("bos")?,
         unknown_id: keys.id("unknown")?,
         padding_id: keys.id("padding")?,
+        fim: fim_ids(keys)?,
         add_bos: keys.flag("add_bos_token")?,
         add_eos: keys.flag("add_eos_token")?,
         add_space_prefix: keys.flag("add_space_prefix")?,
@@ -62,6 +63,19 @@ pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields<'
         tool_use_template: owned(metadata.text("tokenizer.chat_template.tool_use")?),
         ..end_fields(keys)?
     }))
+}
+
+/// The older keys of CodeLlama's converter, such as `prefix_token_id`, count if the newer ones are absent.
+fn fim_ids(keys: Keys<'_>) -> Result<FimIds, LoadError> {
+    let either = |name, old| -> Result<_, LoadError> { Ok(keys.id(name)?.or(keys.id(old)?)) };
+    Ok(FimIds {
+        prefix: either("fim_pre", "prefix")?,
+        suffix: either("fim_suf", "suffix")?,
+        middle: either("fim_mid", "middle")?,
+        pad: keys.id("fim_pad")?,
+        repository: keys.id("fim_rep")?,
+        separator: keys.id("fim_sep")?,
+    })
 }
 
 /// The EOS tokens below `vocab_size`, which apply even if the tokenizer comes from another file.

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use crate::infill::FimIds;
+
 /// The `tokenizer.` values of a GGUF file, and the architecture, unchecked. An absent list is empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VocabularyFields<'a> {
@@ -31,6 +33,8 @@ pub struct VocabularyFields<'a> {
     pub unknown_id: Option<u32>,
     /// `tokenizer.ggml.padding_token_id`: pads sequences to the same length.
     pub padding_id: Option<u32>,
+    /// `tokenizer.ggml.fim_…_token_id`: the tokens for filling in the middle. Ids beyond the tokens are ignored.
+    pub fim: FimIds,
     /// `tokenizer.ggml.add_bos_token`: whether plain prompts start with the beginning-of-sequence token.
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`: whether plain prompts end with the end-of-sequence token.

@@ -45,6 +45,7 @@ impl TextModel {
             vocab_size: parts.vocab_size,
             max_token_bytes: parts.max_token_bytes,
             special,
+            fim: fields.fim,
             // The tokenizer's post-processor adds special tokens to prompts.
             adds_bos: None,
             templates: default.map(|default| TemplateSources {

@@ -46,6 +46,8 @@ pub(super) struct ChatTemplate {
     file: PathBuf,
     compile_error: Option<String>,
     source: String,
+    /// Bytes of the default template in `source`.
+    default_bytes: usize,
 }
 
 impl ChatTemplate {
@@ -61,12 +63,18 @@ impl ChatTemplate {
                 sources.tool_use.as_deref().unwrap_or_default(),
             ]
             .concat(),
+            default_bytes: sources.default.len(),
         };
         template.add(DEFAULT, &sources.default);
         if let Some(source) = &sources.tool_use {
             template.add(TOOL_USE, source);
         }
         template
+    }
+
+    /// The template for requests without tools.
+    pub(super) fn default_source(&self) -> &str {
+        &self.source[..self.default_bytes]
     }
 
     /// Appends the calls of earlier answers to their content if the template leaves them out.

@@ -4,6 +4,7 @@ use super::*;
 use crate::config::BiasConfig;
 use crate::layer_spec::QkNorm;
 use crate::rope::RopeScaling;
+use crate::text::FimIds;
 use souffleur_kernels::dtype::Dtype;
 
 const VOCAB: usize = 5;
@@ -318,6 +319,25 @@ fn eos_tokens_are_read_without_a_tokenizer_too() {
             Value::I32s(vec![3, 3, 1, 3, 1]),
         );
     assert_eq!(ends(&with_tokens), [1, 2, 3, 4]);
+}
+
+#[test]
+fn marks_of_a_gap_come_from_keys_of_both_kinds() {
+    let file = with_tensors(with_tensors(described("llama"), &COMMON), &QKV)
+        .text("tokenizer.ggml.model", "gpt2")
+        .size("tokenizer.ggml.fim_pre_token_id", 1)
+        .size("tokenizer.ggml.prefix_token_id", 9)
+        .size("tokenizer.ggml.suffix_token_id", 2)
+        .size("tokenizer.ggml.fim_sep_token_id", 3);
+    let gguf = open(&file).expect("valid");
+    let fields = vocabulary(&gguf).expect("readable");
+    let expected = FimIds {
+        prefix: Some(1),
+        suffix: Some(2),
+        separator: Some(3),
+        ..FimIds::default()
+    };
+    assert_eq!(fields.map(|fields| fields.fim), Some(expected));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use souffleur_output::detok::TokenText;
 
 mod equality;
 mod fields;
+mod infill;
 mod lines;
 mod pre_tokenizers;
 mod refused;
