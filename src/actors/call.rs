@@ -81,7 +81,7 @@ impl WeightedPrompt {
             parsing: request.parsing.clone(),
         };
         let values = match prompt {
-            Prompt::Text(_) | Prompt::Tokens(_) | Prompt::Vectors(_) => 0,
+            Prompt::Text(_) | Prompt::Tokens(_) | Prompt::Vectors(_) | Prompt::Infill(_) => 0,
             Prompt::Chat(chat) => {
                 let tools = chat.tools.as_ref();
                 let tools = tools.map_or(0, |tools| count_values(tools.get().as_bytes()));
@@ -136,6 +136,7 @@ impl Address {
                 Prompt::Text(text) => Arc::as_ptr(text).cast(),
                 Prompt::Tokens(tokens) => Arc::as_ptr(tokens).cast(),
                 Prompt::Chat(chat) => Arc::as_ptr(chat).cast(),
+                Prompt::Infill(infill) => Arc::as_ptr(infill).cast(),
                 Prompt::Vectors(vectors) => Arc::as_ptr(vectors).cast(),
             },
             constraint: request.constraint.as_ref().map(Arc::as_ptr),

@@ -73,6 +73,8 @@ pub enum Prompt {
     /// Token ids, taken as they are.
     Tokens(Arc<[u32]>),
     Chat(Arc<ChatPrompt>),
+    /// Asks for the text between two others.
+    Infill(Arc<InfillPrompt>),
     /// Prompt embeddings: a vector in place of each token. Such a prompt neither uses nor enters the cache.
     Vectors(Arc<PromptVectors>),
 }
@@ -88,6 +90,7 @@ impl Prompt {
                 let messages = text_bytes_of(&chat.messages);
                 messages + tools + text_bytes_of_fields(&chat.template_kwargs)
             }
+            Self::Infill(infill) => infill.text_bytes(),
         }
     }
 
@@ -96,7 +99,9 @@ impl Prompt {
         match self {
             Self::Tokens(tokens) => tokens.len(),
             Self::Vectors(vectors) => vectors.len(),
-            Self::Text(_) | Self::Chat(_) => self.text_bytes().div_ceil(BYTES_PER_TOKEN),
+            Self::Text(_) | Self::Chat(_) | Self::Infill(_) => {
+                self.text_bytes().div_ceil(BYTES_PER_TOKEN)
+            }
         }
     }
 }
@@ -161,6 +166,42 @@ impl ChatPrompt {
 impl From<ChatPrompt> for Prompt {
     fn from(chat: ChatPrompt) -> Self {
         Self::Chat(Arc::new(chat))
+    }
+}
+
+/// The texts around a gap, which the model fills: a prompt for models that were trained to fill in the middle.
+#[derive(Clone, Debug, Default)]
+pub struct InfillPrompt {
+    pub prefix: Arc<str>,
+    pub suffix: Arc<str>,
+    /// The end of the prefix, encoded separately, as llama.cpp's clients send the line before the cursor.
+    pub begun: Arc<str>,
+    /// Other files of the repository; `None` for a prompt of prefix and suffix alone.
+    pub files: Option<Vec<InfillFile>>,
+    /// Cuts a prompt that is too long, instead of refusing it.
+    pub may_be_cut: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct InfillFile {
+    pub name: String,
+    pub text: String,
+}
+
+impl InfillPrompt {
+    /// A file counts as at least a byte.
+    fn text_bytes(&self) -> usize {
+        let files = self.files.as_deref().unwrap_or_default().iter();
+        let files: usize = files
+            .map(|file| 1 + file.name.len() + file.text.len())
+            .sum();
+        self.prefix.len() + self.suffix.len() + self.begun.len() + files
+    }
+}
+
+impl From<InfillPrompt> for Prompt {
+    fn from(infill: InfillPrompt) -> Self {
+        Self::Infill(Arc::new(infill))
     }
 }
 
@@ -301,5 +342,21 @@ mod tests {
         // A byte for each list, object and boolean, and the bytes of names and strings.
         let (messages, names, values) = (1 + 1 + 7 + 2, 5 + 2, 1 + 3 + 1);
         assert_eq!(prompt.text_bytes(), messages + names + values);
+    }
+
+    #[test]
+    fn all_texts_of_an_infill_prompt_count() {
+        let file = |name: &str, text: &str| InfillFile {
+            name: name.to_owned(),
+            text: text.to_owned(),
+        };
+        let prompt = Prompt::from(InfillPrompt {
+            prefix: "ab".into(),
+            suffix: "cde".into(),
+            begun: "f".into(),
+            files: Some(vec![file("g", "hij"), file("", "")]),
+            may_be_cut: true,
+        });
+        assert_eq!(prompt.text_bytes(), 2 + 3 + 1 + (1 + 1 + 3) + 1);
     }
 }

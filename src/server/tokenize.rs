@@ -201,8 +201,8 @@ fn encode(
         ),
         Prompt::Text(prompt) => (prompt.clone(), adds_special.unwrap_or(true)),
         Prompt::Tokens(tokens) => return Ok(tokens.to_vec()),
-        // Neither endpoint reads prompt embeddings.
-        Prompt::Vectors(_) => return Ok(Vec::new()),
+        // Neither endpoint reads other prompts.
+        Prompt::Infill(_) | Prompt::Vectors(_) => return Ok(Vec::new()),
     };
     encode::encode(tokenizer, &prompt, adds_special, limit_tokens)
 }

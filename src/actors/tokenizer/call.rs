@@ -168,12 +168,16 @@ impl Call {
             refuse_input_logprobs(arrival.request.logprobs.as_ref())?;
         }
         let prompt = &prepared.tokens;
-        let sampling = prepare::check_and_clip(
+        let mut sampling = prepare::check_and_clip(
             &mut arrival.request,
             prompt.len(),
             &mut self.logprob_entries,
             settings,
         )?;
+        if !prepared.ends.is_empty() && !sampling.ignore_eos {
+            let ends = sampling.stop_token_ids.iter().chain(&*prepared.ends);
+            sampling.stop_token_ids = ends.copied().collect();
+        }
         arrival.sink.charge_prompt(prompt.len())?;
         Ok((prepared, sampling))
     }

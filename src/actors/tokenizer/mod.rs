@@ -1,6 +1,7 @@
 //! The Tokenizer actor: encodes prompts, decodes outputs, and sends all events of a request.
 
 mod call;
+mod infill;
 mod inline;
 mod intake;
 mod lanes;

@@ -14,6 +14,7 @@ use souffleur_state::output::{OutputStart, ReasoningFormat};
 use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
+use super::infill;
 use super::logprob_checks::{check_entries, check_wish};
 
 /// A normalizer shortens a text by less than this factor: NFC composes at most three characters of three bytes into
@@ -31,6 +32,7 @@ pub(super) fn refuse_oversized(
         (Prompt::Tokens(tokens), _) => exactly(tokens.len()),
         (Prompt::Vectors(embeds), _) => exactly(embeds.len()),
         (_, None) => return Ok(()),
+        (Prompt::Infill(infill), _) if infill.may_be_cut => return Ok(()),
         (_, Some(_)) if prompt.text_bytes() <= text::MAX_COUNTED_BYTES => return Ok(()),
         (_, Some(text)) => {
             let bytes_per_token = text.max_token_bytes() * MAX_NORMALIZER_SHRINK;
@@ -57,6 +59,8 @@ pub(super) struct PreparedPrompt {
     /// Positions at which other prompts are likely to diverge, so that recurrent states are saved there.
     pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
+    /// The tokens that end the outputs in addition to EOS and the request's stop tokens.
+    pub(super) ends: Arc<[u32]>,
     /// The part of the answer (reasoning, content) in which the outputs start.
     pub(super) start: OutputStart,
 }
@@ -89,6 +93,7 @@ pub(super) fn prepare(
     let mut replies = 0;
     let is_chat = matches!(prompt, Prompt::Chat(_));
     let mut given_embeds = None;
+    let mut ends: Arc<[u32]> = Arc::default();
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
         Prompt::Vectors(embeds) => {
@@ -112,6 +117,11 @@ pub(super) fn prepare(
             refuse_too_long(over_limit, settings)?;
             encode_chat(tokenizer, &chat, &rendered)?.into()
         }
+        Prompt::Infill(infill) => {
+            let tokenizer = tokenizer()?;
+            ends = tokenizer.infill_ends().into();
+            infill::encode(tokenizer, &infill, settings)?.into()
+        }
     };
     check_prompt(&tokens, settings.vocab_size)?;
     refuse_unreadable_calls(form, settings)?;
@@ -127,6 +137,7 @@ pub(super) fn prepare(
         tokens,
         prompt_embeds: given_embeds,
         grammar,
+        ends,
         start: prompt_end.start(),
     })
 }
@@ -277,7 +288,7 @@ impl PromptEnd {
 
 /// Refuses a text that was counted as too long, without encoding it: that takes about a hundred times its size in
 /// memory.
-fn refuse_too_long(
+pub(super) fn refuse_too_long(
     over_limit: Option<PromptTokens>,
     settings: &TokenizerSettings,
 ) -> Result<(), RequestError> {
@@ -440,7 +451,10 @@ pub(super) fn no_embeddings() -> RequestError {
 
 /// True if a prompt is text: token ids and embeddings need no encoding.
 pub(super) fn is_text(weighed: &WeightedPrompt) -> bool {
-    matches!(weighed.prompt, Prompt::Text(_) | Prompt::Chat(_))
+    matches!(
+        weighed.prompt,
+        Prompt::Text(_) | Prompt::Chat(_) | Prompt::Infill(_)
+    )
 }
 
 pub(super) fn invalid(reason: String) -> RequestError {

@@ -107,7 +107,7 @@ impl Call {
         for prompt in &self.prompts {
             bytes += match prompt {
                 Prompt::Tokens(tokens) => spelling.text_len_up_to(tokens, most),
-                Prompt::Text(_) | Prompt::Chat(_) | Prompt::Vectors(_) => prompt.text_bytes(),
+                other => other.text_bytes(),
             };
             if bytes > most {
                 let text = format!("echo of {samples} samples is longer than {limit_bytes} bytes");
@@ -224,7 +224,7 @@ impl Writer {
             _ if !call.echo => None,
             Prompt::Text(text) => Some(text.clone()),
             Prompt::Tokens(tokens) => Some(spelling.text(tokens).into()),
-            Prompt::Chat(_) | Prompt::Vectors(_) => None,
+            Prompt::Chat(_) | Prompt::Infill(_) | Prompt::Vectors(_) => None,
         };
         let echoes = call.prompts.iter().map(echo);
         let echoes: Vec<Option<Arc<str>>> = echoes
