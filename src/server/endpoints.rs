@@ -12,8 +12,8 @@ use super::openai::responses;
 use super::openapi::{self, page};
 use super::state::AppState;
 use super::{
-    abort, anthropic, debug, flush, generate, guard, health, internal_state, loads, mount, openai,
-    pause, policy, rerank, score, sessions, tokenize, ws,
+    abort, anthropic, debug, flush, generate, guard, health, internal_state, llama_cpp, loads,
+    mount, openai, pause, policy, rerank, score, sessions, tokenize, ws,
 };
 
 pub(super) fn all() -> Vec<Endpoint> {
@@ -46,6 +46,11 @@ fn generation() -> Vec<Endpoint> {
             "/v1/embeddings",
             openai::embeddings::create,
             openai::embeddings::operation,
+        ),
+        post(
+            "/infill",
+            llama_cpp::infill::fill,
+            llama_cpp::infill::operation,
         ),
         post("/v1/score", score::score, score::operation),
         post_anthropic("/v1/messages", anthropic::create, anthropic::operation),
@@ -135,6 +140,11 @@ fn aliases() -> Vec<Endpoint> {
     for path in ["/v1/loads", "/loads"] {
         all.push(get(path, loads::loads, loads::operation));
     }
+    all.push(get(
+        "/props",
+        llama_cpp::props::props,
+        llama_cpp::props::operation,
+    ));
     all.push(get("/get_load", loads::get_load, loads::get_load_operation));
     all
 }

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures_util::StreamExt;
 use futures_util::stream::{self, SelectAll, Stream};
@@ -11,6 +12,7 @@ use super::answers::AnswerCharge;
 use super::budget::{BodyCharge, Charges};
 use super::error::ApiError;
 use super::exchange::ObservedRequest;
+use super::line_limit::{LineEnd, LineLimit};
 use super::open_requests::ListGuard;
 use super::state::AppState;
 use super::transcript::{Transcript, Update};
@@ -26,6 +28,8 @@ pub(super) struct Lane {
     prompt_charge: Option<Arc<BodyCharge>>,
     _request_charge: Option<Arc<BodyCharge>>,
     answer: Option<AnswerCharge>,
+    /// Ends the output at the end of a line, if the request has such a limit.
+    line_end: Option<LineEnd>,
     observed: ObservedRequest,
     _listed: ListGuard,
 }
@@ -50,6 +54,7 @@ impl Lane {
             prompt_charge: None,
             _request_charge: None,
             answer: answer.clone(),
+            line_end: None,
             generation,
             max_logprob_entries,
             observed,
@@ -76,6 +81,19 @@ impl Lane {
         lanes.into_iter().map(charged).collect()
     }
 
+    /// Gives each lane a limit, which counts from now on.
+    pub(super) fn with_line_limit(lanes: Vec<Self>, limit: &LineLimit) -> Vec<Self> {
+        if limit.is_none() {
+            return lanes;
+        }
+        let opened = Instant::now();
+        let limited = |lane| Self {
+            line_end: Some(LineEnd::new(limit.clone(), opened)),
+            ..lane
+        };
+        lanes.into_iter().map(limited).collect()
+    }
+
     pub(super) fn canceller(&self) -> Canceller {
         self.generation.canceller()
     }
@@ -88,7 +106,10 @@ impl Lane {
         };
         let event = self.generation.next().await;
         self.prompt_charge = None;
-        let event = event.unwrap_or_else(lost);
+        let mut event = event.unwrap_or_else(lost);
+        if let Some(line_end) = &mut self.line_end {
+            event = line_end.apply(event, Instant::now());
+        }
         self.observed.observe(&event);
         event
     }

@@ -1,4 +1,5 @@
-//! The HTTP, WebSocket and gRPC server of an engine, with the APIs of SGLang, OpenAI and Anthropic.
+//! The HTTP, WebSocket and gRPC server of an engine, with the APIs of SGLang, OpenAI, Anthropic and, for editors,
+//! llama.cpp.
 //!
 //! [`routes`] mounts all endpoints into an actix-web app; [`run`] runs a complete server on a listener.
 //! The server holds no engine state: it parses requests, sends them to the engine and writes their events to clients.
@@ -36,6 +37,8 @@ mod internal_state;
 mod key;
 mod lanes;
 mod late_heads;
+mod line_limit;
+mod llama_cpp;
 mod loads;
 mod methods;
 mod mount;

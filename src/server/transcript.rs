@@ -4,7 +4,7 @@ use std::iter;
 use std::sync::Arc;
 
 use souffleur_base::error::RequestError;
-use souffleur_request::{Delta, Event, FinishReason, OutputPiece, Usage};
+use souffleur_request::{Delta, Event, FinishReason, OutputPiece, Timings, Usage};
 use souffleur_state::output::push_piece;
 use souffleur_state::sampling::TokenLogprobs;
 
@@ -29,6 +29,7 @@ pub(super) struct TranscriptEnd {
     pub(super) e2e_latency_s: f64,
     pub(super) prompt: Arc<[u32]>,
     pub(super) embedding: Option<Arc<[f32]>>,
+    pub(super) timings: Option<Timings>,
 }
 
 impl Update {
@@ -43,6 +44,7 @@ impl Update {
                     e2e_latency_s: finished.e2e_latency_s,
                     prompt: finished.prompt,
                     embedding: finished.embedding,
+                    timings: finished.timings,
                 };
                 Ok(Self {
                     delta: finished.delta,

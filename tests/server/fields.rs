@@ -33,6 +33,7 @@ fn body(endpoint: &str) -> Value {
         "/v1/messages" => json!({"model": "m", "messages": messages, "max_tokens": 1}),
         "/v1/messages/count_tokens" => json!({"model": "m", "messages": messages}),
         "/v1/embeddings" => json!({"input": "hello"}),
+        "/infill" => json!({"input_prefix": "a", "input_suffix": "b", "n_predict": 1}),
         "/v1/score" => json!({"query": "a", "items": ["b"], "label_token_ids": [5]}),
         "/v1/rerank" => json!({"query": "a", "documents": ["b"]}),
         "/generate" => json!({"text": "hello", "sampling_params": {"max_new_tokens": 1}}),

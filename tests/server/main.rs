@@ -13,6 +13,7 @@ mod fields;
 mod formats;
 mod hostile;
 mod http;
+mod infill;
 mod input_embeds;
 mod kept_responses;
 mod key;

@@ -222,7 +222,8 @@ pub fn long_model() -> TempDir {
     folder
 }
 
-/// The model's tokenizer with the tokens `no` and `yes` instead of two bytes that never occur in UTF-8.
+/// The model's tokenizer with the tokens `no` and `yes`, and the marks of a gap to fill, instead of bytes that never
+/// occur in UTF-8.
 fn with_answers(source: &Path) -> Value {
     let mut tokenizer = read_json(source.join("tokenizer.json"));
     let vocabulary = tokenizer["model"]["vocab"].as_object_mut();
@@ -230,6 +231,23 @@ fn with_answers(source: &Path) -> Value {
     for (byte, answer, id) in [("À", "no", NO_TOKEN), ("Á", "yes", YES_TOKEN)] {
         assert_eq!(vocabulary.shift_remove(byte), Some(id.into()));
         vocabulary.insert(answer.to_owned(), id.into());
+    }
+    let marks = [
+        ("õ", "<|fim_prefix|>"),
+        ("ö", "<|fim_suffix|>"),
+        ("÷", "<|fim_middle|>"),
+    ];
+    let marks = marks.map(|(byte, mark)| {
+        let id = vocabulary.shift_remove(byte).expect("the byte has a token");
+        vocabulary.insert(mark.to_owned(), id.clone());
+        (id, mark)
+    });
+    let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
+    for (id, mark) in marks {
+        let mut token = added[0].clone();
+        token["id"] = id;
+        token["content"] = mark.into();
+        added.push(token);
     }
     tokenizer
 }

@@ -426,6 +426,7 @@ mod tests {
                 e2e_latency_s: 0.25,
                 prompt: Default::default(),
                 embedding: None,
+                timings: None,
             };
             serde_json::to_value(Reason::of(&end)).expect("plain data")
         };
@@ -449,6 +450,7 @@ mod tests {
             e2e_latency_s: 0.25,
             prompt: Default::default(),
             embedding: None,
+            timings: None,
         };
         transcript.end = Some(end);
         let expected = json!({

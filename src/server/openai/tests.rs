@@ -72,6 +72,7 @@ pub(super) fn update(text: &str, end: Option<FinishReason>) -> Update {
             e2e_latency_s: 0.5,
             prompt: Default::default(),
             embedding: None,
+            timings: None,
         }),
     }
 }

@@ -12,13 +12,14 @@ pub(crate) enum Group {
     OpenAi,
     Anthropic,
     SgLang,
+    LlamaCpp,
     Tokens,
     Control,
     Server,
 }
 
 impl Group {
-    pub(super) const ALL: [(Self, &'static str, &'static str); 6] = [
+    pub(super) const ALL: [(Self, &'static str, &'static str); 7] = [
         (
             Self::OpenAi,
             "OpenAI",
@@ -26,6 +27,7 @@ impl Group {
         ),
         (Self::Anthropic, "Anthropic", "Anthropic's Messages"),
         (Self::SgLang, "SGLang", "SGLang's native API"),
+        (Self::LlamaCpp, "llama.cpp", "llama.cpp's API for editors"),
         (Self::Tokens, "Tokens", "Text as tokens, and tokens as text"),
         (
             Self::Control,

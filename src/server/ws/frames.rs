@@ -182,6 +182,7 @@ mod tests {
             e2e_latency_s: 0.5,
             prompt: Default::default(),
             embedding: None,
+            timings: None,
         };
         let rid = RequestId::new("a");
         let form = ReplyForm::new(None, None);

@@ -6,7 +6,22 @@ use serde_json::{Value, json};
 pub type Check = fn(&str) -> Result<(), String>;
 
 /// For each shell example, a string that only this example contains, and the check of its output.
-pub const CURL: [(&str, Check); 22] = [
+pub const CURL: [(&str, Check); 23] = [
+    ("fn add(a: u32", |out| {
+        let answer = parse(out)?;
+        let timings = &answer["timings"];
+        let evaluated = answer["tokens_evaluated"].as_u64();
+        let counted = [&timings["cache_n"], &timings["prompt_n"]].map(Value::as_u64);
+        let sum = counted[0].zip(counted[1]).map(|(cached, new)| cached + new);
+        expect(
+            answer["content"].is_string() && answer["stop"] == true,
+            "the answer has no content",
+        )?;
+        expect(
+            evaluated.is_some() && evaluated == sum,
+            "the prompt's counts do not add up",
+        )
+    }),
     ("Where do pandas live?", |out| {
         let answer = parse(out)?;
         let results = answer["results"].as_array().ok_or("there are no results")?;

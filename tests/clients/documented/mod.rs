@@ -90,7 +90,7 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
             panic!("this example needs exactly one check:\n{example}");
         };
         assert!(example.contains(ADDRESS), "{example}");
-        let needs_weights = ["/v1/embeddings", "/v1/rerank"];
+        let needs_weights = ["/v1/embeddings", "/v1/rerank", "/infill"];
         let addr = if needs_weights.iter().any(|path| example.contains(path)) {
             unscripted.addr
         } else {

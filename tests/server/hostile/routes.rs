@@ -10,7 +10,7 @@ use crate::websocket::Client;
 use crate::world::{World, block_on};
 
 /// Each route, a field that every body to the route contains, and the fields to test.
-const FIELDS: [(&str, &str, &[&str]); 12] = [
+const FIELDS: [(&str, &str, &[&str]); 13] = [
     (
         "/v1/responses",
         r#""input": "a""#,
@@ -58,6 +58,11 @@ const FIELDS: [(&str, &str, &[&str]); 12] = [
         "/v1/embeddings",
         r#""pooling": "cls""#,
         &["input", "dimensions", "encoding_format", "user"],
+    ),
+    (
+        "/infill",
+        r#""input_prefix": "a", "input_suffix": "b""#,
+        &["prompt", "input_extra", "response_fields", "stop"],
     ),
     (
         "/v1/score",
@@ -182,7 +187,12 @@ fn check_refusal(response: &Response, what: &str) {
 type InvalidCall = (&'static str, String, &'static str);
 
 /// A route, the start of a body, and the field whose value ends the body.
-const NUMBERS: [(&str, &str, &str); 8] = [
+const NUMBERS: [(&str, &str, &str); 9] = [
+    (
+        "/infill",
+        r#""input_prefix": "a", "input_suffix": "b", "n_indent": "#,
+        "n_indent",
+    ),
     (
         "/v1/embeddings",
         r#""input": "a", "dimensions": "#,
