@@ -1,4 +1,4 @@
-//! Tests of `POST /infill` and of `GET /props`.
+//! Tests of `POST /infill`, of `suffix` in `POST /v1/completions`, and of `GET /props`.
 
 use std::fs;
 
@@ -123,6 +123,22 @@ fn the_prompt_has_the_tokens_of_llama_cpps_and_file_marks_end_the_middle() {
 }
 
 #[test]
+fn a_suffix_of_a_completion_fills_the_gap_between_the_two() {
+    let editor = Editor::new(&[("return ", "a + b<|fim_pad|>more")]);
+    let call = json!({"prompt": "add(a, b): return ", "suffix": "\nend", "max_tokens": 20});
+    let answer = editor.post("/v1/completions", &call);
+    assert_eq!(answer["choices"][0]["text"], "a + b");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let parts = [call["prompt"].as_str(), call["suffix"].as_str()];
+    let parts = parts.map(|part| editor.tokens(part.expect("a text")).len());
+    assert_eq!(answer["usage"]["prompt_tokens"], 3 + parts[0] + parts[1]);
+    let both = json!({"prompt": ["return ", "x return "], "suffix": "end", "max_tokens": 20});
+    let answer = editor.post("/v1/completions", &both);
+    assert_eq!(answer["choices"][1]["text"], "a + b");
+    editor.world.wait_until_idle();
+}
+
+#[test]
 fn a_cursor_one_line_on_finds_most_of_the_prompt_cached() {
     let editor = Editor::new(&[("", "x")]);
     let file = "int alpha(int beta) { return beta; }\n".repeat(60);
@@ -213,7 +229,11 @@ fn answers_have_the_fields_and_samples_that_clients_ask_for() {
 #[test]
 fn a_model_without_the_tokens_refuses_to_fill() {
     let world = World::scripted(&[("", "x")]);
-    for (path, call, param) in [("/infill", gap(""), "input_prefix")] {
+    let suffix = json!({"prompt": "a", "suffix": "b"});
+    for (path, call, param) in [
+        ("/infill", gap(""), "input_prefix"),
+        ("/v1/completions", suffix, "suffix"),
+    ] {
         let refused = post(world.addr, path, &call);
         let error = &refused.json()["error"];
         assert_eq!((refused.status, &error["param"]), (400, &json!(param)));

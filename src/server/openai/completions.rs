@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::answer::{self, ReceivedCall, WriteChoices};
 use super::logprobs::{LegacyLogprobs, TextOffset};
 use super::wire::{Extension, Head, Matched, Response, UsageReport};
-use super::{Common, alternatives, matched_stop};
+use super::{Common, alternatives, matched_stop, suffix};
 use crate::body::JsonBody;
 use crate::budget::Charges;
 use crate::call::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
@@ -39,6 +39,7 @@ pub(crate) async fn create(
     let received = ReceivedCall::new(&state, body)?;
     let loaded = received.loaded;
     let (call, charges) = Call::parse(received.fields, received.limits)?;
+    suffix::check(&call.prompts, call.echo, loaded)?;
     let head = Head::new(&call.common.id, "text_completion", loaded);
     call.check_echo(&loaded.spelling, state.config().max_body_bytes)?;
     let writer = Writer::new(&call, head, loaded.spelling.clone());
@@ -57,6 +58,7 @@ struct Call {
 impl Call {
     fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<(Self, Charges), ApiError> {
         let prompts = prompts(&mut fields, limits)?;
+        let prompts = suffix::around(prompts, &mut fields)?;
         let constraint = constraint::of_openai_call;
         let mut common = Common::read(&mut fields, "cmpl-", constraint, limits)?;
         let n = common.sampling.n;
@@ -374,10 +376,6 @@ mod tests {
         refuses(
             json!({"prompt": "a", "best_of": 3}),
             "best_of is not supported yet: leave it out or send null",
-        );
-        refuses(
-            json!({"prompt": "a", "suffix": "b"}),
-            "suffix is not supported yet: leave it out or send null",
         );
         refuses(
             json!({"prompt": "a", "logprobs": 21}),

@@ -21,6 +21,10 @@ pub(crate) fn completions(facts: &Facts) -> Operation {
             shared::prompts(facts).about("one prompt or several, as text or token ids"),
         )
         .takes(
+            "suffix",
+            text().about("text after the output: the model fills the gap, if its vocabulary has tokens for that"),
+        )
+        .takes(
             "max_tokens",
             count()
                 .or(DEFAULT_MAX_TOKENS)

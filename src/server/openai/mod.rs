@@ -13,6 +13,7 @@ pub(super) mod json_values;
 mod logprobs;
 mod refusals;
 pub(super) mod responses;
+mod suffix;
 pub(super) mod wire;
 
 use std::sync::Arc;
