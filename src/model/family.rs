@@ -30,6 +30,11 @@ impl Architecture {
         self.0.name
     }
 
+    /// The family's name: `general.architecture` of GGUF files, or `model_type` if such files have another family's name.
+    pub fn short_name(self) -> &'static str {
+        self.0.gguf.name.unwrap_or(self.0.model_type)
+    }
+
     pub(crate) fn family(self) -> &'static Family {
         self.0
     }

@@ -50,6 +50,32 @@ impl ModelFiles {
         })
     }
 
+    /// Total bytes of the files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|(_, record)| record.bytes).sum()
+    }
+
+    /// The latest modification time of a file; `None` if the system has no such times.
+    pub fn modified(&self) -> Option<SystemTime> {
+        let times = self.files.iter().filter_map(|(_, record)| record.modified);
+        times.max()
+    }
+
+    /// A hash of each file's size and first bytes, which differ between models. It does not depend on paths and times.
+    pub fn digest(&self) -> [u8; 32] {
+        let records = self.files.iter();
+        let mut records: Vec<(u64, [u8; 32])> = records
+            .map(|(_, record)| (record.bytes, record.header))
+            .collect();
+        records.sort_unstable();
+        let mut hash = Sha256::new();
+        for (bytes, header) in records {
+            hash.update(bytes.to_le_bytes());
+            hash.update(header);
+        }
+        hash.finalize().into()
+    }
+
     /// Compares the files with the record.
     ///
     /// # Errors
@@ -233,6 +259,22 @@ mod tests {
         files.check().expect("nothing has changed");
         put(folder.path(), "config.json", "{ }");
         assert!(replacement_error(&files).contains("it has 3 bytes, 2 before"));
+    }
+
+    #[test]
+    fn models_of_the_same_files_have_the_same_digest_anywhere() {
+        let digest = |weights: &str| {
+            let folder = tempfile::tempdir().expect("a folder can be made");
+            put(folder.path(), "config.json", "{}");
+            put(folder.path(), "model.safetensors", weights);
+            let files = ModelFiles::look(folder.path()).expect("readable");
+            assert_eq!(files.bytes(), 2 + weights.len() as u64);
+            assert!(files.modified().is_some());
+            files.digest()
+        };
+        assert_eq!(digest("weights"), digest("weights"));
+        assert_ne!(digest("weights"), digest("Weights"));
+        assert_ne!(digest("weights"), digest("weight"));
     }
 
     #[test]
