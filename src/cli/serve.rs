@@ -285,6 +285,8 @@ mod tests {
             attention_backend: None,
             kernel_path: None,
             double_sparsity: None,
+            formats: Default::default(),
+            card: None,
         };
         let parts = EngineParts {
             info,

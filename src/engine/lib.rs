@@ -3,6 +3,7 @@
 //! An engine installs no recorder, subscriber, panic hook or signal handler, and needs no runtime. To record the
 //! engine's metrics, install a recorder before starting the engine.
 
+mod card;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(not(feature = "cuda"))]
@@ -36,6 +37,7 @@ use souffleur_kv_events::KvEventsOutlet;
 use souffleur_metrics::{Capacity, RequestMetrics};
 use souffleur_request::admission::Admission;
 
+pub use card::ModelCard;
 pub use handle::{Canceller, EngineHandle, Generation};
 pub use parts::{EngineParts, ModelInfo};
 pub use pins::SoftPin;

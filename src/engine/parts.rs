@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
+use crate::card::ModelCard;
 use crate::gpu::{self, Gpu};
 use crate::memory::{context_length, memory_plan};
 use crate::origin::from_the_same_files;
@@ -69,6 +70,10 @@ pub struct ModelInfo {
     pub kernel_path: Option<Arc<str>>,
     /// The parameters of double sparsity, which affect keys and values; `None` if it is off.
     pub double_sparsity: Option<Arc<str>>,
+    /// The formats in which calls and reasoning are parsed.
+    pub formats: OutputFormats,
+    /// Facts about the model's files; `None` for a host's executor, and for files that the executor will not find either.
+    pub card: Option<Arc<ModelCard>>,
 }
 
 /// The parts that an engine runs on: the model's facts, its tokenizer, its executor.
@@ -105,7 +110,7 @@ impl EngineParts {
             gpu.check(config, &model)?;
         }
         let memory = memory_plan(config, &model, gpu.as_ref())?;
-        let ModelText { text, generation } = model_text(config)?;
+        let (ModelText { text, generation }, formats) = model_text(config)?;
         let text = text.map(Arc::new);
         let context_length = context_length(config, &model)?;
         let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);
@@ -144,11 +149,11 @@ impl EngineParts {
             attention_backend: Some(config.attention_backend.resolved()),
             kernel_path,
             double_sparsity,
+            formats,
+            card: ModelCard::read(dir, &model).ok().map(Arc::new),
         };
-        if let Some(notice) = notice {
-            // A panic of this thread is harmless: it only writes to the log.
-            let _ = notice.join();
-        }
+        // A panic of this thread is harmless: it only writes to the log.
+        let _ = notice.map(thread::JoinHandle::join);
         Ok(Self {
             info,
             text,
@@ -165,7 +170,7 @@ impl EngineParts {
     /// match the model.
     pub fn text_model_of(config: &EngineConfig) -> Result<Option<TextModel>, StartError> {
         let config = with_a_model(config)?;
-        Ok(model_text(&config)?.text)
+        Ok(model_text(&config)?.0.text)
     }
 
     /// The limits of the scheduler of an engine with this model.
@@ -310,13 +315,14 @@ fn kernel_path() -> Result<Arc<str>, LoadError> {
     Ok(name.into())
 }
 
-/// Reads a model's tokenizer and sampling defaults, and checks the output formats of the configuration.
-fn model_text(config: &EngineConfig) -> Result<ModelText, StartError> {
+/// Reads a model's tokenizer, sampling defaults and output formats.
+fn model_text(config: &EngineConfig) -> Result<(ModelText, OutputFormats), StartError> {
     let model_text = ModelText::read(config)?;
-    if let Some(text) = &model_text.text {
-        output_formats(config, text)?;
-    }
-    Ok(model_text)
+    let formats = match &model_text.text {
+        Some(text) => output_formats(config, text)?,
+        None => OutputFormats::default(),
+    };
+    Ok((model_text, formats))
 }
 
 /// The output formats that the configuration names, or else those of the model.

@@ -93,6 +93,8 @@ pub fn model_info(
         attention_backend: None,
         kernel_path: None,
         double_sparsity: None,
+        formats: Default::default(),
+        card: None,
     })
 }
 

@@ -74,6 +74,8 @@ impl Build {
             attention_backend: None,
             kernel_path: None,
             double_sparsity: None,
+            formats: Default::default(),
+            card: None,
         };
         let options = FakeOptions {
             page_size,

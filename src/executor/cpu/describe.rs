@@ -24,6 +24,8 @@ pub struct CpuDescription {
     /// The memory that each layer keeps of a sequence.
     pub kv_layout: KvLayout,
     pub matrices: Vec<LoadedMatrix>,
+    /// The element type or the quantisation scheme of most weights in the files, such as `BF16`, `Q4_K` or `gptq`.
+    pub stored_as: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,8 +86,23 @@ pub fn describe_checkpoint(
         decoded_weights_bytes: checkpoint.weights_bytes(quantization, |_, _| None),
         kv_layout: checkpoint.kv_layout(),
         matrices: matrices(&checkpoint, quantization),
+        stored_as: stored_as(&checkpoint),
         config: checkpoint.config,
     }
+}
+
+/// The name of the scheme without its details, or else the type that takes most bytes in the files.
+fn stored_as(checkpoint: &Checkpoint) -> String {
+    if let Some(scheme) = checkpoint.scheme() {
+        let scheme = scheme.to_string();
+        let name = scheme.split(',').next();
+        return name.unwrap_or_default().to_owned();
+    }
+    let most = checkpoint.types().first();
+    most.map_or_else(
+        || checkpoint.dtype.name().to_owned(),
+        |count| count.name.clone(),
+    )
 }
 
 /// The matrices of a model, in the order of [`ModelConfig::tensors`].
