@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
 use actix_web::http::header::HeaderValue;
-use actix_web::http::{StatusCode, header};
 use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpResponse};
 use serde::Serialize;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, rewritten, with_json};
 use crate::exchange::{Exchange, REQUEST_ID};
 use crate::words::Dialect;
 
@@ -84,21 +84,9 @@ pub(crate) async fn adapt<B: MessageBody + 'static>(
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
     let id = HttpId::current();
     request.extensions_mut().insert(id.clone());
-    match next.call(request).await {
-        Ok(response) => {
-            let error = response.response().error();
-            let error = error.and_then(|error| error.as_error::<ApiError>().cloned());
-            let (request, response) = response.map_into_boxed_body().into_parts();
-            let response = written(response, error.as_ref(), &id);
-            Ok(ServiceResponse::new(request, response))
-        }
-        // Another middleware refused the request. Outer middleware still adds its headers to the answer.
-        Err(mut error) => {
-            let refused = error.as_error::<ApiError>().cloned();
-            error.add_response_mapper(move |response| written(response, refused.as_ref(), &id));
-            Err(error)
-        }
-    }
+    let write =
+        move |response: HttpResponse, error: Option<&ApiError>| written(response, error, &id);
+    rewritten(request, next, write).await
 }
 
 fn written(mut response: HttpResponse, error: Option<&ApiError>, id: &HttpId) -> HttpResponse {
@@ -107,7 +95,5 @@ fn written(mut response: HttpResponse, error: Option<&ApiError>, id: &HttpId) ->
         return response;
     };
     let body = serde_json::to_vec(&ErrorForm::new(error, id));
-    let body = body.expect("errors have string keys only");
-    response.headers_mut().remove(header::CONTENT_LENGTH);
-    response.set_body(BoxBody::new(body))
+    with_json(response, body.expect("errors have string keys only"))
 }

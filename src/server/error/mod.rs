@@ -1,12 +1,15 @@
 //! Errors as clients see them: OpenAI's error object. (Anthropic's endpoints and gRPC convert it to their forms.)
 
 mod http;
+mod rewrite;
 
 use std::fmt;
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpRequest, HttpResponse, ResponseError};
 use serde::Serialize;
+
+pub(super) use rewrite::{rewritten, with_json};
 
 use super::words::{Dialect, Worded};
 use souffleur_base::error::{FieldError, RETRY_AFTER_S, RequestError};
