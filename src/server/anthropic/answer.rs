@@ -2,8 +2,9 @@
 
 use serde_json::value::RawValue;
 
-use super::blocks::{Blocks, Kind, Part, is_input};
+use super::blocks::{Blocks, Kind, Part};
 use super::wire::{Block, Head, SIGNATURE, Stop};
+use crate::openai::chat::pieces::is_object;
 use crate::transcript::{Transcript, Update};
 
 pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8> {
@@ -75,7 +76,7 @@ fn add_text(blocks: &mut Vec<Block>, more: String) {
 /// A `tool_use` with the arguments that the model wrote, or a text block if they are not the JSON object it requires.
 fn tool_use(id: String, name: String, arguments: String) -> Block {
     match RawValue::from_string(arguments.clone()) {
-        Ok(input) if is_input(&arguments) => Block::ToolUse { id, name, input },
+        Ok(input) if is_object(&arguments) => Block::ToolUse { id, name, input },
         _ => Block::Text { text: arguments },
     }
 }

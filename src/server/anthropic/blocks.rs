@@ -1,8 +1,6 @@
 //! Converts the pieces of an answer to parts of content blocks, from which whole messages and streams are written.
 
-use serde::de::IgnoredAny;
-
-use crate::openai::chat::pieces::call_id_with;
+use crate::openai::chat::pieces::{call_id_with, is_object};
 use souffleur_base::ids::RequestId;
 use souffleur_request::OutputPiece;
 
@@ -82,7 +80,7 @@ impl Blocks {
                 }
                 OutputPiece::CallEnd => {
                     let input = std::mem::take(&mut self.input);
-                    self.complete_calls += usize::from(is_input(&input));
+                    self.complete_calls += usize::from(is_object(&input));
                     if self.open.take().is_some() {
                         out.push(Part::Close(Kind::Call));
                     }
@@ -171,12 +169,6 @@ impl Blocks {
             None => (),
         }
     }
-}
-
-/// Returns whether a call's block can hold these arguments: they are a JSON object.
-pub(super) fn is_input(arguments: &str) -> bool {
-    let is_json = serde_json::from_str::<IgnoredAny>(arguments).is_ok();
-    is_json && arguments.trim_start().starts_with('{')
 }
 
 #[cfg(test)]

@@ -82,12 +82,12 @@ fn finite(logprob: f32) -> f32 {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct ChatLogprobs {
+pub(crate) struct ChatLogprobs {
     content: Vec<ChatToken>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct ChatToken {
+pub(crate) struct ChatToken {
     #[serde(flatten)]
     token: SpelledToken,
     top_logprobs: Vec<SpelledToken>,
@@ -101,7 +101,7 @@ struct SpelledToken {
 }
 
 impl ChatLogprobs {
-    pub(super) fn new(positions: &[TokenLogprobs], spelling: &Spelling) -> Self {
+    pub(crate) fn new(positions: &[TokenLogprobs], spelling: &Spelling) -> Self {
         let spelled = |(token, logprob): (u32, f32)| {
             let bytes = spelling.bytes(token);
             SpelledToken {
@@ -119,7 +119,7 @@ impl ChatLogprobs {
         }
     }
 
-    pub(super) fn into_tokens(self) -> Vec<ChatToken> {
+    pub(crate) fn into_tokens(self) -> Vec<ChatToken> {
         self.content
     }
 

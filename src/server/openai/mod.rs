@@ -10,7 +10,7 @@ pub(super) mod completions;
 mod docs;
 pub(super) mod embeddings;
 pub(super) mod json_values;
-mod logprobs;
+pub(super) mod logprobs;
 mod refusals;
 pub(super) mod responses;
 mod suffix;

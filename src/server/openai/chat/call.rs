@@ -153,7 +153,7 @@ pub(crate) fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>,
 }
 
 /// Reads `logprobs` and `top_logprobs` as the number of alternatives; `None` means no log probabilities.
-fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+pub(crate) fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     let wanted = fields.flag("logprobs")?;
     let top = fields.take("top_logprobs")?;
     let top = top

@@ -20,6 +20,15 @@ pub(super) const ROLES: [&str; 6] = [
 ];
 
 pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+    read_adapted(fields, |_, _| Ok(()))
+}
+
+/// As [`read`], for another API: `adapt` gets the path of each message, and converts the message to OpenAI's form. It
+/// keeps the order of the calls and their arguments.
+pub(crate) fn read_adapted(
+    fields: &mut Fields,
+    mut adapt: impl FnMut(&str, &mut Map<String, Value>) -> Result<(), ApiError>,
+) -> Result<Vec<Value>, ApiError> {
     const NAME: &str = "messages";
     let raw = fields.peek(NAME).cloned();
     let items = match fields.take_tree(NAME)? {
@@ -37,6 +46,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let message = |(index, item): (usize, Value)| {
         let name = format!("{NAME}[{index}]");
         let mut message = object(&name, item)?;
+        adapt(&name, &mut message)?;
         let role = role(&name, &message)?;
         normalize(&name, role, &mut message)?;
         if role == "assistant" {

@@ -4,7 +4,7 @@ pub(crate) mod call;
 mod choice;
 pub(crate) mod docs;
 pub(crate) mod history;
-mod messages;
+pub(crate) mod messages;
 pub(crate) mod pieces;
 pub(crate) mod reasoning;
 pub(crate) mod tool_choice;

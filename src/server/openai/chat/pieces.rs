@@ -1,5 +1,6 @@
 //! Converts the pieces of an answer to OpenAI's messages and deltas.
 
+use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 
 use super::choice::{
@@ -206,6 +207,12 @@ fn call_delta(call: ToolCallDelta) -> MessageDelta {
         tool_calls: Some([call]),
         ..MessageDelta::default()
     }
+}
+
+/// Returns whether the arguments of a call are a JSON object.
+pub(crate) fn is_object(arguments: &str) -> bool {
+    let is_json = serde_json::from_str::<IgnoredAny>(arguments).is_ok();
+    is_json && arguments.trim_start().starts_with('{')
 }
 
 pub(crate) fn call_id(rid: &RequestId, index: usize) -> String {
