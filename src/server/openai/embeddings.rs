@@ -11,6 +11,7 @@ use utoipa::openapi::path::Operation;
 
 use super::answer::ReceivedCall;
 use super::wire::UsageReport;
+use crate::answers::AnswerCharge;
 use crate::body::JsonBody;
 use crate::budget::Charges;
 use crate::call::{self, CallLimits, read_rid, sample_id};
@@ -28,14 +29,14 @@ use crate::table::Table;
 use crate::transcript::Transcript;
 use crate::whole;
 use souffleur_base::ids::RequestId;
-use souffleur_request::{GenerateRequest, Pooling, Prompt};
+use souffleur_request::{GenerateRequest, Pooling, Prompt, Usage};
 use souffleur_state::cache::namespace::Namespace;
 
 const INPUT: &str = "input";
 const DIMENSIONS: &str = "dimensions";
 
 /// Maximum bytes of an embedding's value in the answer, as a JSON number and in base64.
-const NUMBER_BYTES: usize = 16;
+pub(crate) const NUMBER_BYTES: usize = 16;
 const BASE64_BYTES: usize = 6;
 
 #[derive(Default)]
@@ -56,15 +57,9 @@ enum Encoding {
     Base64,
 }
 
-#[derive(Debug)]
 struct Call {
-    prompts: Vec<Prompt>,
-    pooling: Pooling,
+    request: EmbedRequest,
     encoding: Encoding,
-    dimensions: usize,
-    rid: RequestId,
-    namespace: Namespace,
-    scheduling: Scheduling,
 }
 
 #[derive(Serialize)]
@@ -89,6 +84,26 @@ enum Values {
     Base64(String),
 }
 
+/// Prompts to embed, and the options that their requests share.
+pub(crate) struct EmbedRequest {
+    pub(crate) prompts: Vec<Prompt>,
+    pub(crate) pooling: Pooling,
+    /// Number of values that are kept of each embedding.
+    pub(crate) dimensions: usize,
+    pub(crate) rid: RequestId,
+    pub(crate) namespace: Namespace,
+    pub(crate) scheduling: Scheduling,
+}
+
+/// Embeddings in the order of their prompts.
+pub(crate) struct Embedded {
+    pub(crate) vectors: Vec<Arc<[f32]>>,
+    pub(crate) usages: Vec<Usage>,
+    /// Maximum bytes of the answer, and the charge for them.
+    pub(crate) answer_bytes: usize,
+    pub(crate) charge: Option<AnswerCharge>,
+}
+
 pub(crate) async fn create(
     state: Data<AppState>,
     body: JsonBody,
@@ -100,30 +115,50 @@ pub(crate) async fn create(
     } = ReceivedCall::new(&state, body)?;
     let width = hidden_size(loaded)?;
     let (call, charges) = Call::parse(fields, limits, width)?;
-    let dimensions = call.dimensions;
-    let value_bytes = match call.encoding {
+    let encoding = call.encoding;
+    let value_bytes = match encoding {
         Encoding::Float => NUMBER_BYTES,
         Encoding::Base64 => BASE64_BYTES,
     };
-    let answer_bytes = call.prompts.len() * dimensions * (size_of::<f32>() + value_bytes);
+    let embedded = embed(&state, call.request, charges, value_bytes).await?;
+    let usage = UsageReport::of(embedded.usages, 1);
+    let model = loaded.engine.model().served_model_name.clone();
+    let vectors = embedded.vectors;
+    let write = move || json(&model, vectors, encoding, usage);
+    let json = whole::written(embedded.answer_bytes, write).await?;
+    Ok(whole::json(json, embedded.charge))
+}
+
+/// Embeds prompts. An answer takes at most `value_bytes` for each value.
+pub(crate) async fn embed(
+    state: &Data<AppState>,
+    request: EmbedRequest,
+    charges: Charges,
+    value_bytes: usize,
+) -> Result<Embedded, ApiError> {
+    let dimensions = request.dimensions;
+    let answer_bytes = request.prompts.len() * dimensions * (size_of::<f32>() + value_bytes);
     let charge = state.answers().charge_bytes(answer_bytes)?;
-    let encoding = call.encoding;
-    let lanes = Lane::open_all(&state, call.into_requests())?;
+    let lanes = Lane::open_all(state, request.into_requests())?;
     let transcripts = finish_all(Lane::with_charges(lanes, charges)).await?;
-    let usage = UsageReport::of(transcripts.iter().map(|transcript| transcript.usage), 1);
-    let embeddings = transcripts.iter().map(|transcript| {
+    let vectors = transcripts.iter().map(|transcript| {
         let embedding = embedding(transcript)?;
         Ok(cut(embedding, dimensions))
     });
-    let embeddings: Result<Vec<Arc<[f32]>>, ApiError> = embeddings.collect();
-    let embeddings = embeddings?;
-    let model = loaded.engine.model().served_model_name.clone();
-    let write = move || json(&model, embeddings, encoding, usage);
-    let json = whole::written(answer_bytes, write).await?;
-    Ok(whole::json(json, charge))
+    let vectors: Result<_, ApiError> = vectors.collect();
+    Ok(Embedded {
+        vectors: vectors?,
+        usages: transcripts
+            .iter()
+            .map(|transcript| transcript.usage)
+            .collect(),
+        answer_bytes,
+        charge,
+    })
 }
 
-fn hidden_size(loaded: &Loaded) -> Result<usize, ApiError> {
+/// The length of an embedding. Fails if the executor returns no hidden states.
+pub(crate) fn hidden_size(loaded: &Loaded) -> Result<usize, ApiError> {
     let width = loaded.engine.model().hidden_size;
     width.ok_or_else(|| {
         ApiError::invalid(
@@ -194,19 +229,23 @@ impl Call {
     ) -> Result<(Self, Charges), ApiError> {
         let body = table().read(&mut fields, limits)?;
         let call = Self {
-            dimensions: dimensions(body.dimensions, width)?,
-            prompts: body.prompts,
-            pooling: body.pooling,
             encoding: body.encoding,
-            rid: body.rid.unwrap_or_else(RequestId::random),
-            namespace: body.options.namespace(limits)?,
-            scheduling: body.options.scheduling,
+            request: EmbedRequest {
+                dimensions: dimensions(body.dimensions, width)?,
+                prompts: body.prompts,
+                pooling: body.pooling,
+                rid: body.rid.unwrap_or_else(RequestId::random),
+                namespace: body.options.namespace(limits)?,
+                scheduling: body.options.scheduling,
+            },
         };
         foreign::refuse_bare_prompts(&mut fields)?;
         foreign::refuse(&mut fields, &["content"])?;
         Ok((call, fields.into_charges()))
     }
+}
 
+impl EmbedRequest {
     fn into_requests(self) -> Vec<GenerateRequest> {
         let n = self.prompts.len() as u32;
         let requests = (0..)
@@ -225,7 +264,7 @@ impl Call {
 }
 
 /// Refuses blank texts, which would get the embedding of the tokenizer's leading special tokens.
-fn check_texts(prompts: &[Prompt]) -> Result<(), ApiError> {
+pub(crate) fn check_texts(prompts: &[Prompt]) -> Result<(), ApiError> {
     let is_blank = |prompt: &Prompt| matches!(prompt, Prompt::Text(text) if text.trim().is_empty());
     match prompts.iter().position(is_blank) {
         None => Ok(()),
