@@ -1,5 +1,6 @@
-//! Streams answers as server-sent events. By default, a failure before the first event becomes an HTTP error, comments
-//! keep idle streams open, and `[DONE]` ends a stream; the [`Render`] of an endpoint can change that.
+//! Streams answers as server-sent events, or as lines of JSON. By default, a failure before the first event becomes an
+//! HTTP error, comments keep idle streams open, and `[DONE]` ends a stream; the [`Render`] of an endpoint can change
+//! that.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -20,8 +21,15 @@ use super::transcript::Update;
 use super::whole::{aborted, charged_pieces, next_piece, on_thread};
 use souffleur_base::error::RequestError;
 
+const EVENT_STREAM: &str = "text/event-stream";
+
 /// Renders the events of the lanes as the JSON of one endpoint.
 pub(super) trait Render: Unpin + 'static {
+    /// The content type of the stream.
+    fn content_type(&self) -> &'static str {
+        EVENT_STREAM
+    }
+
     /// Writes events before those of the lanes, if the endpoint has any.
     fn start(&mut self, _out: &mut Chunks) {}
 
@@ -75,6 +83,13 @@ impl Chunks {
         out.extend_from_slice(b"data: ");
         serde_json::to_writer(&mut *out, value).expect("responses have string keys only");
         out.extend_from_slice(b"\n\n");
+    }
+
+    /// Adds a line of JSON, for streams of lines instead of events.
+    pub(super) fn line(&mut self, value: &impl Serialize) {
+        let out = self.tail();
+        serde_json::to_writer(&mut *out, value).expect("responses have string keys only");
+        out.push(b'\n');
     }
 
     pub(super) fn event(&mut self, name: &str, value: &impl Serialize) {
@@ -151,13 +166,13 @@ pub(super) fn write_named(out: &mut Vec<u8>, name: &str, json: &[u8]) {
 
 /// Answers with serialised events. `charge` covers their memory until they have been sent.
 pub(super) fn whole(events: Vec<u8>, charge: Option<AnswerCharge>) -> HttpResponse {
-    stream_head().body(charged_pieces(events, charge))
+    stream_head(EVENT_STREAM).body(charged_pieces(events, charge))
 }
 
-fn stream_head() -> HttpResponseBuilder {
+fn stream_head(content_type: &'static str) -> HttpResponseBuilder {
     let mut response = HttpResponse::Ok();
     response
-        .content_type("text/event-stream")
+        .content_type(content_type)
         .insert_header((header::CACHE_CONTROL, "no-cache"))
         .insert_header(("x-accel-buffering", "no"));
     response
@@ -200,7 +215,7 @@ pub(super) async fn respond(
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(stream_head().streaming(body))
+    Ok(stream_head(body.render.content_type()).streaming(body))
 }
 
 struct SseBody<R> {
