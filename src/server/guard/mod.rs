@@ -56,19 +56,40 @@ pub(super) async fn require_json(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
-    let head = request.head();
+    check_body(request.head(), true)?;
+    next.call(request).await
+}
+
+/// As [`require_json`], for an API whose clients send bodies without declaring them as JSON (`curl -d` declares a form).
+/// Only bodies from a browser must be declared: a browser states the origin of each POST, and pages cannot prevent it.
+pub(super) async fn require_json_from_pages(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
+    check_body(request.head(), is_from_page(request.head()))?;
+    next.call(request).await
+}
+
+/// Refuses a compressed body and, if the request is a POST that `must_declare` its body, a body that is not declared as
+/// JSON.
+fn check_body(head: &RequestHead, must_declare: bool) -> Result<(), ApiError> {
+    if !has_body(head) {
+        return Ok(());
+    }
+    if let Some(encoding) = encoding(head) {
+        return Err(ApiError::encoded(encoding));
+    }
     let content_type = head.headers.get(header::CONTENT_TYPE);
     let content_type = content_type.map(|value| value.as_bytes());
-    let is_post = head.method == Method::POST;
-    if has_body(head) {
-        if let Some(encoding) = encoding(head) {
-            return Err(ApiError::encoded(encoding).into());
-        }
-        if is_post && !content_type.is_some_and(is_json) {
-            return Err(ApiError::not_json(content_type).into());
-        }
+    if must_declare && head.method == Method::POST && !content_type.is_some_and(is_json) {
+        return Err(ApiError::not_json(content_type));
     }
-    next.call(request).await
+    Ok(())
+}
+
+/// Returns whether a request has a header that browsers send and other clients do not.
+fn is_from_page(head: &RequestHead) -> bool {
+    head.headers.contains_key(header::ORIGIN) || head.headers.contains_key(SEC_FETCH_SITE)
 }
 
 fn verify(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
@@ -236,6 +257,35 @@ mod tests {
             config.allowed_hosts = vec!["rebound.example".into()];
         });
         check(&known, &[host, origin], None);
+    }
+
+    #[test]
+    fn only_bodies_from_pages_must_be_declared_as_json() {
+        let origin = ("origin", "http://127.0.0.1:30000");
+        let site = (SEC_FETCH_SITE, "same-origin");
+        let form = ("content-type", "application/x-www-form-urlencoded");
+        let json = ("content-type", "application/json");
+        let zipped = ("content-encoding", "gzip");
+        let cases: [(&[(&str, &str)], Option<u16>); 8] = [
+            (&[], None),
+            (&[form], None),
+            (&[form, origin], Some(415)),
+            (&[form, site], Some(415)),
+            (&[origin], Some(415)),
+            (&[json, origin, site], None),
+            (&[json, zipped], Some(415)),
+            (&[zipped], Some(415)),
+        ];
+        for (headers, expected) in cases {
+            let request = TestRequest::post().insert_header(("content-length", "2"));
+            let request = headers.iter().fold(request, |request, (name, value)| {
+                request.append_header((*name, *value))
+            });
+            let request = request.to_srv_request();
+            let refused = check_body(request.head(), is_from_page(request.head()));
+            let status = refused.err().map(|error| error.http_status());
+            assert_eq!(status, expected, "{headers:?}");
+        }
     }
 
     #[test]
