@@ -12,6 +12,7 @@ pub(super) enum Dialect {
     OpenAi,
     Responses,
     Anthropic,
+    Ollama,
     /// SGLang's `/generate`, by HTTP, WebSocket and gRPC.
     Sglang,
 }
@@ -22,7 +23,7 @@ pub(super) enum Worded {
         prompt_tokens: PromptTokens,
         limit_tokens: usize,
     },
-    /// Clients of Anthropic's API do not know the field that the other APIs have for it.
+    /// Clients of Anthropic's and Ollama's APIs do not know the field that the other APIs have for it.
     NotContinued,
 }
 
@@ -66,6 +67,10 @@ fn too_long(dialect: Dialect, prompt_tokens: PromptTokens, limit_tokens: usize) 
         Dialect::Anthropic => {
             format!("prompt is too long: {prompt_tokens} > {limit_tokens} maximum")
         }
+        Dialect::Ollama => format!(
+            "the input length exceeds the context length. {}",
+            too_long(Dialect::OpenAi, prompt_tokens, limit_tokens)
+        ),
         Dialect::Sglang => RequestError::PromptTooLong {
             prompt_tokens,
             limit_tokens,
@@ -75,7 +80,7 @@ fn too_long(dialect: Dialect, prompt_tokens: PromptTokens, limit_tokens: usize) 
 }
 
 fn not_continued(dialect: Dialect) -> String {
-    if dialect == Dialect::Anthropic {
+    if matches!(dialect, Dialect::Anthropic | Dialect::Ollama) {
         return "messages ends with an assistant message, which cannot be continued, because this model's chat template \
                 changes it: end messages with a user message"
             .to_owned();
@@ -119,6 +124,12 @@ mod tests {
             "prompt is too long: 5011 tokens > 4094 maximum",
         );
         check(
+            Dialect::Ollama,
+            exactly,
+            "the input length exceeds the context length. This model's maximum context length is 4094 tokens. However, \
+             you requested 5011 tokens in the prompt. Please reduce the length of the messages.",
+        );
+        check(
             Dialect::Sglang,
             exactly,
             "the input (5011 tokens) is longer than the model's context length (4094 tokens): shorten the prompt, or \
@@ -136,9 +147,11 @@ mod tests {
         let error = ApiError::from(RequestError::NotContinued);
         assert_eq!(error.code(), "invalid_request");
         assert!(error.message().starts_with("continue_final_message"));
-        let error = error.in_dialect(Dialect::Anthropic);
-        assert!(!error.message().contains("continue_final_message"));
-        assert!(error.message().starts_with("messages ends with"));
+        for dialect in [Dialect::Anthropic, Dialect::Ollama] {
+            let error = error.clone().in_dialect(dialect);
+            assert!(!error.message().contains("continue_final_message"));
+            assert!(error.message().starts_with("messages ends with"));
+        }
     }
 
     #[test]

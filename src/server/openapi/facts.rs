@@ -14,6 +14,8 @@ pub(crate) struct Facts {
     pub(crate) max_requests: usize,
     /// The default sampling parameters on the endpoints that use the model's defaults.
     pub(crate) model_sampling: SamplingParams,
+    /// The name of the served model, once it is loaded.
+    pub(crate) model: Option<String>,
     pub(super) has_key: bool,
     pub(super) has_admin_key: bool,
 }
@@ -29,6 +31,7 @@ impl Facts {
             limits: limits.unwrap_or_default(),
             max_requests: config.max_batch_requests,
             model_sampling: generation.map(sampling_of).unwrap_or_default(),
+            model: engine.map(|engine| engine.model().served_model_name.clone()),
             has_key: config.api_key.is_some(),
             has_admin_key: config.admin_api_key.is_some(),
         }

@@ -11,6 +11,7 @@ use super::shape::{Shape, named, object, text};
 pub(crate) enum Group {
     OpenAi,
     Anthropic,
+    Ollama,
     SgLang,
     LlamaCpp,
     Tokens,
@@ -26,6 +27,11 @@ impl Group {
             "OpenAI's API, with SGLang's and vLLM's additional fields",
         ),
         (Self::Anthropic, "Anthropic", "Anthropic's Messages"),
+        (
+            Self::Ollama,
+            "Ollama",
+            "Ollama's API, except for the operations that download and change models",
+        ),
         (Self::SgLang, "SGLang", "SGLang's native API"),
         (Self::LlamaCpp, "llama.cpp", "llama.cpp's API for editors"),
         (Self::Tokens, "Tokens", "Text as tokens, and tokens as text"),
@@ -45,6 +51,7 @@ impl Group {
 
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
+pub(crate) const LINES: &str = "application/x-ndjson";
 
 pub(crate) struct Describe {
     operation: OperationBuilder,
@@ -60,6 +67,7 @@ pub(crate) fn describe(group: Group, summary: &str) -> Describe {
         answer: ResponseBuilder::new(),
         error: match group {
             Group::Anthropic => "AnthropicError",
+            Group::Ollama => "OllamaError",
             _ => "Error",
         },
     }
@@ -128,6 +136,14 @@ impl Describe {
         let shape = object().has("data", text()).takes("event", text());
         let content = ContentBuilder::new().schema(Some(shape.shape().about(&about)));
         self.answer = self.answer.content(EVENTS, content.build());
+        self
+    }
+
+    /// With `stream`, the operation answers with lines, each with JSON of the schema `line`.
+    pub(crate) fn streams_lines(mut self, line: &str, about: &str) -> Self {
+        let about = format!("{about} Each line is JSON of the schema `{line}`.");
+        let content = ContentBuilder::new().schema(Some(text().about(&about)));
+        self.answer = self.answer.content(LINES, content.build());
         self
     }
 
