@@ -46,8 +46,8 @@ keys! {
         /// Key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; set it through the environment
         /// variable SOUFFLEUR_API_KEY to keep it out of the process list.
         ///
-        /// Without a key the server accepts every client. /health, /health_generate, /ready, /metrics, /openapi.json and /docs never need
-        /// it.
+        /// Without a key the server accepts every client. /, /health, /health_generate, /ready, /metrics, /openapi.json and /docs never
+        /// need it.
         #[flag(SERVER.takes("KEY"))]
         api_key: Option<ApiKey> = None,
         /// Admin key, sent in the same header as `--api-key`; only this key opens the full report of /debug/prefix,

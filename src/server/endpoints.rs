@@ -13,7 +13,7 @@ use super::openapi::{self, page};
 use super::state::AppState;
 use super::{
     abort, anthropic, debug, flush, generate, guard, health, internal_state, llama_cpp, loads,
-    mount, openai, pause, policy, rerank, score, sessions, tokenize, ws,
+    mount, ollama, openai, pause, policy, rerank, score, sessions, tokenize, ws,
 };
 
 pub(super) fn all() -> Vec<Endpoint> {
@@ -21,6 +21,7 @@ pub(super) fn all() -> Vec<Endpoint> {
     all.extend(control());
     all.extend(status());
     all.extend(aliases());
+    all.extend(of_ollama());
     // These come before the path of a single model, which also matches an empty name.
     for path in ["/v1/models", "/v1/models/"] {
         all.insert(0, get(path, health::models, health::models_operation));
@@ -149,6 +150,32 @@ fn aliases() -> Vec<Endpoint> {
     all
 }
 
+fn of_ollama() -> Vec<Endpoint> {
+    vec![
+        open("/", ollama::root, ollama::root_operation),
+        get_ollama(
+            "/api/version",
+            ollama::version,
+            ollama::docs::version_operation,
+        ),
+        get_ollama("/api/tags", ollama::tags, ollama::docs::tags_operation),
+        get_ollama("/api/ps", ollama::ps, ollama::docs::ps_operation),
+        post_ollama("/api/show", ollama::show, ollama::docs::show_operation),
+        post_ollama("/api/chat", ollama::chat, ollama::docs::chat_operation),
+        post_ollama(
+            "/api/generate",
+            ollama::generate,
+            ollama::docs::generate_operation,
+        ),
+        post_ollama("/api/embed", ollama::embed, ollama::docs::embed_operation),
+        post_ollama(
+            "/api/embeddings",
+            ollama::embeddings,
+            ollama::docs::embeddings_operation,
+        ),
+    ]
+}
+
 async fn document(request: HttpRequest, state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     openapi::answer(&request, &state, &all())
 }
@@ -191,6 +218,26 @@ where
 {
     let mount = move |cfg: &mut ServiceConfig| mount::post_anthropic(cfg, path, handler.clone());
     Endpoint::new(path, vec![(HttpMethod::Post, describe)], mount).with_error("AnthropicError")
+}
+
+fn get_ollama<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let mount = move |cfg: &mut ServiceConfig| mount::get_ollama(cfg, path, handler.clone());
+    Endpoint::new(path, vec![(HttpMethod::Get, describe)], mount).with_error("OllamaError")
+}
+
+fn post_ollama<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let mount = move |cfg: &mut ServiceConfig| mount::post_ollama(cfg, path, handler.clone());
+    Endpoint::new(path, vec![(HttpMethod::Post, describe)], mount).with_error("OllamaError")
 }
 
 fn post_admin<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint

@@ -1,5 +1,5 @@
-//! The HTTP, WebSocket and gRPC server of an engine, with the APIs of SGLang, OpenAI, Anthropic and, for editors,
-//! llama.cpp.
+//! The HTTP, WebSocket and gRPC server of an engine, with the APIs of SGLang, OpenAI, Anthropic, Ollama and, for
+//! editors, llama.cpp.
 //!
 //! [`routes`] mounts all endpoints into an actix-web app; [`run`] runs a complete server on a listener.
 //! The server holds no engine state: it parses requests, sends them to the engine and writes their events to clients.
@@ -43,6 +43,7 @@ mod loads;
 mod methods;
 mod mount;
 mod native;
+mod ollama;
 mod open_requests;
 mod openai;
 mod openapi;
@@ -114,6 +115,7 @@ pub async fn run(
     let app_state = state.clone();
     let app = move || {
         let fallback = web::to(error::not_found).wrap(from_fn(guard::check));
+        let fallback = fallback.wrap(from_fn(ollama::adapt_unknown));
         let fallback = fallback.wrap(from_fn(track::track));
         App::new()
             .app_data(app_state.clone())

@@ -6,7 +6,7 @@ use actix_web::web;
 use actix_web::{FromRequest, HttpRequest, Responder};
 
 use super::error::{self, ApiError};
-use super::{anthropic, guard, key, methods, track};
+use super::{anthropic, guard, key, methods, ollama, track};
 
 pub(super) fn get<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
@@ -54,6 +54,37 @@ where
         .wrap(from_fn(guard::check))
         .wrap(from_fn(methods::adapt));
     let resource = resource.wrap(from_fn(anthropic::adapt));
+    cfg.service(resource.wrap(from_fn(track::track)));
+}
+
+/// As [`get`], for Ollama's clients: errors have Ollama's form.
+pub(super) fn get_ollama<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    for_ollama(cfg, resource(path, web::get().to(handler), "GET, HEAD"));
+}
+
+/// As [`post`], for Ollama's clients: errors have Ollama's form, and only pages must declare their bodies as JSON.
+pub(super) fn post_ollama<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let route = web::post().to(handler);
+    let route = route.wrap(from_fn(guard::require_json_from_pages));
+    for_ollama(cfg, resource(path, route, "POST"));
+}
+
+fn for_ollama(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
+    let resource = resource.wrap(from_fn(key::check)).wrap(guard::cors());
+    let resource = resource
+        .wrap(from_fn(guard::check))
+        .wrap(from_fn(methods::adapt))
+        .wrap(from_fn(ollama::adapt));
     cfg.service(resource.wrap(from_fn(track::track)));
 }
 

@@ -22,6 +22,7 @@ mod long_prompts;
 mod messages;
 mod misses;
 mod native;
+mod ollama;
 mod openai;
 mod openapi;
 mod overload;

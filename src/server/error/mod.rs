@@ -67,6 +67,16 @@ impl ApiError {
         }
     }
 
+    /// 404, with the message of Ollama, which its clients know.
+    pub(super) fn model_not_found(name: &str) -> Self {
+        let message = format!("model '{name}' not found");
+        let param = Some("model".to_owned());
+        Self {
+            param,
+            ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message)
+        }
+    }
+
     pub(super) fn no_prefix_report(rid: &RequestId) -> Self {
         let message = format!(
             "no diagnosis of request {:?}: it was not admitted, is too old, or prefix_diagnostics is off",

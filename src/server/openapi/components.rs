@@ -5,7 +5,7 @@ use utoipa::openapi::schema::ComponentsBuilder;
 use super::facts::Facts;
 use super::shared;
 use crate::openai::responses;
-use crate::{anthropic, llama_cpp, native, openai};
+use crate::{anthropic, llama_cpp, native, ollama, openai};
 
 pub(super) fn all(facts: &Facts) -> ComponentsBuilder {
     let mut named = vec![
@@ -21,6 +21,7 @@ pub(super) fn all(facts: &Facts) -> ComponentsBuilder {
     named.extend(responses::components());
     named.extend(anthropic::components());
     named.extend(llama_cpp::components());
+    named.extend(ollama::components());
     let named = named.into_iter();
     named.fold(ComponentsBuilder::new(), |all, (name, shape)| {
         all.schema(name, shape)

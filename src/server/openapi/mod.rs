@@ -33,7 +33,7 @@ const BEARER: &str = "bearer";
 const HEADER: &str = "x-api-key";
 const ADMIN: &str = "admin";
 
-const ABOUT: &str = "An LLM inference server with OpenAI's, Anthropic's and SGLang's APIs. Every GET also answers HEAD. \
+const ABOUT: &str = "An LLM inference server with OpenAI's, Anthropic's, Ollama's and SGLang's APIs. Every GET also answers HEAD. \
     Null fields of a body count as absent; unknown fields are ignored, unless they would change the answer. \
     Pages of other sites are refused, unless `--allowed-origins` names them.";
 

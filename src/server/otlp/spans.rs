@@ -86,8 +86,10 @@ impl Trace for CallTrace {
 /// The operation of a route, with its name from OpenTelemetry's conventions.
 fn operation(path: &str) -> &'static str {
     match path {
-        "/v1/chat/completions" | "/v1/messages" | "/v1/responses" | "/responses" => "chat",
-        "/v1/embeddings" => "embeddings",
+        "/v1/chat/completions" | "/v1/messages" | "/v1/responses" | "/responses" | "/api/chat" => {
+            "chat"
+        }
+        "/v1/embeddings" | "/api/embed" | "/api/embeddings" => "embeddings",
         "/v1/score" => "score",
         "/v1/rerank" | "/rerank" | "/v2/rerank" => "rerank",
         _ => "text_completion",
