@@ -21,20 +21,33 @@ pub fn program(
     trim: fn(&Path) -> Result<(), String>,
 ) -> Option<PathBuf> {
     let program_in = |folder: &Path| folder.join("node_modules/.bin").join(name);
+    let installed = installed(package, |folder| program_in(folder).exists(), trim);
+    installed.map(|folder| program_in(&folder))
+}
+
+/// Installs a package as [`program`] does, and returns the folder of the modules; `file` is one of the package's files.
+pub fn modules(package: &str, file: &str) -> Option<PathBuf> {
+    let modules_in = |folder: &Path| folder.join("node_modules");
+    let is_whole = |folder: &Path| modules_in(folder).join(file).exists();
+    installed(package, is_whole, |_| Ok(())).map(|folder| modules_in(&folder))
+}
+
+/// The folder of an installed package; `None` as for [`program`].
+fn installed(
+    package: &str,
+    is_whole: impl Fn(&Path) -> bool,
+    trim: fn(&Path) -> Result<(), String>,
+) -> Option<PathBuf> {
     let kept = package.replace(['@', '/'], "-");
-    let installed = keep(
-        kept.trim_matches('-'),
-        |folder| program_in(folder).exists(),
-        |folder| {
-            let npm = run(Command::new("npm").arg("--version"));
-            npm.map_err(|reason| format!("cannot run npm to install {package}: {reason}"))?;
-            install(folder, package)?;
-            trim(folder)
-        },
-    );
+    let installed = keep(kept.trim_matches('-'), is_whole, |folder| {
+        let npm = run(Command::new("npm").arg("--version"));
+        npm.map_err(|reason| format!("cannot run npm to install {package}: {reason}"))?;
+        install(folder, package)?;
+        trim(folder)
+    });
     match installed {
-        Ok(folder) => Some(program_in(&folder)),
-        Err(reason) if env::var_os("CI").is_some() => panic!("CI needs the program: {reason}"),
+        Ok(folder) => Some(folder),
+        Err(reason) if env::var_os("CI").is_some() => panic!("CI needs the package: {reason}"),
         Err(reason) => {
             eprintln!("skipped: {reason}");
             None
