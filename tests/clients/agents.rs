@@ -56,6 +56,21 @@ fn langchain() {
 }
 
 #[test]
+fn ollama_python() {
+    check("test_agents_ollama");
+}
+
+#[test]
+fn langchain_ollama() {
+    check("test_agents_langchain_ollama");
+}
+
+#[test]
+fn litellm_ollama() {
+    check("test_agents_litellm_ollama");
+}
+
+#[test]
 fn litellm() {
     check("test_agents_litellm");
 }

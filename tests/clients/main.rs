@@ -17,6 +17,7 @@ mod fake_hub;
 mod gateways;
 mod hub;
 mod npm;
+mod ollama_js;
 mod peers;
 mod python;
 #[path = "../common/repository.rs"]

@@ -113,6 +113,11 @@ fn sglangs_native_endpoint() {
 }
 
 #[test]
+fn ollamas_endpoints() {
+    check("test_ollama", &[]);
+}
+
+#[test]
 fn websocket() {
     check("test_websocket", &[]);
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 pub type Check = fn(&str) -> Result<(), String>;
 
 /// For each shell example, a string that only this example contains, and the check of its output.
-pub const CURL: [(&str, Check); 23] = [
+pub const CURL: [(&str, Check); 24] = [
     ("fn add(a: u32", |out| {
         let answer = parse(out)?;
         let timings = &answer["timings"];
@@ -67,6 +67,16 @@ pub const CURL: [(&str, Check); 23] = [
             call == (&json!("find_seat"), &json!({"row": 6}))
                 && answer["stop_reason"] == "tool_use",
             "the tool is not called",
+        )
+    }),
+    ("Which row is the best?", |out| {
+        let answer = parse(out)?;
+        expect(
+            answer["message"]["content"] == "Row 5."
+                && answer["done"] == true
+                && answer["done_reason"] == "stop"
+                && answer["eval_count"].as_u64() > Some(0),
+            "not a whole answer of Ollama's form",
         )
     }),
     ("Dim the light", |out| {
@@ -156,7 +166,7 @@ pub const CURL: [(&str, Check); 23] = [
 ];
 
 /// Like [`CURL`], for each Python example.
-pub const PYTHON: [(&str, Check); 6] = [
+pub const PYTHON: [(&str, Check); 7] = [
     ("free in row 6?", |out| {
         expect(
             out.trim() == "Seat 31 in row 6 is free.",
@@ -188,6 +198,9 @@ pub const PYTHON: [(&str, Check); 6] = [
     }),
     ("Which seat is nearest?", |out| {
         expect(out.trim() == "row=2 is_free=True", "not parsed")
+    }),
+    ("Which row is the worst?", |out| {
+        expect(out.trim() == "Row 31.", "the text differs")
     }),
     ("Good evening!", |out| {
         expect(out.trim() == "That I cannot say.", "the text differs")

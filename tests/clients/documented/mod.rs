@@ -17,7 +17,7 @@ use crate::world::World;
 const ADDRESS: &str = "http://127.0.0.1:30000";
 
 /// A part of the prompt, and the model's reply. In some examples, a constraint forces a different reply.
-const LINES: [(&str, &str); 23] = [
+const LINES: [(&str, &str); 25] = [
     ("I am", " the prompter."),
     ("free in row 4?", FIND_4),
     ("\"seat\": 12", "Seat 12 in row 4 is free."),
@@ -49,6 +49,8 @@ const LINES: [(&str, &str); 23] = [
     ("Tag the row.", "It is <row=upper>7</row>."),
     ("Where is the stage?", "{\"floor\": 1, \"door\": 2}"),
     ("Is water wet?", "Perhaps."),
+    ("Which row is the best?", "Row 5."),
+    ("Which row is the worst?", "Row 31."),
     ("", "That I cannot say."),
 ];
 const FIND_4: &str =

@@ -15,6 +15,8 @@ UNLIMITED = {
     "/v1/responses": "max_output_tokens",
     "/responses": "max_output_tokens",
 }
+# Ollama's endpoints have the limit in their options.
+OLLAMA = ("/api/chat", "/api/generate")
 
 
 def is_above(value, limit):
@@ -44,3 +46,6 @@ def before_call(context, case, kwargs):
     limit = UNLIMITED.get(case.operation.path)
     if limit and case.body.get(limit) is None:
         case.body[limit] = MAX_TOKENS
+    options = case.body.get("options") or {}
+    if case.operation.path in OLLAMA and isinstance(options, dict):
+        case.body["options"] = {**options, "num_predict": MAX_TOKENS}
