@@ -55,7 +55,7 @@ pub(crate) async fn show(state: Data<AppState>, body: JsonBody) -> Result<HttpRe
     let mut fields = body.0;
     names::take(&mut fields, &["model", "name"], served)?;
     let text = loaded.engine.text();
-    let template = text.and_then(|text| text.template_source());
+    let template = text.and_then(|text| text.chat_template());
     Ok(HttpResponse::Ok().json(json!({
         "license": "",
         "modelfile": format!("FROM {}\n", names::tagged(served)),
