@@ -102,9 +102,10 @@ fn every_documented_field_is_read_or_refused_by_name_or_ignored_as_the_document_
                 names(&post(world.addr, &endpoint, &body), field)
             });
             // A field of the row `ignored` may be named, too: some endpoints read a field that others ignore.
-            let is_ignored = match endpoint.starts_with("/api/") {
-                true => ignored_by_ollama.contains(field),
-                false => ignored.contains(field),
+            let is_ignored = if endpoint.starts_with("/api/") {
+                ignored_by_ollama.contains(field)
+            } else {
+                ignored.contains(field)
             };
             if !is_named && !is_ignored {
                 unhandled.push(format!("{endpoint} {field}"));

@@ -259,22 +259,24 @@ mod tests {
         check(&known, &[host, origin], None);
     }
 
+    type Headers = &'static [(&'static str, &'static str)];
+
     #[test]
     fn only_bodies_from_pages_must_be_declared_as_json() {
-        let origin = ("origin", "http://127.0.0.1:30000");
-        let site = (SEC_FETCH_SITE, "same-origin");
-        let form = ("content-type", "application/x-www-form-urlencoded");
-        let json = ("content-type", "application/json");
-        let zipped = ("content-encoding", "gzip");
-        let cases: [(&[(&str, &str)], Option<u16>); 8] = [
+        const ORIGIN: (&str, &str) = ("origin", "http://127.0.0.1:30000");
+        const SITE: (&str, &str) = (SEC_FETCH_SITE, "same-origin");
+        const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
+        const JSON: (&str, &str) = ("content-type", "application/json");
+        const ZIPPED: (&str, &str) = ("content-encoding", "gzip");
+        let cases: [(Headers, Option<u16>); 8] = [
             (&[], None),
-            (&[form], None),
-            (&[form, origin], Some(415)),
-            (&[form, site], Some(415)),
-            (&[origin], Some(415)),
-            (&[json, origin, site], None),
-            (&[json, zipped], Some(415)),
-            (&[zipped], Some(415)),
+            (&[FORM], None),
+            (&[FORM, ORIGIN], Some(415)),
+            (&[FORM, SITE], Some(415)),
+            (&[ORIGIN], Some(415)),
+            (&[JSON, ORIGIN, SITE], None),
+            (&[JSON, ZIPPED], Some(415)),
+            (&[ZIPPED], Some(415)),
         ];
         for (headers, expected) in cases {
             let request = TestRequest::post().insert_header(("content-length", "2"));

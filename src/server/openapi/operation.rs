@@ -20,7 +20,7 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    pub(super) const ALL: [(Self, &'static str, &'static str); 7] = [
+    pub(super) const ALL: [(Self, &'static str, &'static str); 8] = [
         (
             Self::OpenAi,
             "OpenAI",

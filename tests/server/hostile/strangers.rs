@@ -57,9 +57,10 @@ fn words(code: &str) -> &'static str {
 
 /// The lines of a request that a browser sends to Ollama's endpoints: other clients need not declare a body as JSON there.
 fn from_a_page(path: &str) -> Vec<&'static str> {
-    match path.starts_with("/api/") {
-        true => vec!["Sec-Fetch-Site: same-origin"],
-        false => Vec::new(),
+    if path.starts_with("/api/") {
+        vec!["Sec-Fetch-Site: same-origin"]
+    } else {
+        Vec::new()
     }
 }
 
