@@ -4,129 +4,137 @@ const ACTORS = {
   server: { label: 'Server', about: 'HTTP, SSE, WebSocket' },
   tokenizer: { label: 'Tokenizer', about: 'text ⇄ tokens' },
   scheduler: { label: 'Scheduler', about: 'who runs next' },
-  radix_cache: { label: 'RadixCache', about: 'the tree of prefixes' },
+  radix_cache: { label: 'RadixCache', about: 'tree of prefixes' },
   allocator: { label: 'Allocator', about: 'free pages and rows' },
   executor: { label: 'Executor', about: 'computes the steps' },
   kv_store: { label: 'KvStore', about: 'prefixes on disk' },
+  watchdog: { label: 'Watchdog', about: 'rebuilds all of these' },
 };
 
-/// Messages: sender, receiver, name, and the sides of the boxes that they leave and reach.
-const MESSAGES = [
-  ['server', 'tokenizer', 'Generate'],
-  ['tokenizer', 'scheduler', 'Submit'],
-  ['scheduler', 'tokenizer', 'TokensReady'],
-  ['scheduler', 'radix_cache', 'PlanStep'],
-  ['radix_cache', 'allocator', 'ReservePages'],
-  ['allocator', 'scheduler', 'StepPlanned'],
-  ['scheduler', 'executor', 'RunStep'],
-  ['executor', 'scheduler', 'StepDone'],
-  ['scheduler', 'kv_store', 'StoreOrders'],
-  ['kv_store', 'scheduler', 'StoreNews'],
-];
+/// The receivers of messages, by which the stream's rows are found. Events do not pass a mailbox: they are the Server's.
+const RECEIVERS = {
+  Generate: 'tokenizer', events: null, Submit: 'scheduler', TokensReady: 'tokenizer', PlanStep: 'radix_cache',
+  ReservePages: 'allocator', StepPlanned: 'scheduler', RunStep: 'executor', StepDone: 'scheduler',
+  StoreOrders: 'kv_store', StoreNews: 'scheduler',
+};
 
-const WIDE_PLACES = {
-  box: [640, 258],
-  size: [122, 66],
-  server: [6, 22], tokenizer: [172, 22], scheduler: [338, 22], executor: [512, 22],
-  radix_cache: [172, 168], allocator: [338, 168], kv_store: [512, 168],
+// Places of the boxes, and for each message its path and the place and side of its name.
+const WIDE_LAYOUT = {
+  box: [600, 288],
+  size: [134, 62],
+  server: [2, 4], tokenizer: [233, 4], watchdog: [464, 4],
+  radix_cache: [2, 113], scheduler: [233, 113], executor: [464, 113],
+  allocator: [2, 222], kv_store: [464, 222],
+  lines: {
+    Generate: ['M136 26H231', 183, 20, 'middle'],
+    events: ['M233 46H138', 183, 60, 'middle'],
+    Submit: ['M285 66V111', 278, 93, 'end'],
+    TokensReady: ['M315 113V68', 322, 93, 'start'],
+    PlanStep: ['M233 144H138', 185, 138, 'middle'],
+    ReservePages: ['M69 175V220', 76, 202, 'start'],
+    StepPlanned: ['M136 253H268V177', 200, 247, 'middle'],
+    RunStep: ['M367 134H462', 415, 128, 'middle'],
+    StepDone: ['M464 154H369', 416, 168, 'middle'],
+    StoreOrders: ['M345 175V243H462', 404, 237, 'middle'],
+    StoreNews: ['M464 264H316V177', 400, 278, 'middle'],
+  },
 };
-const TALL_PLACES = {
-  box: [360, 470],
-  size: [132, 66],
-  server: [8, 16], tokenizer: [8, 126], scheduler: [220, 126], executor: [220, 16],
-  radix_cache: [8, 256], allocator: [220, 256], kv_store: [220, 386],
+const TALL_LAYOUT = {
+  box: [366, 396],
+  size: [124, 62],
+  server: [2, 4], tokenizer: [218, 4],
+  executor: [2, 113], scheduler: [218, 113],
+  allocator: [2, 222], radix_cache: [218, 222],
+  watchdog: [2, 331], kv_store: [218, 331],
+  lines: {
+    Generate: ['M126 26H216', 171, 20, 'middle'],
+    events: ['M218 46H128', 171, 60, 'middle'],
+    Submit: ['M260 66V111', 253, 93, 'end'],
+    TokensReady: ['M284 113V68', 291, 93, 'start'],
+    RunStep: ['M218 134H128', 171, 128, 'middle'],
+    StepDone: ['M126 154H216', 171, 168, 'middle'],
+    PlanStep: ['M290 175V220', 297, 202, 'start'],
+    ReservePages: ['M218 253H128', 173, 247, 'middle'],
+    StepPlanned: ['M96 222V199H246V177', 170, 193, 'middle'],
+    StoreOrders: ['M342 136H362V371H344', 211, 358, 'end'],
+    StoreNews: ['M342 355H353V153H344', 211, 374, 'end'],
+  },
 };
+const LONG_QUEUE = 8;
 
 class ActorsPicture {
   constructor() {
     this.frame = h('div', { class: 'actors' });
     this.table = new DataTable('Actors', ['actor', 'waiting', 'messages/s', 'busy'], () => this.tableRows());
-    this.node = card('Actors', 'messages between them, as they flow', this.frame, this.table.node);
+    this.node = card('Actors', 'they share nothing and send messages', this.frame, this.table.node);
     new ResizeObserver(() => this.layOut()).observe(this.frame);
   }
 
   layOut() {
-    const places = this.frame.clientWidth < 480 ? TALL_PLACES : WIDE_PLACES;
+    const layout = this.frame.clientWidth < 460 ? TALL_LAYOUT : WIDE_LAYOUT;
     const hasStore = Boolean(live.hello?.actors?.includes('kv_store'));
-    if (this.places === places && this.hasStore === hasStore) return;
-    Object.assign(this, { places, hasStore, boxes: {}, lines: {} });
-    const [width, height] = places.box;
-    const isShown = (name) => name !== 'kv_store' || hasStore;
-    const bottom = places === TALL_PLACES && !hasStore ? height - 110 : height;
-    const arrow = svg('marker', { id: 'arrow', viewBox: '0 0 8 8', refX: '7', refY: '4', markerWidth: '6',
-      markerHeight: '6', orient: 'auto' }, svg('path', { d: 'M1 1l6 3-6 3', class: 'arrow' }));
-    const lines = MESSAGES.filter(([from, to]) => isShown(from) && isShown(to)).map((message) => this.line(message));
-    const boxes = Object.keys(ACTORS).filter(isShown).map((name) => this.boxOf(name));
-    this.unit = svg('text', { x: width - 6, y: bottom - 4, class: 'unit', 'text-anchor': 'end' }, '');
-    fill(this.frame, svg('svg', { viewBox: `0 0 ${width} ${bottom}`, role: 'img',
+    if (this.layout === layout && this.hasStore === hasStore) return;
+    Object.assign(this, { layout, hasStore, boxes: {}, lines: {} });
+    const arrow = svg('marker', { id: 'arrow', viewBox: '0 0 8 8', refX: '6', refY: '4', markerWidth: '7',
+      markerHeight: '7', orient: 'auto' }, svg('path', { d: 'M2 1l4 3-4 3', class: 'arrow' }));
+    const lines = Object.keys(layout.lines).filter((name) => hasStore || !name.startsWith('Store'));
+    const boxes = Object.keys(ACTORS).filter((name) => hasStore || name !== 'kv_store');
+    fill(this.frame, svg('svg', { viewBox: `0 0 ${layout.box.join(' ')}`, role: 'img',
       'aria-label': 'Picture of the actors; the table below has its numbers' },
-    svg('defs', {}, arrow), lines, boxes, this.unit));
+    svg('defs', {}, arrow), lines.map((name) => this.lineOf(name)), boxes.map((name) => this.boxOf(name))));
     this.update();
   }
 
   boxOf(name) {
-    const [x, y] = this.places[name];
-    const [width, height] = this.places.size;
+    const [x, y] = this.layout[name];
+    const [width, height] = this.layout.size;
     const { label, about } = ACTORS[name];
-    const rate = svg('text', { x: width - 9, y: 19, class: 'rate', 'text-anchor': 'end' });
-    const line = svg('text', { x: 9, y: 36, class: 'about' }, about);
-    const busy = svg('rect', { x: 9, y: height - 14, width: 0, height: 5, rx: 2.5, class: 'busy' });
-    const depth = svg('text', { x: 9, y: height - 19, class: 'depth' });
-    this.boxes[name] = { rate, busy, depth, width: width - 18 };
-    const isActor = name !== 'server';
-    return svg('g', { transform: `translate(${x} ${y})`, class: `actor ${name}` },
+    const parts = {
+      queue: svg('text', { x: width - 9, y: 19, class: 'queue', 'text-anchor': 'end' }),
+      note: svg('text', { x: 10, y: height - 14, class: 'depth' }),
+      busy: svg('rect', { x: 0, y: height - 5, width: 0, height: 5, class: 'busy' }),
+      group: null,
+    };
+    this.boxes[name] = parts;
+    const clip = `clip-${name}`;
+    parts.group = svg('g', { transform: `translate(${x} ${y})`, class: `actor ${name}` },
+      svg('clipPath', { id: clip }, svg('rect', { width, height, rx: 9 })),
       svg('rect', { width, height, rx: 9, class: 'box' }),
-      svg('text', { x: 9, y: 19, class: 'name' }, label), rate, line,
-      isActor && svg('rect', { x: 9, y: height - 14, width: width - 18, height: 5, rx: 2.5, class: 'track' }),
-      isActor && busy, isActor && depth);
+      svg('g', { 'clip-path': `url(#${clip})` }, parts.busy),
+      svg('text', { x: 10, y: 19, class: 'name' }, label), parts.queue,
+      svg('text', { x: 10, y: 33, class: 'about' }, about), parts.note);
+    return parts.group;
   }
 
-  /// A line between the facing sides of two boxes. Lines of opposite directions run side by side.
-  line([from, to, message]) {
-    const [ax, ay] = this.places[from];
-    const [bx, by] = this.places[to];
-    const [width, height] = this.places.size;
-    const isAcross = Math.abs(ay - by) < height;
-    const isBack = MESSAGES.findIndex((other) => other[0] === to && other[1] === from)
-      < MESSAGES.findIndex((other) => other[2] === message);
-    const hasTwin = MESSAGES.some((other) => other[0] === to && other[1] === from);
-    const shift = hasTwin ? (isBack ? 10 : -10) : 0;
-    const [x1, x2] = isAcross ? (ax < bx ? [ax + width, bx] : [ax, bx + width]) : [ax + width / 2, bx + width / 2];
-    const [y1, y2] = isAcross ? [ay + height / 2, by + height / 2] : ay < by ? [ay + height, by] : [ay, by + height];
-    const points = isAcross ? [x1, y1 + shift, x2, y2 + shift] : [x1 + shift, y1, x2 + shift, y2];
-    return this.lineBetween(points, message, isAcross, isBack);
-  }
-
-  lineBetween([x1, y1, x2, y2], message, isAcross, isBack) {
-    const path = `M${x1} ${y1}L${x2} ${y2}`;
+  lineOf(name) {
+    const [path, x, y, side] = this.layout.lines[name];
     const flow = svg('path', { d: path, class: 'flow' });
-    const isSlanted = !isAcross && Math.abs(x1 - x2) > 30;
-    const place = isAcross
-      ? { x: (x1 + x2) / 2, y: isBack ? y1 + 13 : y1 - 6, 'text-anchor': 'middle' }
-      : { x: (x1 + x2) / 2 + (isSlanted ? -6 : 7), y: (y1 + y2) / 2 + 3, 'text-anchor': isSlanted ? 'end' : 'start' };
-    const label = svg('text', { ...place, class: 'message-name' }, message);
-    this.lines[message] = { flow, label };
-    return svg('g', { class: 'line' }, svg('path', { d: path, class: 'wire', 'marker-end': 'url(#arrow)' }), flow, label);
+    const label = svg('text', { x, y, 'text-anchor': side, class: 'message-name' }, name);
+    this.lines[name] = { flow, label };
+    return svg('g', {}, svg('path', { d: path, class: 'wire', 'marker-end': 'url(#arrow)' }), flow, label);
   }
 
   update() {
     if (!this.boxes || !live.hello) return;
     for (const [name, box] of Object.entries(this.boxes)) this.updateBox(name, box);
-    for (const [from, to, message] of MESSAGES) {
-      const line = this.lines[message];
-      if (line) this.updateLine(line, live.mailboxRate(to, 'handled', message), from);
+    for (const [name, line] of Object.entries(this.lines)) {
+      const actor = RECEIVERS[name];
+      this.updateLine(line, actor ? live.mailboxRate(actor, 'handled', name) : live.rate('output_tokens'));
     }
-    setText(this.unit, `unit of generation ${live.hello.generation}, kept alive by the Watchdog`);
     this.table.update();
   }
 
-  updateBox(name, { rate, busy, depth, width }) {
+  updateBox(name, { queue, note, busy, group }) {
     if (name === 'server') return;
+    if (name === 'watchdog') {
+      setText(note, `generation ${live.hello.generation}`);
+      return;
+    }
     const { perSecond, waiting, share } = actorNumbers(name);
-    setText(rate, `${brief(perSecond)}/s`);
-    setText(depth, waiting > 0 ? `${whole(waiting)} waiting` : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % busy`);
-    busy.setAttribute('width', Math.max(share > 0 ? 2 : 0, width * share));
-    busy.parentNode.classList.toggle('has-queue', waiting > 0);
+    setText(note, `${brief(perSecond)}/s · ${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % busy`);
+    setText(queue, waiting > 0 ? `▪ ${whole(waiting)}` : '');
+    busy.setAttribute('width', this.layout.size[0] * share);
+    group.classList.toggle('has-queue', waiting >= LONG_QUEUE);
   }
 
   updateLine({ flow, label }, perSecond) {
@@ -134,8 +142,8 @@ class ActorsPicture {
     flow.classList.toggle('on', isLive);
     label.classList.toggle('on', isLive);
     if (!isLive) return;
-    flow.style.strokeWidth = String(1.2 + Math.min(Math.log10(1 + perSecond), 3.5) * 0.7);
-    const pace = perSecond > 200 ? 0.35 : perSecond > 30 ? 0.7 : perSecond > 3 ? 1.2 : 2.2;
+    flow.style.strokeWidth = String(1.4 + Math.min(Math.log10(1 + perSecond), 3) * 0.5);
+    const pace = perSecond > 200 ? 0.4 : perSecond > 30 ? 0.8 : perSecond > 3 ? 1.4 : 2.4;
     if (flow.dataset.pace !== String(pace)) {
       flow.dataset.pace = pace;
       flow.style.animationDuration = `${pace}s`;

@@ -1,11 +1,11 @@
 // The pane of the engine: numbers, then the pictures.
 
 const NUMBERS = [
-  ['Running', () => whole(live.frame.counters.running_requests), 'requests in the batch'],
-  ['Waiting', () => whole(live.frame.counters.waiting_requests), 'requests in the queue'],
+  ['Running', () => whole(live.frame.counters.running_requests), 'in the batch'],
+  ['Waiting', () => whole(live.frame.counters.waiting_requests), 'in the queue'],
   ['Output', () => `${brief(live.rate('output_tokens'))}`, 'tokens/s'],
   ['Prompts', () => `${brief(live.rate('prompt_tokens'))}`, 'tokens/s'],
-  ['Cache hits', () => percent(live.rate('cached_tokens'), live.rate('prompt_tokens')), 'of prompt tokens, now'],
+  ['Cache hits', () => percent(live.rate('cached_tokens'), live.rate('prompt_tokens')), 'of prompts'],
   ['Evicted', () => `${brief(live.rate('evicted_tokens'))}`, 'tokens/s'],
 ];
 

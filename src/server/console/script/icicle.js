@@ -14,7 +14,8 @@ class Icicle {
   }
 
   /// Takes the nodes of the stream, and what has happened to them.
-  take(nodes, events, isSnapshot) {
+  take(nodes, rest, events, isSnapshot) {
+    this.rest = rest;
     const now = performance.now();
     if (isSnapshot) this.items.clear();
     for (const [kind, ...values] of events) this.note(kind, values, now);
@@ -64,6 +65,10 @@ class Icicle {
     this.depth = 0;
     this.folds = [];
     this.width = this.place(families, null, 0, 0);
+    if (this.rest?.nodes > 0) {
+      this.fold(this.rest.nodes, this.rest.tokens, this.width, 0);
+      this.width += this.rest.tokens;
+    }
   }
 
   place(families, parent, from, depth) {

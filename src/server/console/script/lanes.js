@@ -54,7 +54,8 @@ class LanesPicture {
 }
 
 function nameOfRequest(row) {
-  return isOwn(row) ? 'this chat' : row.rid || `#${row.id}`;
+  if (isOwn(row)) return 'this chat';
+  return row.rid ? `…${row.rid.slice(-7)}` : `#${row.id}`;
 }
 
 function isOwn(row) {
@@ -69,7 +70,7 @@ class Lane {
   constructor(row) {
     this.parts = Object.fromEntries(['cached', 'computed', 'pending', 'output', 'rest'].map((look) => (
       [look, h('span', { class: `part ${look}` })])));
-    this.name = h('span', { class: 'name' }, nameOfRequest(row));
+    this.name = h('span', { class: 'name', title: row.rid ?? '' }, nameOfRequest(row));
     this.state = h('span', { class: 'state' });
     this.numbers = h('span', { class: 'numbers' });
     this.node = h('div', { class: 'lane' }, this.name, this.state,

@@ -230,7 +230,7 @@ function factsOf(message, isRunning, chat) {
     promptBar(details),
     h('p', { class: 'numbers' },
       fact('first token', details.ttft_ms !== undefined && seconds(details.ttft_ms), 'from the click to the first text'),
-      fact('', speed && `${fixed(speed)} tok/s`, 'output tokens per second after the first'),
+      fact('', speed && `${brief(speed)} tok/s`, 'output tokens per second after the first'),
       fact('output', details.completion_tokens !== undefined && count(details.completion_tokens, 'token')),
       fact('ended by', details.finish && finishInWords(details.finish)),
       fact('seed', details.seed !== undefined && String(details.seed))),

@@ -151,7 +151,7 @@ async function explainMiss(chat, node, show) {
 function speedOf(details) {
   const span = details.last_ms - details.ttft_ms;
   const made = (details.completion_tokens ?? details.chunks ?? 0) - 1;
-  return span > 0 && made > 0 ? (1000 * made) / span : null;
+  return span > 2 && made > 0 ? (1000 * made) / span : null;
 }
 
 /// A run as one line of text, for exports.

@@ -36,7 +36,8 @@ function makeShell() {
   fill(byId('tabs'), TABS.map(([name, label]) => button(label, { 'data-tab': name }, () => showTab(name))));
   const theme = h('div', { class: 'choice', role: 'group', 'aria-label': 'Theme', onkeydown: moveFocus },
     THEMES.map(([name, label]) => button(label, { 'data-theme-name': name }, () => setTheme(name))));
-  fill(byId('top-tools'), theme,
+  const cycle = button('', { id: 'theme-cycle', class: 'quiet small narrow-only', title: 'Theme' }, nextTheme);
+  fill(byId('top-tools'), theme, cycle,
     iconButton('chart', 'Show or hide the engine (e)', toggleEngine, { id: 'engine-button', class: 'ghost wide-only' }),
     iconButton('key', 'Keys of the server', () => keyDialog.open()),
     iconButton('help', 'Keyboard (?)', showHelp));
@@ -59,7 +60,15 @@ function setTheme(name) {
   for (const node of document.querySelectorAll('[data-theme-name]')) {
     node.setAttribute('aria-pressed', String(node.dataset.themeName === name));
   }
+  const label = THEMES.find(([known]) => known === name)?.[1] ?? 'Auto';
+  byId('theme-cycle').setAttribute('aria-label', `Theme: ${label}`);
+  setText(byId('theme-cycle'), label);
   redrawAll();
+}
+
+function nextTheme() {
+  const names = THEMES.map(([name]) => name);
+  setTheme(names[(names.indexOf(document.documentElement.dataset.theme) + 1) % names.length]);
 }
 
 function redrawAll() {

@@ -1,18 +1,17 @@
 // The picture of the radix tree.
 
-const TREE_HEIGHT = 216;
-const ROW_HEIGHTS = [15, 26];
+const ROW_HEIGHTS = [15, 30];
+const TREE_HEIGHTS = [96, 252];
 
 class TreePicture {
   constructor() {
     this.icicle = new Icicle();
     this.isPoolWide = false;
-    this.canvas = new Canvas('Radix tree of cached prefixes; the table below lists its nodes', TREE_HEIGHT,
+    this.canvas = new Canvas('Radix tree of cached prefixes; the table below lists its nodes', TREE_HEIGHTS[0],
       (context, width, height) => this.draw(context, width, height));
     this.canvas.node.addEventListener('pointermove', (event) => this.point(event));
-    this.canvas.node.addEventListener('pointerleave', () => setText(this.detail, ''));
+    this.canvas.node.addEventListener('pointerleave', () => this.showFacts(null));
     this.facts = h('p', { class: 'muted', id: 'tree-facts' });
-    this.detail = h('p', { class: 'detail' });
     const scale = h('div', { class: 'choice', role: 'group', 'aria-label': 'Width', onkeydown: moveFocus },
       [[false, 'fit'], [true, 'pool']].map(([isWide, label]) => button(label, {
         'aria-pressed': String(isWide === this.isPoolWide),
@@ -25,7 +24,7 @@ class TreePicture {
       h('span', {}, h('i', { class: 'key fold' }), 'not drawn'));
     this.table = new DataTable('Nodes', ['node', 'parent', 'tokens', 'below', 'in use', 'marks'], () => this.tableRows());
     this.node = card('Radix tree', 'cached prefixes; width is tokens, children continue their parent', scale,
-      this.canvas.node, h('div', { class: 'row spread' }, key, this.facts), this.detail, this.table.node);
+      this.canvas.node, h('div', { class: 'row spread' }, key, this.facts), this.table.node);
   }
 
   choose(isWide, chosen) {
@@ -35,13 +34,21 @@ class TreePicture {
   }
 
   takeTree(tree) {
-    this.icicle.take(live.nodes, tree.events ?? [], tree.kind === 'snapshot');
+    this.icicle.take(live.nodes, tree.rest, tree.events ?? [], tree.kind === 'snapshot');
     this.icicle.layOut();
+    this.fitHeight();
     this.animate();
+    if (!this.pointed) this.showFacts(null);
+    this.table.update();
+  }
+
+  /// Shows the node under the pointer, or else the sums of the tree.
+  showFacts(node) {
+    this.pointed = node;
     const { nodes, tokens } = live.treeTotals ?? { nodes: 0, tokens: 0 };
     const left = nodes - live.nodes.size;
-    setText(this.facts, `${count(nodes, 'node')}, ${count(tokens, 'token')}${left > 0 ? `, +${whole(left)} more` : ''}`);
-    this.table.update();
+    const sums = `${count(nodes, 'node')}, ${count(tokens, 'token')}${left > 0 ? `, +${whole(left)} more` : ''}`;
+    setText(this.facts, node ? nodeInWords(node) : sums);
   }
 
   animate() {
@@ -54,6 +61,13 @@ class TreePicture {
       if (moves || this.icicle.falling.length) this.ticket = requestAnimationFrame(tick);
     };
     this.ticket = requestAnimationFrame(tick);
+  }
+
+  /// Grows with the tree, and shrinks only when it has become much lower, so that the page does not jump.
+  fitHeight() {
+    const [least, most] = TREE_HEIGHTS;
+    const wanted = Math.min(Math.max(this.icicle.depth * 28, least), most);
+    if (wanted > this.canvas.height || wanted < this.canvas.height - 60) this.canvas.height = wanted;
   }
 
   get tokensWide() {
@@ -93,15 +107,20 @@ class TreePicture {
     context.fillStyle = palette.get(node.locks > 0 ? 'accent' : 'cached');
     roundRect(context, x, y, w, row - 2, 3);
     context.fill();
-    const youth = 1 - (now - Math.max(item.born, item.grown ?? -FLASH_MS)) / FLASH_MS;
-    if (youth > 0 && !calmMotion.matches) {
-      context.globalAlpha = 0.75 * youth;
-      context.fillStyle = palette.get('flash');
-      context.fill();
-      context.globalAlpha = 1;
-    }
+    this.drawFlash(context, item, { x, y, w, row, now });
     this.drawCut(context, item, { x, y, w, row, now });
     if (w > 22 && row > 13) this.drawLabel(context, node, { x, y, w, row });
+  }
+
+  /// A new node flashes as a whole, one that has grown at its lower edge.
+  drawFlash(context, item, { x, y, w, row, now }) {
+    const youth = 1 - (now - item.born) / FLASH_MS;
+    const growth = 1 - (now - (item.grown ?? -FLASH_MS)) / FLASH_MS;
+    context.fillStyle = palette.get('flash');
+    context.globalAlpha = Math.max(youth, growth, 0);
+    if (youth > 0) context.fill();
+    else if (growth > 0) context.fillRect(x, y + row - 5, w, 3);
+    context.globalAlpha = 1;
   }
 
   /// A split shows as a line between the two halves, for as long as a flash.
@@ -156,9 +175,9 @@ class TreePicture {
   point(event) {
     const { left, top, width } = this.canvas.node.getBoundingClientRect();
     const tokens = ((event.clientX - left) * this.tokensWide) / width;
-    const depth = Math.floor((event.clientY - top) / this.rowHeight(TREE_HEIGHT));
+    const depth = Math.floor((event.clientY - top) / this.rowHeight(this.canvas.height));
     const item = this.icicle.at(tokens, depth);
-    setText(this.detail, item ? nodeInWords(item.node) : '');
+    this.showFacts(item?.node ?? null);
   }
 
   tableRows() {
