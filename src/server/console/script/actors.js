@@ -66,7 +66,9 @@ class ActorsPicture {
   constructor() {
     this.frame = h('div', { class: 'actors' });
     this.table = new DataTable('Actors', ['actor', 'waiting', 'messages/s', 'busy'], () => this.tableRows());
-    this.node = card('Actors', 'they share nothing and send messages', this.frame, this.table.node);
+    const key = h('p', { class: 'legend' }, h('span', {}, h('b', { class: 'queue-key' }, '▪'), ' messages that wait'),
+      h('span', {}, h('i', { class: 'key busy-key' }), 'share of the time at work'));
+    this.node = card('Actors', 'they share nothing and send messages', this.frame, key, this.table.node);
     new ResizeObserver(() => this.layOut()).observe(this.frame);
   }
 
@@ -128,6 +130,12 @@ class ActorsPicture {
     if (name === 'server') return;
     if (name === 'watchdog') {
       setText(note, `generation ${live.hello.generation}`);
+      return;
+    }
+    const isDead = server.phase !== 'ready' && live.hello.died?.actor === name;
+    group.classList.toggle('dead', isDead);
+    if (isDead) {
+      setText(note, '✕ died');
       return;
     }
     const { perSecond, waiting, share } = actorNumbers(name);

@@ -61,6 +61,7 @@ const engine = {
   /// What stands in place of the pictures while there is nothing to see.
   showState() {
     const { phase } = server;
+    byId('engine').toggleAttribute('data-idle', !['ready', 'paused', 'stopping'].includes(phase) || !live.frame);
     const isLoading = phase === 'loading';
     const isLost = !live.frame && !isLoading;
     this.state.hidden = !isLoading && !(isLost && live.problem);

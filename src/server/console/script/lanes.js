@@ -13,7 +13,7 @@ const KEEP_ENDED_MS = 1400;
 class LanesPicture {
   constructor() {
     this.lanes = new Map();
-    this.list = h('div', { class: 'lanes', role: 'presentation' });
+    this.list = h('div', { class: 'lanes', role: 'group', tabindex: '0', 'aria-label': 'Lanes; the table below has their numbers' });
     this.more = h('p', { class: 'muted' });
     this.empty = h('div', { class: 'empty small' }, h('p', { class: 'muted' }, 'No requests.'),
       button('Send eight prompts with a common beginning', { class: 'quiet', id: 'try-load' }, () => sendLoad()));

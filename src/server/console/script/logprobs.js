@@ -36,9 +36,11 @@ class TokenView {
     this.list.addEventListener('click', (event) => this.pick(event.target.closest('button')));
     this.list.addEventListener('keydown', (event) => this.move(event));
     this.choices = h('div', { class: 'alternatives', role: 'group', 'aria-label': 'Alternatives', hidden: true });
+    const start = node.content.slice(0, node.run.prefix ?? 0);
     const legend = h('p', { class: 'legend' }, 'probability', TINTS.map(([least, name], index) => h('span', {},
       h('i', { class: `token-key ${name}` }), index === 4 ? 'less' : `≥ ${100 * least} %`)));
-    this.node = h('div', { class: 'token-view' }, legend, this.list, this.choices);
+    this.node = h('div', { class: 'token-view' }, legend,
+      start && h('p', { class: 'begun', dir: 'auto', title: 'given, not generated' }, safeText(start)), this.list, this.choices);
   }
 
   update() {
@@ -62,7 +64,7 @@ class TokenView {
       class: `token ${tintOf(probability)}`,
       'data-index': index,
       tabindex: index === 0 ? '0' : '-1',
-      'aria-label': `${token.t.trim() || 'space'}, ${(100 * probability).toFixed(1)} percent`,
+      title: `${(100 * probability).toFixed(1)} %`,
     }, safeText(shownToken(token.t)));
   }
 

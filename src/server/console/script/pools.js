@@ -10,13 +10,14 @@ const POOLS = {
   store_disk: 'KV store on disk',
 };
 const PARTS = {
-  private: ['computed', 'of running requests alone'],
-  used: ['computed', 'in use'],
-  protected: ['locked', 'cached and in use'],
+  private: ['output', 'of running requests alone'],
+  used: ['output', 'in use'],
+  protected: ['computed', 'cached, in use'],
+  stored: ['cached', 'stored'],
   cached: ['cached', 'cached'],
   evictable: ['cached', 'cached, evictable'],
-  saving: ['computed', 'being written'],
-  fetching: ['locked', 'being read'],
+  saving: ['output', 'being written'],
+  fetching: ['computed', 'being read'],
   ready: ['cached', 'read, waiting for their step'],
   free: ['free', 'free'],
 };

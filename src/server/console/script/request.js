@@ -134,13 +134,17 @@ function takeLogprobs(details, entries) {
   for (const entry of entries) details.tokens.push({ ...kept(entry), top: entry.top_logprobs.map(kept) });
 }
 
+/// How often there was no diagnosis. A server without diagnostics is not asked for ever.
+let missesUnknown = 0;
+
 /// Asks why no more of the prompt was cached. The diagnosis exists once the request was admitted.
 async function explainMiss(chat, node, show) {
-  if (node.run.prompt_tokens === undefined && !node.run.ttft_ms) return;
+  if ((node.run.prompt_tokens === undefined && !node.run.ttft_ms) || missesUnknown > 2) return;
   try {
     node.run.miss = await getJson(`debug/prefix/${encodeURIComponent(node.run.rid)}`, { asAdmin: true });
   } catch (error) {
     if (!(error instanceof Refusal)) return;
+    missesUnknown += 1;
     node.run.miss = { cause: null, message: error.message };
   }
   await chats.keep(chat, false);

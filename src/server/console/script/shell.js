@@ -45,6 +45,7 @@ function makeShell() {
   document.documentElement.dataset.engine = taste.get('engine', 'on');
   showTab('talk');
   document.addEventListener('keydown', onKey);
+  document.querySelector('.skip').addEventListener('click', () => focusOn('talk', 'composer'));
   document.addEventListener('click', closeMenus);
   document.addEventListener('visibilitychange', () => live.follow());
   NARROW.addEventListener('change', () => {

@@ -1,7 +1,7 @@
 // The picture of the radix tree.
 
 const ROW_HEIGHTS = [15, 30];
-const TREE_HEIGHTS = [96, 252];
+const TREE_HEIGHTS = [72, 252];
 
 class TreePicture {
   constructor() {
@@ -19,7 +19,7 @@ class TreePicture {
       }, (event) => this.choose(isWide, event.currentTarget))));
     const key = h('p', { class: 'legend' },
       h('span', {}, h('i', { class: 'key cached' }), 'cached'),
-      h('span', {}, h('i', { class: 'key locked' }), 'in use ', h('b', {}, '●n')),
+      h('span', {}, h('i', { class: 'key computed' }), 'in use ', h('b', {}, '●n')),
       h('span', {}, h('b', {}, '◆'), ' pinned'),
       h('span', {}, h('i', { class: 'key fold' }), 'not drawn'));
     this.table = new DataTable('Nodes', ['node', 'parent', 'tokens', 'below', 'in use', 'marks'], () => this.tableRows());
