@@ -13,7 +13,7 @@ class Icicle {
     this.cuts = [];
   }
 
-  /// Takes the nodes of the stream, and what has happened to them.
+  // Takes the nodes of the stream, and the events that changed them.
   take(nodes, rest, events, isSnapshot) {
     this.rest = rest;
     const now = performance.now();
@@ -24,18 +24,18 @@ class Icicle {
   }
 
   note(kind, values, now) {
-    if (kind === 'split') {
+    if (kind === "split") {
       const [upper, lower] = values;
       const item = this.items.get(lower);
       if (!item) return;
       this.items.set(upper, { ...item, cut: now });
       item.cut = now;
     }
-    if (kind === 'removed') {
+    if (kind === "removed") {
       const item = this.items.get(values[0]);
       if (item) this.drop(values[0], item, now, true);
     }
-    if (kind === 'cleared') for (const [id, item] of this.items) this.drop(id, item, now, true);
+    if (kind === "cleared") for (const [id, item] of this.items) this.drop(id, item, now, true);
   }
 
   drop(id, item, now, isShown) {
@@ -53,7 +53,7 @@ class Icicle {
     }
   }
 
-  /// Gives each node its place: `[x, w]` in tokens, and its depth.
+  // Gives each node its place: `[x, w]` in tokens, and its depth.
   layOut() {
     const families = new Map();
     for (const item of this.items.values()) {
@@ -88,7 +88,7 @@ class Icicle {
     this.depth = Math.max(this.depth, depth + 1);
   }
 
-  /// Moves all nodes closer to their places. Answers whether something still moves.
+  // Moves all nodes closer to their places. Answers whether something still moves.
   move(isCalm) {
     const now = performance.now();
     const share = isCalm ? 1 : MOVE;

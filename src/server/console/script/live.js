@@ -1,13 +1,15 @@
-// The live stream of the engine: `GET /console/live`, as docs/console-protocol.md has it. It is open only while the page
-// and the engine's pane are in view.
+// The live stream of the engine: `GET /console/live`, as docs/console-protocol.md has it. It is open only while the
+// page and the engine's pane are in view.
 
 const STEP_LIMIT = 4096;
 const RATE_WINDOW_MS = 1200;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 15_000;
+// Statuses that another try does not change: a key is needed, the name is not allowed, the stream is off.
+const REFUSED = [401, 403, 404];
 
-/// What the page knows of the server, from the stream and from `/server_info`.
-const server = { model: '', version: '', phase: 'connecting', info: null };
+// The page's knowledge of the server, from the stream and from `/server_info`.
+const server = { model: "", version: "", phase: "connecting", info: null };
 
 const live = {
   hello: null,
@@ -20,10 +22,12 @@ const live = {
   listeners: [],
   stopper: null,
   problem: null,
+  // Until the first answer of the server, and while it refuses the stream.
+  isRefused: true,
 
-  /// Opens or closes the stream, as is needed now.
+  // Opens or closes the stream, as is needed now.
   follow() {
-    const wants = !document.hidden && isEngineShown();
+    const wants = !document.hidden && isEngineShown() && !this.isRefused;
     if (wants && !this.stopper) this.watch();
     if (!wants && this.stopper) this.close();
   },
@@ -33,6 +37,7 @@ const live = {
   },
   reopen() {
     this.close();
+    this.isRefused = false;
     this.follow();
   },
 
@@ -43,15 +48,23 @@ const live = {
     while (!stopper.signal.aborted) {
       try {
         const hz = calmMotion.matches ? 2 : 4;
-        const response = await send(`console/live?hz=${hz}`, { signal: stopper.signal, asAdmin: true,
-          accept: 'text/event-stream' });
+        const response = await send(`console/live?hz=${hz}`, {
+          signal: stopper.signal,
+          asAdmin: true,
+          accept: "text/event-stream",
+        });
         wait = FIRST_WAIT_MS;
         for await (const event of eventsOf(response)) this.take(event);
-        this.problem = 'the stream ended';
+        this.problem = "the stream ended";
       } catch (error) {
         if (stopper.signal.aborted) return;
         this.problem = error.message;
-        if (error.status === 401 || error.status === 403 || error.status === 404) wait = LONGEST_WAIT_MS;
+        if (REFUSED.includes(error.status)) {
+          this.isRefused = true;
+          this.stopper = null;
+          this.lost();
+          return;
+        }
         if (error.retryAfter) wait = 1000 * error.retryAfter;
       }
       if (stopper.signal.aborted) return;
@@ -63,18 +76,18 @@ const live = {
 
   lost() {
     this.frame = null;
-    server.phase = 'disconnected';
-    this.tell('frame');
+    server.phase = this.isRefused ? server.phase : "disconnected";
+    this.tell("frame");
     showStatus();
   },
 
   take({ event, data }) {
     const value = JSON.parse(data);
     this.problem = null;
-    if (event === 'hello') this.takeHello(value);
+    if (event === "hello") this.takeHello(value);
     if (!this.hello) return;
-    if (event === 'frame') this.takeFrame(value);
-    if (event === 'tree') this.takeTree(value);
+    if (event === "frame") this.takeFrame(value);
+    if (event === "tree") this.takeTree(value);
   },
   takeHello(hello) {
     if (hello.generation !== this.hello?.generation) {
@@ -86,15 +99,15 @@ const live = {
     server.model = hello.model || server.model;
     server.version = hello.version;
     server.phase = hello.phase;
-    this.tell('hello');
+    this.tell("hello");
     showStatus();
   },
   takeFrame(frame) {
     this.frame = frame;
     this.received = performance.now();
-    this.mailboxes = this.rows('mailboxes', frame.mailboxes ?? []);
-    this.requests = this.rows('requests', frame.requests ?? []);
-    this.steps.push(...this.rows('steps', frame.steps ?? []));
+    this.mailboxes = this.rows("mailboxes", frame.mailboxes ?? []);
+    this.requests = this.rows("requests", frame.requests ?? []);
+    this.steps.push(...this.rows("steps", frame.steps ?? []));
     if (this.steps.length > STEP_LIMIT) this.steps.splice(0, this.steps.length - STEP_LIMIT);
     this.history.push({ t: frame.t_ms, counters: frame.counters ?? {}, mailboxes: this.mailboxes });
     while (this.history.length > 2 && frame.t_ms - this.history[1].t > RATE_WINDOW_MS) this.history.shift();
@@ -102,18 +115,18 @@ const live = {
       server.phase = frame.phase;
       showStatus();
     }
-    this.tell('frame');
+    this.tell("frame");
   },
   takeTree(tree) {
-    if (tree.kind === 'snapshot') this.nodes = new Map();
+    if (tree.kind === "snapshot") this.nodes = new Map();
     for (const id of tree.gone ?? []) this.nodes.delete(id);
-    for (const node of this.rows('nodes', tree.set ?? [])) this.nodes.set(node.id, node);
+    for (const node of this.rows("nodes", tree.set ?? [])) this.nodes.set(node.id, node);
     this.treeTotals = tree.total;
     this.namespaces = tree.namespaces ?? this.namespaces ?? {};
-    this.tell('tree', tree);
+    this.tell("tree", tree);
   },
 
-  /// Rows of a frame as objects, by the columns that `hello` names.
+  // Rows of a frame as objects, by the columns that `hello` names.
   rows(table, rows) {
     const columns = this.hello.columns[table];
     return rows.map((row) => Object.fromEntries(columns.map((name, index) => [name, row[index]])));
@@ -125,14 +138,16 @@ const live = {
     for (const listener of this.listeners) listener(kind, value);
   },
 
-  /// The increase of a counter per second, over the last second.
+  // The increase of a counter per second, over the last second.
   rate(name) {
     return this.slope((entry) => entry.counters[name] ?? 0);
   },
   mailboxRate(actor, field, message) {
-    return this.slope((entry) => entry.mailboxes
-      .filter((row) => row.actor === actor && (!message || row.message === message))
-      .reduce((sum, row) => sum + row[field], 0));
+    return this.slope((entry) =>
+      entry.mailboxes
+        .filter((row) => row.actor === actor && (!message || row.message === message))
+        .reduce((sum, row) => sum + row[field], 0),
+    );
   },
   slope(value) {
     const [first, last] = [this.history[0], this.history.at(-1)];
@@ -140,7 +155,7 @@ const live = {
     return Math.max(0, (1000 * (value(last) - value(first))) / (last.t - first.t));
   },
 
-  /// The engine's clock now, in ms: that of the last frame, moved on.
+  // The engine's clock now, in ms: that of the last frame, moved on.
   now() {
     return this.frame ? this.frame.t_ms + performance.now() - this.received : 0;
   },
@@ -151,49 +166,61 @@ const live = {
 };
 
 const PHASES = {
-  connecting: ['busy', 'connecting'],
-  loading: ['busy', 'loading'],
-  ready: ['good', 'ready'],
-  paused: ['warn', 'paused'],
-  rebuilding: ['warn', 'rebuilding'],
-  stopping: ['warn', 'shutting down'],
-  failed: ['bad', 'failed'],
-  disconnected: ['bad', 'disconnected'],
-  unreachable: ['bad', 'not reachable'],
+  connecting: ["busy", "connecting"],
+  loading: ["busy", "loading"],
+  ready: ["good", "ready"],
+  paused: ["warn", "paused"],
+  rebuilding: ["warn", "rebuilding"],
+  stopping: ["warn", "shutting down"],
+  failed: ["bad", "failed"],
+  disconnected: ["bad", "disconnected"],
+  unreachable: ["bad", "not reachable"],
 };
 
-/// Shows the server's state at the top of the page, and what is wrong as a notice.
+// Shows the server's state at the top of the page, and faults as notices.
 function showStatus() {
-  const [kind, word] = PHASES[server.phase] ?? ['warn', server.phase];
+  const [kind, word] = PHASES[server.phase] ?? ["warn", server.phase];
   const key = `${kind} ${word} ${server.model}`;
-  const node = byId('status');
+  const node = byId("status");
   if (node.dataset.key !== key) {
     node.dataset.key = key;
-    fill(node, h('span', { class: `dot ${kind}`, 'aria-hidden': 'true' }), h('span', { class: 'phase' }, word),
-      server.model && h('span', { class: 'model' }, server.model));
+    fill(
+      node,
+      h("span", { class: `dot ${kind}`, "aria-hidden": "true" }),
+      h("span", { class: "phase" }, word),
+      server.model && h("span", { class: "model" }, server.model),
+    );
   }
   showDeath();
-  if (server.phase === 'failed') {
-    notice('failed', 'bad', 'The engine has failed', live.hello?.reason ?? 'It will not be rebuilt: restart the server.');
+  if (server.phase === "failed") {
+    notice(
+      "failed",
+      "bad",
+      "The engine has failed",
+      live.hello?.reason ?? "It will not be rebuilt: restart the server.",
+    );
   } else {
-    clearNotice('failed');
+    clearNotice("failed");
   }
 }
 
 function showDeath() {
   const { died } = live.hello ?? {};
   if (!died) {
-    clearNotice('died');
+    clearNotice("died");
     return;
   }
-  if (live.seenDeath === died.generation && server.phase === 'ready') return;
-  const isBack = server.phase === 'ready';
-  const title = `The ${died.actor.replaceAll('_', ' ')} died, generation ${whole(died.generation)}`;
+  if (live.seenDeath === died.generation && server.phase === "ready") return;
+  const isBack = server.phase === "ready";
+  const title = `The ${died.actor.replaceAll("_", " ")} died, generation ${whole(died.generation)}`;
   const text = isBack
-    ? `Generation ${whole(live.hello.generation)} runs now. Requests of the old one ended with engine_down; the cache began empty.`
-    : 'The watchdog ends all actors and builds new ones. Requests wait or fail with engine_down.';
-  notice('died', isBack ? 'info' : 'bad', title, text, ['Dismiss', () => {
-    live.seenDeath = died.generation;
-    clearNotice('died');
-  }]);
+    ? `Generation ${whole(live.hello.generation)} runs now. Requests of the old one got engine_down; the cache began empty.`
+    : "The watchdog ends all actors and builds new ones. Requests wait or fail with engine_down.";
+  notice("died", isBack ? "info" : "bad", title, text, [
+    "Dismiss",
+    () => {
+      live.seenDeath = died.generation;
+      clearNotice("died");
+    },
+  ]);
 }

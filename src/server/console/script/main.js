@@ -2,35 +2,37 @@
 
 const CHECK_MS = 8000;
 
-/// Asks the server for its state while the live stream, which would say it, is closed.
+// Asks the server for its state while the live stream, which would say it, is closed.
 async function checkServer() {
-  if (document.hidden || live.frame) return;
+  if (document.hidden || live.frame || server.phase === "key needed") return;
   try {
-    const info = await getJson('server_info');
+    const info = await getJson("server_info");
     server.info = info;
     server.model = info.served_model_name ?? server.model;
     server.version = info.version;
-    server.phase = info.internal_states?.[0]?.is_paused ? 'paused' : 'ready';
-    clearNotice('server');
+    server.phase = info.internal_states?.[0]?.is_paused ? "paused" : "ready";
+    clearNotice("server");
   } catch (error) {
     server.phase = phaseOf(error);
-    if (error instanceof Refusal && ![401, 403].includes(error.status)) notice('server', 'warn', 'Not ready', error.message);
+    if (error instanceof Refusal && ![401, 403].includes(error.status))
+      notice("server", "warn", "Not ready", error.message);
   }
   showStatus();
   engine.showState();
 }
 
 function phaseOf(error) {
-  if (!(error instanceof Refusal)) return 'unreachable';
-  if (error.status === 401) return 'key needed';
-  if (error.status === 403) return 'refused';
-  return /load/.test(`${error.code} ${error.message}`) ? 'loading' : 'rebuilding';
+  if (!(error instanceof Refusal)) return "unreachable";
+  if (error.status === 401) return "key needed";
+  if (error.status === 403) return "refused";
+  return /load/.test(`${error.code} ${error.message}`) ? "loading" : "rebuilding";
 }
 
-/// Asks again for all that needs a key.
-function restart() {
+// Asks again for all that needs a key.
+async function restart() {
+  server.phase = "connecting";
+  await checkServer();
   live.reopen();
-  checkServer();
 }
 
 async function main() {
@@ -40,8 +42,8 @@ async function main() {
   engine.make();
   await chats.open();
   openChat(chats.sorted()[0] ?? newChat());
-  live.follow();
-  checkServer();
+  await checkServer();
+  live.reopen();
   setInterval(checkServer, CHECK_MS);
 }
 

@@ -1,47 +1,52 @@
 // A chat as the body of `/v1/chat/completions`, and the run of one request.
 
-/// The parameters that the page shows; defaults come from `/openapi.json`.
+// The parameters that the page shows; defaults come from `/openapi.json`.
 const PARAMS = [
-  { name: 'temperature', label: 'Temperature', step: 0.05, min: 0, hint: '0 always takes the most likely token' },
-  { name: 'top_p', label: 'Top p', step: 0.01, min: 0, max: 1, hint: 'keeps the likeliest tokens of this total' },
-  { name: 'top_k', label: 'Top k', step: 1, min: -1, hint: 'keeps this many tokens; −1 keeps all' },
-  { name: 'min_p', label: 'Min p', step: 0.01, min: 0, max: 1, hint: 'least share of the best token’s probability' },
-  { name: 'repetition_penalty', label: 'Repetition penalty', step: 0.05, min: 0.05, max: 2, hint: '1 is none' },
-  { name: 'frequency_penalty', label: 'Frequency penalty', step: 0.1, min: -2, max: 2, hint: 'for each repetition' },
-  { name: 'presence_penalty', label: 'Presence penalty', step: 0.1, min: -2, max: 2, hint: 'once for each token' },
-  { name: 'max_tokens', label: 'Most tokens', step: 1, min: 0, hint: 'of an answer' },
-  { name: 'seed', label: 'Seed', step: 1, hint: 'empty: a new one for each answer, kept with it' },
+  { name: "temperature", label: "Temperature", step: 0.05, min: 0, hint: "0 always takes the most likely token" },
+  { name: "top_p", label: "Top p", step: 0.01, min: 0, max: 1, hint: "keeps the likeliest tokens of this total" },
+  { name: "top_k", label: "Top k", step: 1, min: -1, hint: "keeps this many tokens; −1 keeps all" },
+  { name: "min_p", label: "Min p", step: 0.01, min: 0, max: 1, hint: "least share of the best token’s probability" },
+  { name: "repetition_penalty", label: "Repetition penalty", step: 0.05, min: 0.05, max: 2, hint: "1 is none" },
+  { name: "frequency_penalty", label: "Frequency penalty", step: 0.1, min: -2, max: 2, hint: "for each repetition" },
+  { name: "presence_penalty", label: "Presence penalty", step: 0.1, min: -2, max: 2, hint: "once for each token" },
+  { name: "max_tokens", label: "Most tokens", step: 1, min: 0, hint: "of an answer" },
+  { name: "seed", label: "Seed", step: 1, hint: "empty: a new one for each answer, kept with it" },
 ];
 const TOP_LOGPROBS = 8;
-const EFFORTS = ['', 'none', 'low', 'medium', 'high'];
+const EFFORTS = ["", "none", "low", "medium", "high"];
 
-/// The parameters in a body, without the seed that was chosen for it.
+// The parameters in a body, without the seed that was chosen for it.
 function paramsOf(body) {
-  const names = [...PARAMS.map(({ name }) => name), 'reasoning_effort'].filter((name) => name !== 'seed' && name in body);
+  const names = [...PARAMS.map(({ name }) => name), "reasoning_effort"].filter(
+    (name) => name !== "seed" && name in body,
+  );
   return Object.fromEntries(names.map((name) => [name, body[name]]));
 }
 
 function messageOf(node) {
-  if (node.role === 'tool') return { role: 'tool', tool_call_id: node.callId, content: node.content };
+  if (node.role === "tool") return { role: "tool", tool_call_id: node.callId, content: node.content };
   const message = { role: node.role, content: node.content };
-  if (node.role !== 'assistant') return message;
+  if (node.role !== "assistant") return message;
   if (node.reasoning) message.reasoning_content = node.reasoning;
   if (node.calls?.length) {
-    message.tool_calls = node.calls.map(({ id, name, arguments: text }) => (
-      { id, type: 'function', function: { name, arguments: text } }));
+    message.tool_calls = node.calls.map(({ id, name, arguments: text }) => ({
+      id,
+      type: "function",
+      function: { name, arguments: text },
+    }));
   }
   return message;
 }
 
-/// The body of the request that answers the last message of `path`. Without a `seed` the server chooses one.
+// The body of the request that answers the last message of `path`. Without a `seed` the server chooses one.
 function bodyOf(chat, path, params = chat.params) {
   const messages = path.map(messageOf);
-  if (chat.system.trim()) messages.unshift({ role: 'system', content: chat.system });
-  const body = { model: server.model || 'default', messages, ...params };
-  if (chat.tools.trim()) body.tools = parsed(chat.tools, 'Tools', Array.isArray);
+  if (chat.system.trim()) messages.unshift({ role: "system", content: chat.system });
+  const body = { model: server.model || "default", messages, ...params };
+  if (chat.tools.trim()) body.tools = parsed(chat.tools, "Tools", Array.isArray);
   if (chat.schema.trim()) {
-    const schema = parsed(chat.schema, 'The schema', isObject);
-    body.response_format = { type: 'json_schema', json_schema: { name: 'answer', schema } };
+    const schema = parsed(chat.schema, "The schema", isObject);
+    body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
   if (chat.logprobs) Object.assign(body, { logprobs: true, top_logprobs: TOP_LOGPROBS });
   return body;
@@ -58,26 +63,28 @@ function parsed(text, name, isRight) {
   return value;
 }
 
-/// The answers under way, by their node's id.
+// The answers under way, by their node's id.
 const running = new Map();
 
-/// Runs a request whose answer goes to `node`. `show` is called after each change.
+// Runs a request whose answer goes to `node`. `show` is called after each change.
 async function run(chat, node, body, show) {
   const stopper = new AbortController();
   const started = performance.now();
+  const keepSoon = throttle(2000, () => chats.keep(chat));
   node.run = { rid: `console-${randomId()}`, seed: body.seed, params: paramsOf(body), prefix: node.content.length };
   running.set(node.id, stopper);
   const request = { ...body, rid: node.run.rid, stream: true, stream_options: { include_usage: true } };
   try {
-    const response = await send('v1/chat/completions', { method: 'POST', body: request, signal: stopper.signal });
+    const response = await send("v1/chat/completions", { method: "POST", body: request, signal: stopper.signal });
     for await (const { data } of eventsOf(response)) {
-      if (data === '[DONE]') break;
+      if (data === "[DONE]") break;
       takeChunk(node, JSON.parse(data), performance.now() - started);
       show();
+      keepSoon();
     }
-    if (!node.run.finish && !node.run.error) node.run.error = 'the stream ended early';
+    if (!node.run.finish && !node.run.error) node.run.error = "the stream ended early";
   } catch (error) {
-    if (stopper.signal.aborted) node.run.finish = 'stopped';
+    if (stopper.signal.aborted) node.run.finish = "stopped";
     else node.run.error = error.message;
   } finally {
     running.delete(node.id);
@@ -90,7 +97,7 @@ async function run(chat, node, body, show) {
 
 function takeChunk(node, chunk, ms) {
   const details = node.run;
-  if (chunk.error) details.error = chunk.error.message ?? 'the request failed';
+  if (chunk.error) details.error = chunk.error.message ?? "the request failed";
   if (chunk.model) details.model = chunk.model;
   if (chunk.usage) takeUsage(details, chunk.usage);
   const choice = chunk.choices?.[0];
@@ -102,14 +109,14 @@ function takeChunk(node, chunk, ms) {
     details.chunks = (details.chunks ?? 0) + 1;
   }
   if (content) node.content += plainLines(content);
-  if (thought || reasoning) node.reasoning = (node.reasoning ?? '') + plainLines(thought || reasoning);
+  if (thought || reasoning) node.reasoning = (node.reasoning ?? "") + plainLines(thought || reasoning);
   for (const call of calls ?? []) takeCall(node, call);
   if (choice.logprobs?.content) takeLogprobs(details, choice.logprobs.content);
   if (choice.finish_reason) details.finish = choice.finish_reason;
 }
 
 function plainLines(text) {
-  return text.includes('\r') ? text.replace(/\r\n?/g, '\n') : text;
+  return text.includes("\r") ? text.replace(/\r\n?/g, "\n") : text;
 }
 
 function takeUsage(details, usage) {
@@ -121,23 +128,23 @@ function takeUsage(details, usage) {
 
 function takeCall(node, delta) {
   node.calls ??= [];
-  const call = node.calls[delta.index ?? 0] ??= { id: '', name: '', arguments: '' };
+  const call = (node.calls[delta.index ?? 0] ??= { id: "", name: "", arguments: "" });
   if (delta.id) call.id = delta.id;
   if (delta.function?.name) call.name += delta.function.name;
   if (delta.function?.arguments) call.arguments += delta.function.arguments;
 }
 
-/// Keeps tokens as `{t, p, b, alternatives}`: text, log probability, bytes.
+// Keeps tokens as `{t, p, b, alternatives}`: text, log probability, bytes.
 function takeLogprobs(details, entries) {
   const kept = ({ token, logprob, bytes: octets }) => ({ t: token, p: logprob, b: octets ?? undefined });
   details.tokens ??= [];
   for (const entry of entries) details.tokens.push({ ...kept(entry), top: entry.top_logprobs.map(kept) });
 }
 
-/// How often there was no diagnosis. A server without diagnostics is not asked for ever.
+// How often there was no diagnosis. A server without diagnostics is not asked for ever.
 let missesUnknown = 0;
 
-/// Asks why no more of the prompt was cached. The diagnosis exists once the request was admitted.
+// Asks why no more of the prompt was cached. The diagnosis exists once the request was admitted.
 async function explainMiss(chat, node, show) {
   if ((node.run.prompt_tokens === undefined && !node.run.ttft_ms) || missesUnknown > 2) return;
   try {
@@ -151,14 +158,14 @@ async function explainMiss(chat, node, show) {
   show();
 }
 
-/// Tokens per second after the first token; null for a single one.
+// Tokens per second after the first token; null for a single one.
 function speedOf(details) {
   const span = details.last_ms - details.ttft_ms;
   const made = (details.completion_tokens ?? details.chunks ?? 0) - 1;
   return span > 2 && made > 0 ? (1000 * made) / span : null;
 }
 
-/// A run as one line of text, for exports.
+// A run as one line of text, for exports.
 function runInWords(details) {
   const speed = speedOf(details);
   return [
@@ -171,5 +178,7 @@ function runInWords(details) {
     details.finish && `finish reason ${details.finish}`,
     details.miss?.cause && missInWords(details.miss),
     details.error && `failed: ${details.error}`,
-  ].filter(Boolean).join('; ');
+  ]
+    .filter(Boolean)
+    .join("; ");
 }

@@ -1,32 +1,65 @@
 // The timeline of steps. A bar is one forward pass, and a gap is time in which nothing was computed.
 
-const SPANS = [[250, '¼ s'], [2000, '2 s'], [10_000, '10 s']];
-const KINDS = ['prefill', 'mixed', 'decode'];
+const SPANS = [
+  [250, "¼ s"],
+  [2000, "2 s"],
+  [10_000, "10 s"],
+];
+const KINDS = ["prefill", "mixed", "decode"];
 const TIMELINE_HEIGHT = 104;
-/// The picture runs this far after the engine, so that steps have arrived when they are drawn.
+// The picture runs this far after the engine, so that steps have arrived when they are drawn.
 const DELAY_MS = 400;
 
 class StepsPicture {
   constructor() {
     this.span = 2000;
-    this.canvas = new Canvas('Timeline of the last steps; the table below lists them', TIMELINE_HEIGHT,
-      (context, width, height) => this.draw(context, width, height));
-    this.facts = h('p', { class: 'legend', id: 'step-facts' });
-    const spans = h('div', { class: 'choice', role: 'group', 'aria-label': 'Time span', onkeydown: moveFocus },
-      SPANS.map(([ms, label]) => button(label, { 'aria-pressed': String(ms === this.span), 'data-span': ms },
-        (event) => this.choose(ms, event.currentTarget))));
-    this.table = new DataTable('Steps', ['step', 'kind', 'duration', 'rows', 'prefill', 'decode'],
-      () => live.steps.slice(-40).reverse().map((step) => [whole(step.id), step.kind, seconds(step.duration_us / 1000),
-        whole(step.rows), whole(step.prefill_tokens), whole(step.decode_tokens)]));
-    const key = h('p', { class: 'legend' }, KINDS.map((kind) => h('span', {}, h('i', { class: `key ${kind}` }), kind)),
-      h('span', {}, h('i', { class: 'key gap' }), 'gap'));
-    this.node = card('Steps', 'forward passes; height is tokens, gaps are overhead or rest', spans, this.canvas.node,
-      h('div', { class: 'row spread' }, key, this.facts), this.table.node);
+    this.canvas = new Canvas(
+      "Timeline of the last steps; the table below lists them",
+      TIMELINE_HEIGHT,
+      (context, width, height) => this.draw(context, width, height),
+    );
+    this.facts = h("p", { class: "legend", id: "step-facts" });
+    const spans = h(
+      "div",
+      { class: "choice", role: "group", "aria-label": "Time span", onkeydown: moveFocus },
+      SPANS.map(([ms, label]) =>
+        button(label, { "aria-pressed": String(ms === this.span), "data-span": ms }, (event) =>
+          this.choose(ms, event.currentTarget),
+        ),
+      ),
+    );
+    this.table = new DataTable("Steps", ["step", "kind", "duration", "rows", "prefill", "decode"], () =>
+      live.steps
+        .slice(-40)
+        .reverse()
+        .map((step) => [
+          whole(step.id),
+          step.kind,
+          seconds(step.duration_us / 1000),
+          whole(step.rows),
+          whole(step.prefill_tokens),
+          whole(step.decode_tokens),
+        ]),
+    );
+    const key = h(
+      "p",
+      { class: "legend" },
+      KINDS.map((kind) => h("span", {}, h("i", { class: `key ${kind}` }), kind)),
+      h("span", {}, h("i", { class: "key gap" }), "gap"),
+    );
+    this.node = card(
+      "Steps",
+      "forward passes; height is tokens, gaps are overhead or rest",
+      spans,
+      this.canvas.node,
+      h("div", { class: "row spread" }, key, this.facts),
+      this.table.node,
+    );
   }
 
   choose(ms, chosen) {
     this.span = ms;
-    for (const other of chosen.parentNode.children) other.setAttribute('aria-pressed', String(other === chosen));
+    for (const other of chosen.parentNode.children) other.setAttribute("aria-pressed", String(other === chosen));
     this.canvas.redraw();
   }
 
@@ -37,7 +70,7 @@ class StepsPicture {
     setText(this.facts, this.inWords());
   }
 
-  /// Moves the picture on, thirty times a second, as long as it has steps.
+  // Moves the picture on, thirty times a second, as long as it has steps.
   animate() {
     if (this.ticket) return;
     const tick = (time) => {
@@ -80,22 +113,22 @@ class StepsPicture {
     const tokens = step.prefill_tokens + step.decode_tokens;
     const top = tall(tokens);
     const gap = size > 5 ? 1 : 0;
-    context.fillStyle = step.kind === 'decode' ? palette.get('ink-soft') : palette.get('accent');
+    context.fillStyle = step.kind === "decode" ? palette.get("ink-soft") : palette.get("accent");
     context.fillRect(x, base - top, size - gap, top);
-    if (step.kind === 'mixed') {
+    if (step.kind === "mixed") {
       const low = (top * step.decode_tokens) / Math.max(tokens, 1);
-      context.fillStyle = palette.get('ink-soft');
+      context.fillStyle = palette.get("ink-soft");
       context.fillRect(x, base - Math.max(low, 4), size - gap, Math.max(low, 4));
     }
     if (size < 34) return;
-    context.fillStyle = palette.get(step.kind === 'decode' ? 'panel' : 'on-accent');
+    context.fillStyle = palette.get(step.kind === "decode" ? "panel" : "on-accent");
     context.font = canvasFont(10);
     if (top > 16) context.fillText(fitted(context, whole(tokens), size - 8), x + 4, base - top + 12);
   }
 
   drawAxis(context, width, base, start) {
-    context.strokeStyle = palette.get('line');
-    context.fillStyle = palette.get('muted');
+    context.strokeStyle = palette.get("line");
+    context.fillStyle = palette.get("muted");
     context.font = canvasFont(10.5);
     context.lineWidth = 1;
     const every = this.span / 5;
@@ -112,19 +145,19 @@ class StepsPicture {
   }
 
   drawRest(context, width, base) {
-    context.fillStyle = palette.get('muted');
+    context.fillStyle = palette.get("muted");
     context.font = canvasFont(12.5);
-    const text = live.frame ? 'at rest: no steps' : 'no connection';
+    const text = live.frame ? "at rest: no steps" : "no connection";
     context.fillText(text, (width - context.measureText(text).width) / 2, base / 2 + 4);
   }
 
   inWords() {
     const { steps } = this.shown();
-    if (!steps.length) return '';
+    if (!steps.length) return "";
     const busy = steps.reduce((sum, step) => sum + step.duration_us, 0) / 1000;
     const share = Math.min(busy / this.span, 1);
     const mean = busy / steps.length;
-    return `${count(steps.length, 'step')}, ${seconds(mean)} on average, computing ${percent(share, 1)} of the time`;
+    return `${count(steps.length, "step")}, ${seconds(mean)} on average, computing ${percent(share, 1)} of the time`;
   }
 }
 

@@ -7,34 +7,61 @@ class TreePicture {
   constructor() {
     this.icicle = new Icicle();
     this.isPoolWide = false;
-    this.canvas = new Canvas('Radix tree of cached prefixes; the table below lists its nodes', TREE_HEIGHTS[0],
-      (context, width, height) => this.draw(context, width, height));
-    this.canvas.node.addEventListener('pointermove', (event) => this.point(event));
-    this.canvas.node.addEventListener('pointerleave', () => this.showFacts(null));
-    this.facts = h('p', { class: 'muted', id: 'tree-facts' });
-    const scale = h('div', { class: 'choice', role: 'group', 'aria-label': 'Width', onkeydown: moveFocus },
-      [[false, 'fit'], [true, 'pool']].map(([isWide, label]) => button(label, {
-        'aria-pressed': String(isWide === this.isPoolWide),
-        title: isWide ? 'the width is the whole KV pool' : 'the width is all that is cached',
-      }, (event) => this.choose(isWide, event.currentTarget))));
-    const key = h('p', { class: 'legend' },
-      h('span', {}, h('i', { class: 'key cached' }), 'cached'),
-      h('span', {}, h('i', { class: 'key computed' }), 'in use ', h('b', {}, '●n')),
-      h('span', {}, h('b', {}, '◆'), ' pinned'),
-      h('span', {}, h('i', { class: 'key fold' }), 'not drawn'));
-    this.table = new DataTable('Nodes', ['node', 'parent', 'tokens', 'below', 'in use', 'marks'], () => this.tableRows());
-    this.node = card('Radix tree', 'cached prefixes; width is tokens, children continue their parent', scale,
-      this.canvas.node, h('div', { class: 'row spread' }, key, this.facts), this.table.node);
+    this.canvas = new Canvas(
+      "Radix tree of cached prefixes; the table below lists its nodes",
+      TREE_HEIGHTS[0],
+      (context, width, height) => this.draw(context, width, height),
+    );
+    this.canvas.node.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.node.addEventListener("pointerdown", (event) => this.point(event));
+    this.canvas.node.addEventListener("pointerleave", () => this.showFacts(null));
+    this.facts = h("p", { class: "muted", id: "tree-facts" });
+    const scale = h(
+      "div",
+      { class: "choice", role: "group", "aria-label": "Width", onkeydown: moveFocus },
+      [
+        [false, "fit"],
+        [true, "pool"],
+      ].map(([isWide, label]) =>
+        button(
+          label,
+          {
+            "aria-pressed": String(isWide === this.isPoolWide),
+            title: isWide ? "the width is the whole KV pool" : "the width is all that is cached",
+          },
+          (event) => this.choose(isWide, event.currentTarget),
+        ),
+      ),
+    );
+    const key = h(
+      "p",
+      { class: "legend" },
+      h("span", {}, h("i", { class: "key cached" }), "cached"),
+      h("span", {}, h("i", { class: "key computed" }), "in use ", h("b", {}, "●n")),
+      h("span", {}, h("b", {}, "◆"), " pinned"),
+      h("span", {}, h("i", { class: "key fold" }), "not drawn"),
+    );
+    this.table = new DataTable("Nodes", ["node", "parent", "tokens", "below", "in use", "marks"], () =>
+      this.tableRows(),
+    );
+    this.node = card(
+      "Radix tree",
+      "cached prefixes: a node is as wide as its tokens and all that continue them",
+      scale,
+      this.canvas.node,
+      h("div", { class: "row spread" }, key, this.facts),
+      this.table.node,
+    );
   }
 
   choose(isWide, chosen) {
     this.isPoolWide = isWide;
-    for (const other of chosen.parentNode.children) other.setAttribute('aria-pressed', String(other === chosen));
+    for (const other of chosen.parentNode.children) other.setAttribute("aria-pressed", String(other === chosen));
     this.animate();
   }
 
   takeTree(tree) {
-    this.icicle.take(live.nodes, tree.rest, tree.events ?? [], tree.kind === 'snapshot');
+    this.icicle.take(live.nodes, tree.rest, tree.events ?? [], tree.kind === "snapshot");
     this.icicle.layOut();
     this.fitHeight();
     this.animate();
@@ -42,12 +69,12 @@ class TreePicture {
     this.table.update();
   }
 
-  /// Shows the node under the pointer, or else the sums of the tree.
+  // Shows the node under the pointer, or else the sums of the tree.
   showFacts(node) {
     this.pointed = node;
     const { nodes, tokens } = live.treeTotals ?? { nodes: 0, tokens: 0 };
     const left = nodes - live.nodes.size;
-    const sums = `${count(nodes, 'node')}, ${count(tokens, 'token')}${left > 0 ? `, +${whole(left)} more` : ''}`;
+    const sums = `${count(nodes, "node")}, ${count(tokens, "token")}${left > 0 ? `, +${whole(left)} more` : ""}`;
     setText(this.facts, node ? nodeInWords(node) : sums);
   }
 
@@ -63,7 +90,7 @@ class TreePicture {
     this.ticket = requestAnimationFrame(tick);
   }
 
-  /// Grows with the tree, and shrinks only when it has become much lower, so that the page does not jump.
+  // Grows with the tree, and shrinks only when it has become much lower, so that the page does not jump.
   fitHeight() {
     const [least, most] = TREE_HEIGHTS;
     const wanted = Math.min(Math.max(this.icicle.depth * 28, least), most);
@@ -85,17 +112,41 @@ class TreePicture {
       this.drawEmpty(context, width, height);
       return;
     }
-    const view = { scale: width / Math.max(this.tokensWide, 1), row: this.rowHeight(height), now: performance.now(), width };
+    const view = {
+      scale: width / Math.max(this.tokensWide, 1),
+      row: this.rowHeight(height),
+      now: performance.now(),
+      width,
+    };
+    if (this.isPoolWide) this.drawRoom(context, view);
     for (const fold of this.icicle.folds) this.drawFold(context, fold, view);
     for (const item of this.icicle.items.values()) this.drawItem(context, item, view);
     for (const item of this.icicle.falling) this.drawFalling(context, item, view);
   }
 
+  // Outlines the part of the KV pool that caches nothing.
+  drawRoom(context, { scale, row, width }) {
+    const x = this.icicle.width * scale;
+    if (width - x < 8) return;
+    context.strokeStyle = palette.get("line-strong");
+    context.setLineDash([4, 3]);
+    context.strokeRect(x + 1.5, 0.5, width - x - 2, row - 3);
+    context.setLineDash([]);
+    context.fillStyle = palette.get("muted");
+    context.font = canvasFont(11);
+    const text = `not cached: ${whole(this.tokensWide - this.icicle.width)}`;
+    context.fillText(fitted(context, text, width - x - 12), x + 8, row / 2 + 2.5);
+  }
+
   drawEmpty(context, width, height) {
-    context.fillStyle = palette.get('muted');
+    context.fillStyle = palette.get("muted");
     context.font = canvasFont(12.5);
-    const text = live.frame ? 'Nothing is cached yet: the first prompt becomes the first branch.' : 'no connection';
-    context.fillText(fitted(context, text, width), Math.max((width - context.measureText(text).width) / 2, 0), height / 2);
+    const text = live.frame ? "Nothing is cached yet: the first prompt becomes the first branch." : "no connection";
+    context.fillText(
+      fitted(context, text, width),
+      Math.max((width - context.measureText(text).width) / 2, 0),
+      height / 2,
+    );
   }
 
   drawItem(context, item, { scale, row, now, width }) {
@@ -104,7 +155,7 @@ class TreePicture {
     const w = Math.max(item.w * scale - 1, 0.7);
     if (x > width || w <= 0) return;
     const { node } = item;
-    context.fillStyle = palette.get(node.locks > 0 ? 'accent' : 'cached');
+    context.fillStyle = palette.get(node.locks > 0 ? "accent" : "cached");
     roundRect(context, x, y, w, row - 2, 3);
     context.fill();
     this.drawFlash(context, item, { x, y, w, row, now });
@@ -112,23 +163,23 @@ class TreePicture {
     if (w > 22 && row > 13) this.drawLabel(context, node, { x, y, w, row });
   }
 
-  /// A new node flashes as a whole, one that has grown at its lower edge.
+  // A new node flashes as a whole, one that has grown at its lower edge.
   drawFlash(context, item, { x, y, w, row, now }) {
     const youth = 1 - (now - item.born) / FLASH_MS;
     const growth = 1 - (now - (item.grown ?? -FLASH_MS)) / FLASH_MS;
-    context.fillStyle = palette.get('flash');
+    context.fillStyle = palette.get("flash");
     context.globalAlpha = Math.max(youth, growth, 0);
     if (youth > 0) context.fill();
     else if (growth > 0) context.fillRect(x, y + row - 5, w, 3);
     context.globalAlpha = 1;
   }
 
-  /// A split shows as a line between the two halves, for as long as a flash.
+  // A split shows as a line between the two halves, for as long as a flash.
   drawCut(context, item, { x, y, w, row, now }) {
     const age = (now - (item.cut ?? -FLASH_MS)) / FLASH_MS;
     if (age >= 1) return;
     context.globalAlpha = 1 - age;
-    context.strokeStyle = palette.get('flash');
+    context.strokeStyle = palette.get("flash");
     context.lineWidth = 2;
     context.strokeRect(x + 1, y + 1, Math.max(w - 2, 0), row - 4);
     context.globalAlpha = 1;
@@ -136,14 +187,14 @@ class TreePicture {
 
   drawLabel(context, node, { x, y, w, row }) {
     const marks = [
-      node.pin > 0 && (node.pin === 2 ? '◆' : '◇'),
+      node.pin > 0 && (node.pin === 2 ? "◆" : "◇"),
       node.parent === null && namespaceName(node.ns),
       whole(node.tokens),
       node.locks > 0 && `●${node.locks}`,
     ];
     context.font = canvasFont(row > 20 ? 11 : 10, 500);
-    context.fillStyle = palette.get(node.locks > 0 ? 'on-accent' : 'ink');
-    const text = fitted(context, marks.filter(Boolean).join(' '), w - 8);
+    context.fillStyle = palette.get(node.locks > 0 ? "on-accent" : "ink");
+    const text = fitted(context, marks.filter(Boolean).join(" "), w - 8);
     context.fillText(text, x + 4, y + row / 2 + 2.5);
   }
 
@@ -151,22 +202,22 @@ class TreePicture {
     const x = fold.x * scale;
     const w = Math.min(Math.max(fold.tokens * scale - 1, 1), width - x);
     const y = fold.depth * row;
-    context.fillStyle = hatch(context, palette.get('hatch'), palette.get('panel'));
+    context.fillStyle = hatch(context, palette.get("hatch"), palette.get("panel"));
     roundRect(context, x, y, w, row - 2, 3);
     context.fill();
     if (w < 30) return;
     const text = fitted(context, `+${whole(fold.nodes)} more`, w - 8);
     context.font = canvasFont(10.5, 500);
-    context.fillStyle = palette.get('panel');
+    context.fillStyle = palette.get("panel");
     context.fillRect(x + 3, y + 3, context.measureText(text).width + 4, row - 8);
-    context.fillStyle = palette.get('ink');
+    context.fillStyle = palette.get("ink");
     context.fillText(text, x + 5, y + row / 2 + 2.5);
   }
 
   drawFalling(context, item, { scale, row, now }) {
     const age = (now - item.fell) / FALL_MS;
     context.globalAlpha = Math.max(1 - age, 0) * 0.8;
-    context.fillStyle = palette.get('cached');
+    context.fillStyle = palette.get("cached");
     roundRect(context, item.x * scale, item.y * row + 140 * age * age, Math.max(item.w * scale - 1, 1), row - 2, 3);
     context.fill();
     context.globalAlpha = 1;
@@ -181,9 +232,17 @@ class TreePicture {
   }
 
   tableRows() {
-    return Array.from(live.nodes.values()).sort((one, other) => other.tokens + other.below - one.tokens - one.below)
-      .slice(0, 100).map((node) => [node.id, node.parent ?? '–', whole(node.tokens), whole(node.below),
-        whole(node.locks), marksOf(node).join(', ') || '–']);
+    return Array.from(live.nodes.values())
+      .sort((one, other) => other.tokens + other.below - one.tokens - one.below)
+      .slice(0, 100)
+      .map((node) => [
+        node.id,
+        node.parent ?? "–",
+        whole(node.tokens),
+        whole(node.below),
+        whole(node.locks),
+        marksOf(node).join(", ") || "–",
+      ]);
   }
 }
 
@@ -192,19 +251,26 @@ function roundRect(context, x, y, w, height, radius) {
   context.roundRect(x, y, w, height, Math.min(radius, w / 2));
 }
 
-/// Namespaces with a salt are not told apart: they have the number −1. The default namespace has 0.
+// Namespaces with a salt are not told apart: they have the number −1. The default namespace has 0.
 function namespaceName(number) {
-  if (!number) return '';
-  return number < 0 ? '[salted]' : `[${live.namespaces?.[number] ?? `namespace ${number}`}]`;
+  if (!number) return "";
+  return number < 0 ? "[salted]" : `[${live.namespaces?.[number] ?? `namespace ${number}`}]`;
 }
 
 function marksOf(node) {
-  return [['', 'softly pinned', 'pinned'][node.pin], node.parent === null && namespaceName(node.ns),
-    node.folded > 0 && `+${whole(node.folded)} more below`].filter(Boolean);
+  return [
+    ["", "softly pinned", "pinned"][node.pin],
+    node.parent === null && namespaceName(node.ns),
+    node.folded > 0 && `+${whole(node.folded)} more below`,
+  ].filter(Boolean);
 }
 
 function nodeInWords(node) {
-  const parts = [`${count(node.tokens, 'token')}`, `${whole(node.below)} below`,
-    node.locks ? `in use by ${count(node.locks, 'request')}` : 'evictable', ...marksOf(node)];
-  return `Node ${node.id}: ${parts.join(', ')}`;
+  const parts = [
+    `${count(node.tokens, "token")}`,
+    `${whole(node.below)} below`,
+    node.locks ? `in use by ${count(node.locks, "request")}` : "evictable",
+    ...marksOf(node),
+  ];
+  return `Node ${node.id}: ${parts.join(", ")}`;
 }
