@@ -1,7 +1,7 @@
 // The actors and their messages as a picture: that of ARCHITECTURE.md, with the numbers of the live stream.
 
 const ACTORS = {
-  server: { label: "Server", about: "HTTP, SSE, WebSocket" },
+  server: { label: "Server", about: "HTTP and SSE" },
   tokenizer: { label: "Tokenizer", about: "text ⇄ tokens" },
   scheduler: { label: "Scheduler", about: "who runs next" },
   radix_cache: { label: "RadixCache", about: "tree of prefixes" },

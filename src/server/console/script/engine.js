@@ -106,8 +106,8 @@ const engine = {
     fill(
       this.state,
       h("h3", {}, "No live data"),
-      h("p", { class: "muted" }, `${live.problem}. The page tries again.`),
-      button("Try now", { class: "quiet" }, () => live.reopen()),
+      h("p", { class: "muted" }, `${live.problem}. ${live.isRefused ? "" : "The page tries again."}`),
+      button("Try now", { class: "quiet" }, restart),
     );
   },
 };

@@ -3,14 +3,15 @@
 
 const FLASH_MS = 1600;
 const FALL_MS = 700;
-const MOVE = 0.22;
+// After this time a node has covered two thirds of its way.
+const MOVE_MS = 90;
 
 class Icicle {
   constructor() {
     this.items = new Map();
     this.falling = [];
     this.order = 0;
-    this.cuts = [];
+    this.moved = 0;
   }
 
   // Takes the nodes of the stream, and the events that changed them.
@@ -91,7 +92,8 @@ class Icicle {
   // Moves all nodes closer to their places. Answers whether something still moves.
   move(isCalm) {
     const now = performance.now();
-    const share = isCalm ? 1 : MOVE;
+    const share = isCalm ? 1 : 1 - Math.exp(-Math.min(now - this.moved, 60) / MOVE_MS);
+    this.moved = now;
     let moves = false;
     for (const item of this.items.values()) {
       const { x, w, depth } = item.to;

@@ -58,7 +58,7 @@ const live = {
         this.problem = "the stream ended";
       } catch (error) {
         if (stopper.signal.aborted) return;
-        this.problem = error.message;
+        this.problem = error instanceof Refusal ? error.message : "The server does not answer";
         if (REFUSED.includes(error.status)) {
           this.isRefused = true;
           this.stopper = null;
@@ -214,7 +214,7 @@ function showDeath() {
   const isBack = server.phase === "ready";
   const title = `The ${died.actor.replaceAll("_", " ")} died, generation ${whole(died.generation)}`;
   const text = isBack
-    ? `Generation ${whole(live.hello.generation)} runs now. Requests of the old one got engine_down; the cache began empty.`
+    ? `Generation ${whole(live.hello.generation)} runs now. Older requests got engine_down; the cache began empty.`
     : "The watchdog ends all actors and builds new ones. Requests wait or fail with engine_down.";
   notice("died", isBack ? "info" : "bad", title, text, [
     "Dismiss",

@@ -11,7 +11,7 @@ async function checkServer() {
     server.model = info.served_model_name ?? server.model;
     server.version = info.version;
     server.phase = info.internal_states?.[0]?.is_paused ? "paused" : "ready";
-    clearNotice("server");
+    for (const name of ["server", "key", "host"]) clearNotice(name);
   } catch (error) {
     server.phase = phaseOf(error);
     if (error instanceof Refusal && ![401, 403].includes(error.status))
@@ -34,6 +34,9 @@ async function restart() {
   await checkServer();
   live.reopen();
 }
+
+// For tests and for the console of the browser.
+globalThis.souffleur = { live, server, chats, engine, running };
 
 async function main() {
   makeShell();

@@ -1,5 +1,5 @@
-// Markdown of the model's output as DOM nodes. The lexer's tokens become elements and texts, never HTML. A text that is too
-// long or too deep for it is shown as plain text, in chunks that the browser lays out when they are scrolled to.
+// Markdown of the model's output as DOM nodes. The lexer's tokens become elements and texts, never HTML. A text that is
+// too long or too deep for it is shown as plain text, in chunks that the browser lays out when they are scrolled to.
 
 const RICH_CHARS = 60_000;
 const BLOCK_CHARS = 16_000;

@@ -15,12 +15,10 @@ const PARAMS = [
 const TOP_LOGPROBS = 8;
 const EFFORTS = ["", "none", "low", "medium", "high"];
 
-// The parameters in a body, without the seed that was chosen for it.
-function paramsOf(body) {
-  const names = [...PARAMS.map(({ name }) => name), "reasoning_effort"].filter(
-    (name) => name !== "seed" && name in body,
-  );
-  return Object.fromEntries(names.map((name) => [name, body[name]]));
+// The known parameters among the fields of an object: an imported chat may have others.
+function paramsOf(fields) {
+  const names = [...PARAMS.map(({ name }) => name), "reasoning_effort"].filter((name) => name in fields);
+  return Object.fromEntries(names.map((name) => [name, fields[name]]));
 }
 
 function messageOf(node) {
@@ -42,7 +40,7 @@ function messageOf(node) {
 function bodyOf(chat, path, params = chat.params) {
   const messages = path.map(messageOf);
   if (chat.system.trim()) messages.unshift({ role: "system", content: chat.system });
-  const body = { model: server.model || "default", messages, ...params };
+  const body = { model: server.model || "default", messages, ...paramsOf(params) };
   if (chat.tools.trim()) body.tools = parsed(chat.tools, "Tools", Array.isArray);
   if (chat.schema.trim()) {
     const schema = parsed(chat.schema, "The schema", isObject);

@@ -70,13 +70,13 @@ class StepsPicture {
     setText(this.facts, this.inWords());
   }
 
-  // Moves the picture on, thirty times a second, as long as it has steps.
+  // Moves the picture on, fifteen times a second, as long as it has steps.
   animate() {
     if (this.ticket) return;
     const tick = (time) => {
       this.ticket = null;
       if (!live.frame || document.hidden || !this.node.offsetParent) return;
-      if (!this.drawn || time - this.drawn > 30) {
+      if (!this.drawn || time - this.drawn > 60) {
         this.drawn = time;
         this.canvas.redraw();
       }

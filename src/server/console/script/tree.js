@@ -46,7 +46,7 @@ class TreePicture {
     );
     this.node = card(
       "Radix tree",
-      "cached prefixes: a node is as wide as its tokens and all that continue them",
+      "cached prefixes, as wide as their tokens",
       scale,
       this.canvas.node,
       h("div", { class: "row spread" }, key, this.facts),
@@ -78,11 +78,17 @@ class TreePicture {
     setText(this.facts, node ? nodeInWords(node) : sums);
   }
 
+  // Draws twenty times a second, as long as something moves.
   animate() {
     if (this.ticket) return;
-    const tick = () => {
+    const tick = (time) => {
       this.ticket = null;
       if (document.hidden || !this.node.offsetParent) return;
+      if (this.drawn && time - this.drawn < 45) {
+        this.ticket = requestAnimationFrame(tick);
+        return;
+      }
+      this.drawn = time;
       const moves = this.icicle.items.size > 0 && this.icicle.move(calmMotion.matches);
       this.canvas.redraw();
       if (moves || this.icicle.falling.length) this.ticket = requestAnimationFrame(tick);
