@@ -89,7 +89,7 @@ class ActorsPicture {
       h("span", {}, h("b", { class: "queue-key" }, "▪"), " messages that wait"),
       h("span", {}, h("i", { class: "key busy-key" }), "share of the time at work"),
     );
-    this.node = card("Actors", "they share nothing and send messages", this.frame, key, this.table.node);
+    this.node = card("Actors", "they share nothing and send messages", this.table, this.frame, key);
     new ResizeObserver(() => this.layOut()).observe(this.frame);
   }
 

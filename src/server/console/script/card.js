@@ -1,12 +1,23 @@
 // Cards of the engine's pane, and the table of each picture.
 
-function card(title, about, ...children) {
+// Has a title, a picture, and at its foot the table and the explanation.
+function card(title, about, table, ...children) {
   const id = `card-${title.toLowerCase().replace(/\W+/g, "-")}`;
   return h(
     "section",
     { class: "card", "aria-labelledby": id },
     h("header", {}, h("h3", { id }, title), h("p", { class: "about" }, about)),
     children,
+    h("div", { class: "foot" }, table.node, explanation(title)),
+  );
+}
+
+function explanation(title) {
+  return h(
+    "details",
+    { class: "data" },
+    h("summary", {}, "How it works"),
+    EXPLANATIONS[title].map((text) => h("p", { class: "explanation" }, text)),
   );
 }
 

@@ -68,7 +68,7 @@ const engine = {
 
   showNumbers() {
     NUMBERS.forEach(([, read], index) => {
-      setText(this.values[index].value, live.frame?.counters ? read() : "–");
+      setText(this.values[index].value, live.frame?.counters?.running_requests === undefined ? "–" : read());
     });
   },
 
@@ -106,8 +106,10 @@ const engine = {
     fill(
       this.state,
       h("h3", {}, "No live data"),
-      h("p", { class: "muted" }, `${live.problem}. ${live.isRefused ? "" : "The page tries again."}`),
-      button("Try now", { class: "quiet" }, restart),
+      h("p", { class: "muted" }, live.isRefused ? live.problem : `${live.problem}. The page tries again.`),
+      live.isRefused
+        ? button("Enter the key", { class: "quiet" }, () => keyDialog.open(live.problem))
+        : button("Try now", { class: "quiet" }, restart),
     );
   },
 };

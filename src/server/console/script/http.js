@@ -40,7 +40,7 @@ function keyFor(asAdmin) {
 }
 
 // Sends a request to a path relative to the page. Answers the response, or throws a `Refusal`.
-async function send(path, { method = "GET", body, signal, asAdmin = false, accept } = {}) {
+async function send(path, { method = "GET", body, signal, asAdmin = false, accept, isQuiet = false } = {}) {
   const headers = {};
   const key = keyFor(asAdmin);
   if (key) headers.Authorization = `Bearer ${key}`;
@@ -54,7 +54,9 @@ async function send(path, { method = "GET", body, signal, asAdmin = false, accep
     cache: "no-store",
   });
   if (response.ok) return response;
-  throw await refusalOf(response);
+  const refusal = await refusalOf(response);
+  if (!isQuiet) noteRefusal(refusal);
+  throw refusal;
 }
 
 async function refusalOf(response) {
@@ -64,14 +66,12 @@ async function refusalOf(response) {
   } catch {
     // The status says it.
   }
-  const refusal = new Refusal(
+  return new Refusal(
     response.status,
     error.code ?? "",
     error.message || `the server answered ${response.status}`,
     Number(response.headers.get("retry-after")) || null,
   );
-  noteRefusal(refusal);
-  return refusal;
 }
 
 async function getJson(path, options = {}) {

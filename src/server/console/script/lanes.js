@@ -51,7 +51,7 @@ class LanesPicture {
         ["output", "output"],
       ].map(([look, words]) => h("span", {}, h("i", { class: `key ${look}` }), words)),
     );
-    this.node = card("Requests", "prompt, then output", this.empty, this.list, this.more, key, this.table.node);
+    this.node = card("Requests", "prompt, then output", this.table, this.empty, this.list, this.more, key);
   }
 
   update() {

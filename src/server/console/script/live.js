@@ -52,6 +52,7 @@ const live = {
           signal: stopper.signal,
           asAdmin: true,
           accept: "text/event-stream",
+          isQuiet: true,
         });
         wait = FIRST_WAIT_MS;
         for await (const event of eventsOf(response)) this.take(event);
@@ -90,6 +91,7 @@ const live = {
     if (event === "tree") this.takeTree(value);
   },
   takeHello(hello) {
+    clearNotice("server");
     if (hello.generation !== this.hello?.generation) {
       this.steps = [];
       this.nodes = new Map();

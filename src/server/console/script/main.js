@@ -5,6 +5,7 @@ const CHECK_MS = 8000;
 // Asks the server for its state while the live stream, which would say it, is closed.
 async function checkServer() {
   if (document.hidden || live.frame || server.phase === "key needed") return;
+  const wasBlocked = isBlocked();
   try {
     const info = await getJson("server_info");
     server.info = info;
@@ -12,13 +13,20 @@ async function checkServer() {
     server.version = info.version;
     server.phase = info.internal_states?.[0]?.is_paused ? "paused" : "ready";
     for (const name of ["server", "key", "host"]) clearNotice(name);
+    if (wasBlocked) live.reopen();
   } catch (error) {
     server.phase = phaseOf(error);
+    if (isBlocked()) live.problem = error.message;
     if (error instanceof Refusal && ![401, 403].includes(error.status))
       notice("server", "warn", "Not ready", error.message);
   }
   showStatus();
   engine.showState();
+}
+
+// Whether the server refuses every request of the page.
+function isBlocked() {
+  return server.phase === "key needed" || server.phase === "refused";
 }
 
 function phaseOf(error) {
@@ -32,7 +40,7 @@ function phaseOf(error) {
 async function restart() {
   server.phase = "connecting";
   await checkServer();
-  live.reopen();
+  if (!isBlocked()) live.reopen();
 }
 
 // For tests and for the console of the browser.
@@ -46,7 +54,7 @@ async function main() {
   await chats.open();
   openChat(chats.sorted()[0] ?? newChat());
   await checkServer();
-  live.reopen();
+  if (!isBlocked()) live.reopen();
   setInterval(checkServer, CHECK_MS);
 }
 

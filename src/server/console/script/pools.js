@@ -27,7 +27,7 @@ class PoolsPicture {
     this.bars = new Map();
     this.list = h("div", { class: "pools" });
     this.table = new DataTable("Pools", ["pool", "tier", "part", "amount"], () => this.tableRows());
-    this.node = card("Memory", "every page has one owner: the parts sum to the whole", this.list, this.table.node);
+    this.node = card("Memory", "every page has one owner: the parts sum to the whole", this.table, this.list);
   }
 
   update() {

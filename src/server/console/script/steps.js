@@ -49,11 +49,11 @@ class StepsPicture {
     );
     this.node = card(
       "Steps",
-      "forward passes; height is tokens, gaps are overhead or rest",
+      "forward passes, as tall as their tokens",
+      this.table,
       spans,
       this.canvas.node,
       h("div", { class: "row spread" }, key, this.facts),
-      this.table.node,
     );
   }
 
@@ -137,7 +137,7 @@ class StepsPicture {
       const x = Math.round(((time - start) * width) / this.span) + 0.5;
       context.moveTo(x, 4);
       context.lineTo(x, base);
-      context.fillText(`${fixed(time / 1000)} s`, x + 3, base + 14);
+      context.fillText(`${(time / 1000).toFixed(every < 100 ? 2 : 1)} s`, x + 3, base + 14);
     }
     context.moveTo(0, base + 0.5);
     context.lineTo(width, base + 0.5);

@@ -29,7 +29,12 @@ const chats = {
     if (this.removed.has(chat.id)) return;
     if (touched) chat.updated = Date.now();
     this.all.set(chat.id, chat);
-    if (this.database) await finished(this.table("readwrite").put(structuredClone(chat)));
+    if (!this.database) return;
+    try {
+      await finished(this.table("readwrite").put(structuredClone(chat)));
+    } catch (error) {
+      notice("store", "warn", "The chat is not kept", `This browser's database refuses it: ${error.message}`);
+    }
   },
   async remove(id) {
     this.all.delete(id);

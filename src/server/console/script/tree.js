@@ -47,10 +47,10 @@ class TreePicture {
     this.node = card(
       "Radix tree",
       "cached prefixes, as wide as their tokens",
+      this.table,
       scale,
       this.canvas.node,
       h("div", { class: "row spread" }, key, this.facts),
-      this.table.node,
     );
   }
 
