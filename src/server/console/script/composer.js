@@ -1,5 +1,8 @@
 // The pane of the conversation: title, settings, messages, and the field for the next one.
 
+const hasKeyboard = matchMedia("(pointer: fine)").matches;
+const SEND_KEYS = /Mac/.test(navigator.platform) ? "⌘ Enter" : "Ctrl Enter";
+
 function makeTalk() {
   const tools = h(
     "div",
@@ -16,7 +19,7 @@ function makeTalk() {
   const area = h("textarea", {
     id: "composer",
     rows: "1",
-    placeholder: "Message",
+    placeholder: hasKeyboard ? `Message (${SEND_KEYS} sends)` : "Message",
     "aria-label": "Message",
     enterkeyhint: "enter",
     oninput: growComposer,
@@ -37,8 +40,8 @@ function makeTalk() {
         type: "submit",
         id: "send",
         class: "primary round",
-        "aria-label": "Send (Ctrl Enter)",
-        title: "Send (Ctrl Enter)",
+        "aria-label": `Send (${SEND_KEYS})`,
+        title: `Send (${SEND_KEYS})`,
       },
       icon("send"),
     ),
@@ -82,7 +85,7 @@ function sendComposed() {
 function updateComposer() {
   const control = byId("send");
   const isBusy = isAnswering(chats.current);
-  const label = isBusy ? "Stop (Esc)" : "Send (Ctrl Enter)";
+  const label = isBusy ? "Stop (Esc)" : `Send (${SEND_KEYS})`;
   if (control.title !== label) {
     control.title = label;
     control.setAttribute("aria-label", label);

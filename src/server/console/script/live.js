@@ -5,6 +5,7 @@ const STEP_LIMIT = 4096;
 const RATE_WINDOW_MS = 1200;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 15_000;
+const SILENCE_MS = 10_000;
 // Statuses that another try does not change: a key is needed, the name is not allowed, the stream is off.
 const REFUSED = [401, 403, 404];
 
@@ -47,16 +48,10 @@ const live = {
     let wait = FIRST_WAIT_MS;
     while (!stopper.signal.aborted) {
       try {
-        const hz = calmMotion.matches ? 2 : 4;
-        const response = await send(`console/live?hz=${hz}`, {
-          signal: stopper.signal,
-          asAdmin: true,
-          accept: "text/event-stream",
-          isQuiet: true,
+        await this.listen(stopper.signal, () => {
+          wait = FIRST_WAIT_MS;
         });
-        wait = FIRST_WAIT_MS;
-        for await (const event of eventsOf(response)) this.take(event);
-        this.problem = "the stream ended";
+        this.problem = "The stream has ended";
       } catch (error) {
         if (stopper.signal.aborted) return;
         this.problem = error instanceof Refusal ? error.message : "The server does not answer";
@@ -75,6 +70,26 @@ const live = {
     }
   },
 
+  // Takes the events of one connection. It is given up after a long silence: a machine that slept does not hear its end.
+  async listen(signal, opened) {
+    const silence = new AbortController();
+    const hz = calmMotion.matches ? 2 : 4;
+    this.heard = performance.now();
+    const timer = setInterval(() => performance.now() - this.heard > SILENCE_MS && silence.abort(), 2000);
+    try {
+      const response = await send(`console/live?hz=${hz}`, {
+        signal: AbortSignal.any([signal, silence.signal]),
+        asAdmin: true,
+        accept: "text/event-stream",
+        isQuiet: true,
+      });
+      opened();
+      for await (const event of eventsOf(response)) this.take(event);
+    } finally {
+      clearInterval(timer);
+    }
+  },
+
   lost() {
     this.frame = null;
     server.phase = this.isRefused ? server.phase : "disconnected";
@@ -83,6 +98,7 @@ const live = {
   },
 
   take({ event, data }) {
+    this.heard = performance.now();
     const value = JSON.parse(data);
     this.problem = null;
     if (event === "hello") this.takeHello(value);

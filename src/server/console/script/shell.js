@@ -190,8 +190,8 @@ function showHelp() {
     h(
       "div",
       { class: "row end" },
-      h("a", { href: "docs", class: "push-start" }, "API"),
-      button("Close", { class: "primary" }, () => dialog.close()),
+      h("a", { href: "docs", class: "push-start" }, "The API"),
+      button("Close", { class: "primary", autofocus: true }, () => dialog.close()),
     ),
   );
   document.body.append(dialog);
