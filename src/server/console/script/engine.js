@@ -107,7 +107,7 @@ const engine = {
       this.state,
       h("h3", {}, "No live data"),
       h("p", { class: "muted" }, live.isRefused ? live.problem : `${live.problem}. The page tries again.`),
-      live.isRefused
+      live.needsKey
         ? button("Enter the key", { class: "quiet" }, () => keyDialog.open(live.problem))
         : button("Try now", { class: "quiet" }, restart),
     );

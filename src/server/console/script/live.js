@@ -39,6 +39,7 @@ const live = {
   reopen() {
     this.close();
     this.isRefused = false;
+    this.needsKey = false;
     this.follow();
   },
 
@@ -57,6 +58,7 @@ const live = {
         this.problem = error instanceof Refusal ? error.message : "The server does not answer";
         if (REFUSED.includes(error.status)) {
           this.isRefused = true;
+          this.needsKey = error.status === 401;
           this.stopper = null;
           this.lost();
           return;
@@ -70,7 +72,7 @@ const live = {
     }
   },
 
-  // Takes the events of one connection. It is given up after a long silence: a machine that slept does not hear its end.
+  // Takes the events of one connection. It is given up after a long silence: a machine that slept misses its end.
   async listen(signal, opened) {
     const silence = new AbortController();
     const hz = calmMotion.matches ? 2 : 4;

@@ -16,7 +16,10 @@ async function checkServer() {
     if (wasBlocked) live.reopen();
   } catch (error) {
     server.phase = phaseOf(error);
-    if (isBlocked()) live.problem = error.message;
+    if (isBlocked()) {
+      live.problem = error.message;
+      live.needsKey = error.status === 401;
+    }
     if (error instanceof Refusal && ![401, 403].includes(error.status))
       notice("server", "warn", "Not ready", error.message);
   }

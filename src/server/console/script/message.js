@@ -1,5 +1,7 @@
 // One message of the conversation: its text, its reasoning and calls, and the engine's work for it.
 
+const MAX_ARGUMENTS = 20_000;
+const MAX_ERROR = 1000;
 const ROLE_NAMES = { user: "You", assistant: "Model", tool: "Tool result" };
 
 class MessageView {
@@ -250,7 +252,9 @@ function lastSentenceEnd(text) {
   return ends.length ? Math.max(text.length - 2000, 0) + ends.at(-1).index + 1 : 0;
 }
 
+// The text of arguments, indented if they are JSON. Of very long ones the beginning is shown.
 function prettyJson(text) {
+  if (text.length > MAX_ARGUMENTS) return `${text.slice(0, MAX_ARGUMENTS)}… (${bytes(text.length)})`;
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
@@ -267,7 +271,7 @@ function factsOf(message, isRunning, chat) {
     value && h("span", { class: "fact", title }, label && `${label} `, h("b", {}, value));
   return [
     isRunning && !details.ttft_ms && waitingNode(details),
-    details.error && h("p", { class: "error", role: "alert" }, details.error),
+    details.error && h("p", { class: "error", role: "alert" }, details.error.slice(0, MAX_ERROR)),
     promptBar(details),
     h(
       "p",

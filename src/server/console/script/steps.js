@@ -90,7 +90,8 @@ class StepsPicture {
     const start = end - this.span;
     let first = live.steps.length;
     while (first > 0 && endOf(live.steps[first - 1]) > start) first -= 1;
-    return { start, end, steps: live.steps.slice(first) };
+    const steps = live.steps.slice(first).filter((step) => step.start_us < 1000 * end);
+    return { start, end, steps };
   }
 
   draw(context, width, height) {
@@ -152,11 +153,11 @@ class StepsPicture {
   }
 
   inWords() {
-    const { steps } = this.shown();
+    const { start, end, steps } = this.shown();
     if (!steps.length) return "";
-    const busy = steps.reduce((sum, step) => sum + step.duration_us, 0) / 1000;
-    const share = Math.min(busy / this.span, 1);
-    const mean = busy / steps.length;
+    const inside = (step) => Math.min(endOf(step), end) - Math.max(step.start_us / 1000, start);
+    const share = Math.min(steps.reduce((sum, step) => sum + inside(step), 0) / this.span, 1);
+    const mean = steps.reduce((sum, step) => sum + step.duration_us, 0) / 1000 / steps.length;
     return `${count(steps.length, "step")}, ${seconds(mean)} on average, computing ${percent(share, 1)} of the time`;
   }
 }
