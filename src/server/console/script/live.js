@@ -127,7 +127,7 @@ const live = {
     this.received = performance.now();
     this.mailboxes = this.rows("mailboxes", frame.mailboxes ?? []);
     this.requests = this.rows("requests", frame.requests ?? []);
-    this.steps.push(...this.rows("steps", frame.steps ?? []));
+    for (const step of this.rows("steps", frame.steps ?? [])) this.steps.push({ ...step, kind: kindOf(step) });
     if (this.steps.length > STEP_LIMIT) this.steps.splice(0, this.steps.length - STEP_LIMIT);
     this.history.push({ t: frame.t_ms, counters: frame.counters ?? {}, mailboxes: this.mailboxes });
     while (this.history.length > 2 && frame.t_ms - this.history[1].t > RATE_WINDOW_MS) this.history.shift();
@@ -184,6 +184,11 @@ const live = {
     return this.requests.find((row) => row.mark === mark);
   },
 };
+
+function kindOf({ prefill_tokens: prefill, decode_tokens: decode }) {
+  if (prefill && decode) return "mixed";
+  return prefill ? "prefill" : "decode";
+}
 
 const PHASES = {
   connecting: ["busy", "connecting"],

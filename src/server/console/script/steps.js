@@ -158,7 +158,9 @@ class StepsPicture {
     const inside = (step) => Math.min(endOf(step), end) - Math.max(step.start_us / 1000, start);
     const share = Math.min(steps.reduce((sum, step) => sum + inside(step), 0) / this.span, 1);
     const mean = steps.reduce((sum, step) => sum + step.duration_us, 0) / 1000 / steps.length;
-    return `${count(steps.length, "step")}, ${seconds(mean)} on average, computing ${percent(share, 1)} of the time`;
+    const left = live.frame?.steps_left_out ?? 0;
+    const missing = left > 0 ? `; ${whole(left)} of the last not drawn` : "";
+    return `${count(steps.length, "step")}, ${seconds(mean)} on average, computing ${percent(share, 1)} of the time${missing}`;
   }
 }
 
