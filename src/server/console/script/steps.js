@@ -160,7 +160,8 @@ class StepsPicture {
     const mean = steps.reduce((sum, step) => sum + step.duration_us, 0) / 1000 / steps.length;
     const left = live.frame?.steps_left_out ?? 0;
     const missing = left > 0 ? `; ${whole(left)} of the last not drawn` : "";
-    return `${count(steps.length, "step")}, ${seconds(mean)} on average, computing ${percent(share, 1)} of the time${missing}`;
+    const size = `${count(steps.length, "step")}, ${seconds(mean)} on average`;
+    return `${size}, computing ${percent(share, 1)} of the time${missing}`;
   }
 }
 
