@@ -26,6 +26,7 @@ mod endpoints;
 mod error;
 mod exchange;
 mod fields;
+mod files;
 mod flush;
 mod foreign;
 mod generate;

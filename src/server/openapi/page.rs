@@ -2,9 +2,9 @@
 
 use std::io::Read;
 
-use actix_web::http::header::{self, CacheControl, CacheDirective, EntityTag, Header, IfNoneMatch};
+use actix_web::http::header::{self, CacheControl, CacheDirective, EntityTag};
 use actix_web::web::{Data, Path};
-use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
+use actix_web::{HttpRequest, HttpResponse};
 use flate2::read::GzDecoder;
 use utoipa::openapi::path::Operation;
 
@@ -12,6 +12,7 @@ use super::facts::Facts;
 use super::operation::{Group, describe};
 use super::shape::text;
 use crate::error::ApiError;
+use crate::files::{self, client_has, takes_gzip};
 use crate::state::AppState;
 
 const VERSION: &str = "5.35.0";
@@ -54,7 +55,8 @@ pub(crate) async fn index(
     state: Data<AppState>,
 ) -> Result<HttpResponse, ApiError> {
     super::check_is_on(&request, &state)?;
-    let mut response = guarded();
+    let mut response = HttpResponse::Ok();
+    files::guard(&mut response, POLICY);
     response.insert_header(CacheControl(vec![CacheDirective::NoCache]));
     response.content_type("text/html; charset=utf-8");
     Ok(response.body(INDEX))
@@ -74,7 +76,7 @@ pub(crate) async fn file(
     } else {
         HttpResponse::Ok()
     };
-    guard(&mut response);
+    files::guard(&mut response, POLICY);
     response.insert_header(header::ETag(tag.clone()));
     response.insert_header(CacheControl(vec![CacheDirective::MaxAge(MAX_AGE_S)]));
     response.insert_header((header::VARY, "accept-encoding"));
@@ -99,42 +101,6 @@ impl File {
         read.expect("the embedded files are valid gzip");
         bytes
     }
-}
-
-fn client_has(request: &HttpRequest, tag: &EntityTag) -> bool {
-    match IfNoneMatch::parse(request) {
-        Ok(IfNoneMatch::Any) => request.headers().contains_key(header::IF_NONE_MATCH),
-        Ok(IfNoneMatch::Items(known)) => known.iter().any(|known| known.weak_eq(tag)),
-        Err(_) => false,
-    }
-}
-
-fn takes_gzip(request: &HttpRequest) -> bool {
-    let accepted = request.headers().get_all(header::ACCEPT_ENCODING);
-    let mut accepted = accepted.filter_map(|value| value.to_str().ok());
-    accepted.any(|value| value.split(',').any(is_gzip))
-}
-
-/// Returns whether a coding is `gzip` with a weight above 0.
-fn is_gzip(coding: &str) -> bool {
-    let mut parts = coding.split(';').map(str::trim);
-    let is_gzip = parts
-        .next()
-        .is_some_and(|name| name.eq_ignore_ascii_case("gzip"));
-    let weight = parts.find_map(|part| part.strip_prefix("q="));
-    is_gzip && weight.is_none_or(|weight| weight.parse().is_ok_and(|weight: f32| weight > 0.0))
-}
-
-fn guarded() -> HttpResponseBuilder {
-    let mut response = HttpResponse::Ok();
-    guard(&mut response);
-    response
-}
-
-fn guard(response: &mut HttpResponseBuilder) {
-    response.insert_header((header::CONTENT_SECURITY_POLICY, POLICY));
-    response.insert_header((header::X_CONTENT_TYPE_OPTIONS, "nosniff"));
-    response.insert_header((header::REFERRER_POLICY, "no-referrer"));
 }
 
 pub(crate) fn index_operation(_: &Facts) -> Operation {
@@ -168,18 +134,5 @@ mod tests {
             assert!(!is_script || text.contains(VERSION), "{}", file.name);
         }
         assert!(include_str!("page/README.md").contains(VERSION));
-    }
-
-    #[test]
-    fn gzip_is_recognised_among_accepted_codings() {
-        for (coding, takes) in [
-            ("gzip", true),
-            (" GZIP;q=0.5", true),
-            ("gzip; q=0", false),
-            ("br", false),
-            ("x-gzip2", false),
-        ] {
-            assert_eq!(is_gzip(coding), takes, "{coding}");
-        }
     }
 }
