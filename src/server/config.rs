@@ -46,8 +46,8 @@ keys! {
         /// Key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; set it through the environment
         /// variable SOUFFLEUR_API_KEY to keep it out of the process list.
         ///
-        /// Without a key the server accepts every client. /, /health, /health_generate, /ready, /metrics, /openapi.json and /docs never
-        /// need it.
+        /// Without a key the server accepts every client. /health, /health_generate, /ready, /metrics, /openapi.json,
+        /// /docs, / and the files of the console never need it.
         #[flag(SERVER.takes("KEY"))]
         api_key: Option<ApiKey> = None,
         /// Admin key, sent in the same header as `--api-key`; only this key opens the full report of /debug/prefix,
@@ -61,6 +61,9 @@ keys! {
         /// Whether to serve /openapi.json and the page /docs, which shows it.
         #[flag(SERVER)]
         api_docs: bool = true,
+        /// Whether to serve the web console, the page /.
+        #[flag(SERVER)]
+        console: bool = true,
         /// Threads that parse requests and write responses; 0 means one per core, but at most 4.
         #[flag(SERVER.takes("N"))]
         #[range(..=MAX_WORKERS)]

@@ -12,14 +12,15 @@ use super::openai::responses;
 use super::openapi::{self, page};
 use super::state::AppState;
 use super::{
-    abort, anthropic, debug, flush, generate, guard, health, internal_state, llama_cpp, loads,
-    mount, ollama, openai, pause, policy, rerank, score, sessions, tokenize, ws,
+    abort, anthropic, console, debug, flush, generate, guard, health, internal_state, llama_cpp,
+    loads, mount, ollama, openai, pause, policy, rerank, score, sessions, tokenize, ws,
 };
 
 pub(super) fn all() -> Vec<Endpoint> {
     let mut all = generation();
     all.extend(control());
     all.extend(status());
+    all.extend(pages());
     all.extend(aliases());
     all.extend(of_ollama());
     // These come before the path of a single model, which also matches an empty name.
@@ -112,9 +113,18 @@ fn status() -> Vec<Endpoint> {
         open("/metrics", health::metrics, health::metrics_operation),
         get("/debug/prefix/{rid:.+}", debug::prefix, debug::operation),
         open("/openapi.json", document, openapi::operation),
+    ]
+}
+
+/// Pages for browsers, and their files.
+fn pages() -> Vec<Endpoint> {
+    let mut all = vec![
+        open("/", console::page, console::page_operation),
         open("/docs", page::index, page::index_operation),
         open("/docs/{file}", page::file, page::file_operation),
-    ]
+    ];
+    all.extend(console::FILES.iter().map(console_file));
+    all
 }
 
 fn aliases() -> Vec<Endpoint> {
@@ -152,7 +162,6 @@ fn aliases() -> Vec<Endpoint> {
 
 fn of_ollama() -> Vec<Endpoint> {
     vec![
-        open("/", ollama::root, ollama::root_operation),
         get_ollama(
             "/api/version",
             ollama::version,
@@ -198,6 +207,12 @@ where
 {
     let mount = move |cfg: &mut ServiceConfig| mount::open(cfg, path, handler.clone());
     Endpoint::new(path, vec![(HttpMethod::Get, describe)], mount).with(Access::Open)
+}
+
+fn console_file(file: &'static console::File) -> Endpoint {
+    let answer =
+        move |request: HttpRequest, state: Data<AppState>| console::file(file, request, state);
+    open(file.path, answer, file.describe)
 }
 
 fn post<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint

@@ -16,6 +16,10 @@ pub(super) fn takes_gzip(request: &HttpRequest) -> bool {
     accepts(request.headers(), header::ACCEPT_ENCODING, "gzip")
 }
 
+pub(super) fn takes_html(headers: &HeaderMap) -> bool {
+    accepts(headers, header::ACCEPT, "text/html")
+}
+
 /// Adds the headers that protect a page: `policy` is its content security policy.
 pub(super) fn guard(response: &mut HttpResponseBuilder, policy: &'static str) {
     response.insert_header((header::CONTENT_SECURITY_POLICY, policy));

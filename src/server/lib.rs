@@ -16,6 +16,7 @@ mod build_info;
 mod cached;
 mod call;
 mod config;
+mod console;
 mod constraint;
 mod debug;
 mod digits;
@@ -89,8 +90,9 @@ pub use error::ApiError;
 pub use state::{AppState, EngineSlot, RenderMetrics};
 pub use traces::{CallEnd, CallStart, Outcome, RequestTrace, Trace, Traces, Wish};
 
-/// Mounts all endpoints. Health checks, `/metrics` and the API documentation need no key. Every endpoint refuses
-/// requests from web pages of other sites and requests for unknown hosts, unless the configuration allows them.
+/// Mounts all endpoints. Health checks, `/metrics`, the API documentation and the files of the web console need no
+/// key. Every endpoint refuses requests from web pages of other sites and requests for unknown hosts, unless the
+/// configuration allows them.
 ///
 /// The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs `h1_allow_half_closed(false)`: with
 /// actix's default, a client's disconnect is not detected. Only [`run`] closes connections whose clients stop reading

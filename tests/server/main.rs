@@ -3,6 +3,7 @@
 mod agents;
 mod as_sent;
 mod claude_code;
+mod console;
 mod disconnects;
 mod dying_engine;
 mod embedding;

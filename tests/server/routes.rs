@@ -12,6 +12,8 @@ pub struct Route {
     pub path: String,
     /// Whether the document describes a request body.
     pub takes_body: bool,
+    /// Whether the document says that it needs no key.
+    pub is_open: bool,
 }
 
 impl Route {
@@ -30,6 +32,7 @@ pub fn all(addr: SocketAddr) -> Vec<Route> {
             method: method.to_uppercase(),
             path: filled(path),
             takes_body: !operation["requestBody"].is_null(),
+            is_open: operation["responses"]["401"].is_null(),
         })
     });
     let routes: Vec<Route> = routes.collect();

@@ -209,6 +209,7 @@ fn a_host_mounts_two_servers_and_its_own_routes() {
         "the model could not be loaded: two"
     );
     assert_eq!(get(addr, "/own").body, "own");
+    assert_eq!(get(addr, "/a/").body, "Ollama is running");
     assert_eq!(get(addr, "/b/metrics").body, "page");
     assert_eq!(get(addr, "/elsewhere").status, 404);
     // The server guards the routes that it mounts, but not the host's routes.

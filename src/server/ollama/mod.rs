@@ -13,7 +13,6 @@ mod models;
 mod names;
 mod options;
 mod parts;
-mod root;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -37,7 +36,6 @@ pub(super) use docs::components;
 pub(super) use embed::{embed, embeddings};
 pub(super) use errors::{adapt, adapt_unknown};
 pub(super) use models::{ps, show, tags, version};
-pub(super) use root::{operation as root_operation, root};
 use target::Target;
 use wire::{Head, Kind};
 use writer::Writer;
