@@ -8,6 +8,8 @@ use super::openapi::facts::Facts;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Open,
+    /// As [`Self::Open`], for a page to which other sites may link.
+    Page,
     /// Clients with the API key, if one is set.
     Key,
     /// Clients with the admin key, if one is set.

@@ -6,6 +6,7 @@ use actix_web::web::{self, Data, ServiceConfig};
 use actix_web::{FromRequest, HttpRequest, HttpResponse, Responder};
 use utoipa::openapi::path::HttpMethod;
 
+use super::config::ServerConfig;
 use super::endpoint::{Access, Describe, Endpoint};
 use super::error::ApiError;
 use super::openai::responses;
@@ -118,9 +119,11 @@ fn status() -> Vec<Endpoint> {
 
 /// Pages for browsers, and their files.
 fn pages() -> Vec<Endpoint> {
+    let docs_are_on = |config: &ServerConfig| config.api_docs;
+    let console_is_on = |config: &ServerConfig| config.console;
     let mut all = vec![
-        open("/", console::page, console::page_operation),
-        open("/docs", page::index, page::index_operation),
+        linked("/", console::page, console::page_operation, console_is_on),
+        linked("/docs", page::index, page::index_operation, docs_are_on),
         open("/docs/{file}", page::file, page::file_operation),
     ];
     all.extend(console::FILES.iter().map(console_file));
@@ -207,6 +210,23 @@ where
 {
     let mount = move |cfg: &mut ServiceConfig| mount::open(cfg, path, handler.clone());
     Endpoint::new(path, vec![(HttpMethod::Get, describe)], mount).with(Access::Open)
+}
+
+/// As [`open`], for a page to which other sites may link; `is_on` says whether the server has it.
+fn linked<F, A>(
+    path: &'static str,
+    handler: F,
+    describe: Describe,
+    is_on: fn(&ServerConfig) -> bool,
+) -> Endpoint
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let page = guard::Page { is_on };
+    let mount = move |cfg: &mut ServiceConfig| mount::page(cfg, path, handler.clone(), page);
+    Endpoint::new(path, vec![(HttpMethod::Get, describe)], mount).with(Access::Page)
 }
 
 fn console_file(file: &'static console::File) -> Endpoint {

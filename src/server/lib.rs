@@ -92,7 +92,7 @@ pub use traces::{CallEnd, CallStart, Outcome, RequestTrace, Trace, Traces, Wish}
 
 /// Mounts all endpoints. Health checks, `/metrics`, the API documentation and the files of the web console need no
 /// key. Every endpoint refuses requests from web pages of other sites and requests for unknown hosts, unless the
-/// configuration allows them.
+/// configuration allows them; other sites may link to the console and to the documentation's page.
 ///
 /// The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs `h1_allow_half_closed(false)`: with
 /// actix's default, a client's disconnect is not detected. Only [`run`] closes connections whose clients stop reading

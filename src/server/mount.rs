@@ -24,10 +24,18 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let resource = resource(path, web::get().to(handler), "GET, HEAD").wrap(guard::cors());
-    let resource = resource.wrap(from_fn(guard::check));
-    let resource = resource.wrap(from_fn(methods::adapt));
-    cfg.service(resource.wrap(from_fn(track::track)));
+    require_nothing(cfg, resource(path, web::get().to(handler), "GET, HEAD"));
+}
+
+/// As [`open`], for a page to which other sites may link.
+pub(super) fn page<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F, page: guard::Page)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let resource = resource(path, web::get().to(handler), "GET, HEAD");
+    require_nothing(cfg, resource.app_data(page));
 }
 
 pub(super) fn post<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
@@ -122,6 +130,14 @@ where
 /// requests are tracked too, CORS preflights need no key, and a web page can read the error for a wrong key.
 pub(super) fn require_key(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
     let resource = resource.wrap(from_fn(key::check)).wrap(guard::cors());
+    let resource = resource.wrap(from_fn(guard::check));
+    let resource = resource.wrap(from_fn(methods::adapt));
+    cfg.service(resource.wrap(from_fn(track::track)));
+}
+
+/// As [`require_key`], for an endpoint that needs no key.
+fn require_nothing(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
+    let resource = resource.wrap(guard::cors());
     let resource = resource.wrap(from_fn(guard::check));
     let resource = resource.wrap(from_fn(methods::adapt));
     cfg.service(resource.wrap(from_fn(track::track)));

@@ -1,11 +1,11 @@
-//! Tests of the web console's files.
+//! Tests of the web console's files, and of the ways in which browsers may come to its page.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use souffleur::server::ServerConfig;
+use souffleur::server::{ApiKey, ServerConfig};
 
 use crate::http::{Response, get, send};
 use crate::repository::repository;
@@ -307,6 +307,107 @@ fn absolute_addresses_in_the_files_are_known() {
 }
 
 #[test]
+fn a_link_of_another_site_opens_a_page_and_all_else_is_refused() {
+    const CROSS: &str = "Sec-Fetch-Site: cross-site";
+    const NAVIGATE: &str = "Sec-Fetch-Mode: navigate";
+    const DOCUMENT: &str = "Sec-Fetch-Dest: document";
+    const EVIL: &str = "Origin: http://evil.example";
+    let plain = console();
+    let keyed = World::without_engine(ServerConfig {
+        api_key: Some(ApiKey::new("sk-1").expect("a valid key")),
+        ..ServerConfig::default()
+    });
+    let opened: [&[&str]; 2] = [
+        &[CROSS, NAVIGATE, DOCUMENT],
+        &["Sec-Fetch-Site: same-site", NAVIGATE, DOCUMENT],
+    ];
+    let refused: [(&str, &[&str]); 15] = [
+        ("GET", &[CROSS, NAVIGATE, "Sec-Fetch-Dest: iframe"]),
+        ("GET", &[CROSS, NAVIGATE, "Sec-Fetch-Dest: frame"]),
+        ("GET", &[CROSS, NAVIGATE, "Sec-Fetch-Dest: embed"]),
+        ("GET", &[CROSS, NAVIGATE, "Sec-Fetch-Dest: object"]),
+        (
+            "GET",
+            &[CROSS, "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: script"],
+        ),
+        (
+            "GET",
+            &[CROSS, "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: image"],
+        ),
+        ("GET", &[CROSS, "Sec-Fetch-Mode: no-cors", DOCUMENT]),
+        (
+            "GET",
+            &[CROSS, "Sec-Fetch-Mode: cors", "Sec-Fetch-Dest: empty", EVIL],
+        ),
+        ("GET", &[CROSS, NAVIGATE]),
+        ("GET", &[CROSS, DOCUMENT]),
+        (
+            "GET",
+            &[CROSS, NAVIGATE, DOCUMENT, "Sec-Fetch-Dest: iframe"],
+        ),
+        ("GET", &[CROSS, NAVIGATE, DOCUMENT, EVIL]),
+        ("GET", &[CROSS, NAVIGATE, DOCUMENT, "Origin: null"]),
+        ("POST", &[CROSS, NAVIGATE, DOCUMENT]),
+        ("POST", &[CROSS, NAVIGATE, DOCUMENT, EVIL]),
+    ];
+    for world in [&plain, &keyed] {
+        for path in ["/", "/docs"] {
+            for lines in opened {
+                let lines: Vec<&str> = lines.iter().copied().chain([BROWSER]).collect();
+                let answer = ask(world.addr, &format!("GET {path}"), &lines);
+                assert_eq!(answer.status, 200, "{path} {lines:?}");
+                assert!(answer.body.starts_with("<!"), "{path} {lines:?}");
+                let origin = answer.header("access-control-allow-origin");
+                assert_eq!(origin, None, "{path} {lines:?}");
+            }
+            for (method, lines) in refused {
+                let lines: Vec<&str> = lines.iter().copied().chain([BROWSER]).collect();
+                let answer = ask(world.addr, &format!("{method} {path}"), &lines);
+                let what = format!("{method} {path} {lines:?}");
+                check_code(&answer, 403, "origin_not_allowed", &what);
+            }
+        }
+        for [path, ..] in files().iter().filter(|[path, ..]| path != "/") {
+            let answer = ask(world.addr, &format!("GET {path}"), opened[0]);
+            check_code(&answer, 403, "origin_not_allowed", path);
+        }
+    }
+}
+
+#[test]
+fn a_browser_at_an_unknown_host_gets_a_page_that_says_so() {
+    let world = console();
+    let host = "Host: <b>'&.example";
+    for path in ["/", "/docs"] {
+        for lines in [
+            &[host, BROWSER][..],
+            &[host, BROWSER, "Sec-Fetch-Site: same-origin"],
+        ] {
+            let answer = ask(world.addr, &format!("GET {path}"), lines);
+            let kind = answer.header("content-type");
+            assert_eq!(
+                (answer.status, kind),
+                (403, Some("text/html; charset=utf-8"))
+            );
+            check_guarded(&answer, path);
+            assert_eq!(answer.header("cache-control"), Some("no-store"));
+            let shown = "&lt;b&gt;&#39;&amp;.example";
+            assert!(answer.body.contains(shown), "{}", answer.body);
+            assert!(answer.body.contains("--allowed-hosts"), "{}", answer.body);
+            assert!(!answer.body.contains("{{"), "{}", answer.body);
+            let start = format!("HEAD {path}");
+            assert_eq!(ask(world.addr, &start, lines).status, 403);
+        }
+        let others = ask(world.addr, &format!("GET {path}"), &[host]);
+        check_code(&others, 403, "host_not_allowed", path);
+    }
+    for path in ["/console/style.css", "/health", "/nothing"] {
+        let answer = ask(world.addr, &format!("GET {path}"), &[host, BROWSER]);
+        check_code(&answer, 403, "host_not_allowed", path);
+    }
+}
+
+#[test]
 fn the_console_can_be_turned_off() {
     let off = World::without_engine(ServerConfig {
         console: false,
@@ -315,7 +416,30 @@ fn the_console_can_be_turned_off() {
     for [path, ..] in files() {
         for lines in [&[BROWSER][..], &[]] {
             let answer = ask(off.addr, &format!("GET {path}"), lines);
-            check_code(&answer, 404, "not_found", &path);
+            match path.as_ref() {
+                "/" => assert_eq!(answer.body, "Ollama is running"),
+                _ => check_code(&answer, 404, "not_found", &path),
+            }
         }
     }
+    let link = [
+        BROWSER,
+        "Sec-Fetch-Site: cross-site",
+        "Sec-Fetch-Mode: navigate",
+        "Sec-Fetch-Dest: document",
+    ];
+    check_code(
+        &ask(off.addr, "GET /", &link),
+        403,
+        "origin_not_allowed",
+        "a link",
+    );
+    assert_eq!(ask(off.addr, "GET /docs", &link).status, 200);
+    let host = ["Host: evil.example", BROWSER];
+    check_code(
+        &ask(off.addr, "GET /", &host),
+        403,
+        "host_not_allowed",
+        "a host",
+    );
 }

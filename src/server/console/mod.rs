@@ -1,5 +1,7 @@
 //! `GET /`: the web console, a page of embedded files. `docs/console-protocol.md` has their addresses and their policy.
 
+pub(crate) mod refused;
+
 use std::io::Write;
 use std::sync::OnceLock;
 

@@ -1,8 +1,9 @@
 //! Refuses requests from web pages of other sites: a browser sends a page's requests to any address it can reach.
 //!
-//! A page of another site is refused by its `Origin` or `Sec-Fetch-Site` on every route, even on `/docs`, a page to
-//! which other sites need no link. A site whose name resolves to this server (DNS rebinding) is refused by that name
-//! in `Host`. Clients other than browsers pass: they send no `Origin`, and an address or a known name in `Host`.
+//! A page of another site is refused by its `Origin` or `Sec-Fetch-Site` on every route. It may only link to a
+//! [`Page`]: the browser then leaves the other site. A site whose name resolves to this server (DNS rebinding) is
+//! refused by that name in `Host`. Clients other than browsers pass: they send no `Origin`, and an address or a known
+//! name in `Host`.
 
 mod hosts;
 
@@ -14,14 +15,26 @@ use actix_web::middleware::Next;
 use actix_web::web::Data;
 
 use super::config::ServerConfig;
+use super::console::refused::RefusedPage;
 use super::error::ApiError;
 use super::exchange::{REQUEST_ID, X_REQUEST_ID};
+use super::files::takes_html;
 use super::state::AppState;
 
 /// The header in which a browser states how the page's site relates to the address; pages cannot set or drop it.
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
+/// The headers in which a browser states how it asks, and for which use; pages cannot set or drop them either.
+const SEC_FETCH_MODE: &str = "sec-fetch-mode";
+const SEC_FETCH_DEST: &str = "sec-fetch-dest";
 /// Seconds for which a browser may keep the answer to a preflight: two hours, the maximum of Chromium.
 const PREFLIGHT_MAX_AGE_S: usize = 7200;
+
+/// Data of a resource: a page for people, to which other sites may link.
+#[derive(Clone, Copy)]
+pub(super) struct Page {
+    /// Without the page, its path is as any other.
+    pub(super) is_on: fn(&ServerConfig) -> bool,
+}
 
 /// Refuses other sites' pages and unknown hosts, before the key is checked.
 pub(super) async fn check(
@@ -29,7 +42,17 @@ pub(super) async fn check(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     if let Some(state) = request.app_data::<Data<AppState>>() {
-        verify(request.head(), state.config())?;
+        let (head, config) = (request.head(), state.config());
+        let page = request.app_data::<Page>();
+        let is_page = page.is_some_and(|page| (page.is_on)(config));
+        if let Err(error) = verify_host(head, config) {
+            return Err(if is_page && takes_html(&head.headers) {
+                RefusedPage(error).into()
+            } else {
+                error.into()
+            });
+        }
+        verify_site(head, config, is_page && is_navigation(head))?;
     }
     next.call(request).await
 }
@@ -92,16 +115,18 @@ fn is_from_page(head: &RequestHead) -> bool {
     head.headers.contains_key(header::ORIGIN) || head.headers.contains_key(SEC_FETCH_SITE)
 }
 
-fn verify(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
+fn verify_host(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
     let has_no_key = config.api_key.is_none();
     let foreign = hosts::of(head).find(|host| !hosts::is_own(host, config));
     match foreign.filter(|_| has_no_key) {
         Some(host) => Err(ApiError::foreign_host(host)),
-        None => verify_site(head, config),
+        None => Ok(()),
     }
 }
 
-fn verify_site(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
+/// `is_link` means that the request may come from any site, but not with a foreign `Origin`: a browser sends none when
+/// it follows a link.
+fn verify_site(head: &RequestHead, config: &ServerConfig, is_link: bool) -> Result<(), ApiError> {
     if config.allowed_origins.iter().any(|origin| origin == "*") {
         return Ok(());
     }
@@ -116,12 +141,24 @@ fn verify_site(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError
         }
     }
     // `none` means that a person typed the address. Browsers send `cross-site` for allowed origins, too.
-    let is_fine = |site: &[u8]| is_allowed || site == b"same-origin" || site == b"none";
+    let is_fine = |site: &[u8]| is_allowed || is_link || site == b"same-origin" || site == b"none";
     let mut sites = head.headers.get_all(SEC_FETCH_SITE);
     match sites.find(|site| !is_fine(site.as_bytes())) {
         Some(site) => Err(ApiError::cross_site(site.as_bytes())),
         None => Ok(()),
     }
+}
+
+/// Returns whether a browser asks for a document for one of its tabs: not for a frame, an image or a script.
+fn is_navigation(head: &RequestHead) -> bool {
+    let says_only = |name: &str, expected: &str| {
+        let mut values = head.headers.get_all(name);
+        let first = values.next().map(|value| value.as_bytes());
+        first == Some(expected.as_bytes()) && values.next().is_none()
+    };
+    head.method == Method::GET
+        && says_only(SEC_FETCH_MODE, "navigate")
+        && says_only(SEC_FETCH_DEST, "document")
 }
 
 /// Returns whether the origin's host is the request's host and is also a known name of this server. The latter is
@@ -182,7 +219,9 @@ mod tests {
         let request = headers.iter().fold(TestRequest::get(), |request, header| {
             request.append_header(*header)
         });
-        let result = verify(request.to_srv_request().head(), config);
+        let request = request.to_srv_request();
+        let head = request.head();
+        let result = verify_host(head, config).and_then(|()| verify_site(head, config, false));
         assert_eq!(result.err().map(|error| error.code()), code, "{headers:?}");
     }
 

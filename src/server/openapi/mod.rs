@@ -26,7 +26,7 @@ use super::error::{self, ApiError};
 use super::state::AppState;
 use super::track::label;
 use facts::Facts;
-use operation::{Group, describe, failure};
+use operation::{Group, describe, failure, failure_of_page};
 use shape::free_object;
 
 const BEARER: &str = "bearer";
@@ -35,7 +35,7 @@ const ADMIN: &str = "admin";
 
 const ABOUT: &str = "An LLM inference server with OpenAI's, Anthropic's, Ollama's and SGLang's APIs. Every GET also answers HEAD. \
     Null fields of a body count as absent; unknown fields are ignored, unless they would change the answer. \
-    Pages of other sites are refused, unless `--allowed-origins` names them.";
+    Pages of other sites are refused, unless `--allowed-origins` names them; they may link to `/` and `/docs`.";
 
 pub(super) fn answer(
     request: &HttpRequest,
@@ -122,24 +122,20 @@ fn with_keys(
 
 /// Documents the checks that run before a request's handler.
 fn guard(operation: &mut Operation, endpoint: &Endpoint, facts: &Facts) {
-    let mut refuses = |status: &str, about: &str| {
-        let response = failure(endpoint.error, about);
-        operation
-            .responses
-            .responses
-            .insert(status.to_owned(), response.into());
+    let responses = &mut operation.responses.responses;
+    let about =
+        "the request comes from a page of another site, or names a host that is not this server";
+    let refused = match endpoint.access {
+        Access::Page => failure_of_page(endpoint.error, about),
+        Access::Open | Access::Key | Access::Admin => failure(endpoint.error, about),
     };
-    refuses(
-        "403",
-        "the request comes from a page of another site, or names a host that is not this server",
-    );
-    if endpoint.access == Access::Open {
+    responses.insert("403".to_owned(), refused.into());
+    if matches!(endpoint.access, Access::Open | Access::Page) {
         return;
     }
-    refuses(
-        "401",
-        "the key is missing or wrong, where the server has one",
-    );
+    let about = "the key is missing or wrong, where the server has one";
+    let refused = failure(endpoint.error, about);
+    responses.insert("401".to_owned(), refused.into());
     let needs_admin = endpoint.access == Access::Admin && facts.has_admin_key;
     let mut keys = Vec::new();
     if facts.has_key && !needs_admin {

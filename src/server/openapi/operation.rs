@@ -201,9 +201,20 @@ impl Describe {
 }
 
 pub(super) fn failure(error: &str, about: &str) -> Response {
+    failure_as_json(error, about).build()
+}
+
+/// As [`failure`], of a page: browsers get HTML.
+pub(super) fn failure_of_page(error: &str, about: &str) -> Response {
+    let content = ContentBuilder::new().schema(Some(text())).build();
+    failure_as_json(error, about)
+        .content("text/html", content)
+        .build()
+}
+
+fn failure_as_json(error: &str, about: &str) -> ResponseBuilder {
     let content = ContentBuilder::new().schema(Some(named(error))).build();
     ResponseBuilder::new()
         .description(about)
         .content(JSON, content)
-        .build()
 }
