@@ -6,6 +6,7 @@
 
 mod build_info;
 mod cache;
+mod clock;
 mod deaths;
 mod families;
 mod first_scrape;
@@ -22,6 +23,7 @@ mod store;
 
 pub use build_info::record_build;
 pub use cache::CacheMetrics;
+pub use clock::process_time;
 pub use deaths::DeathMetrics;
 pub use families::{Family, Kind, buckets, describe_all, families, with_counter_types};
 pub use first_scrape::register_rare;
@@ -29,7 +31,7 @@ pub use gpu::GpuMetrics;
 pub use grammar::{GrammarEnd, GrammarMetrics};
 pub use kv_events::{KvEventMetrics, SubscriberCount};
 pub use load::EngineLoad;
-pub use mailbox::MailboxMetrics;
+pub use mailbox::{MailboxCounts, MailboxMetrics, mailbox_counts};
 pub use page::in_order;
 pub use prefix::PrefixMetrics;
 pub use request::RequestMetrics;
