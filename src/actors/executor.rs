@@ -4,6 +4,7 @@
 //! scheduler never has more than two in flight, so the actor never waits.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use souffleur_base::error::{LoadError, StepError};
 use souffleur_base::ids::{SeqId, StepId};
 use souffleur_executor::Launch;
 use souffleur_executor::ended::{EndedRows, SkippedRows};
+use souffleur_metrics::MailboxMetrics;
 use souffleur_state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 
 /// Capacity of the channel from the actor to the thread.
@@ -120,6 +122,7 @@ fn run_steps(
         rows,
         ended,
         done,
+        work: MailboxMetrics::register("executor", "RunStep"),
         under_way: VecDeque::with_capacity(PIPELINE_DEPTH),
         last_end: None,
     };
@@ -140,6 +143,8 @@ struct StepRunner {
     rows: EndedRows,
     ended: Receiver<SeqId>,
     done: Mailbox<StepDone>,
+    /// Counts the time of the steps, which the actor only forwards.
+    work: Arc<MailboxMetrics>,
     under_way: VecDeque<LaunchedStep>,
     last_end: Option<Instant>,
 }
@@ -240,10 +245,13 @@ impl StepRunner {
         let last_end = self.last_end.unwrap_or(oldest.launched);
         let began = oldest.launched.max(last_end);
         self.last_end = Some(ended);
+        let run_seconds = (ended - began).as_secs_f64();
+        self.work.worked(run_seconds);
         self.done.post(StepDone {
             step: oldest.step,
             result,
-            run_seconds: (ended - began).as_secs_f64(),
+            began,
+            run_seconds,
             idle_seconds: (began - last_end).as_secs_f64(),
         });
     }

@@ -155,6 +155,8 @@ pub struct StepDone {
     pub step: StepId,
     /// Tokens and log probabilities, or why there are none.
     pub result: Result<StepOutput, StepError>,
+    /// When the executor began the step.
+    pub began: Instant,
     /// Seconds that the executor worked on the step.
     pub run_seconds: f64,
     /// Seconds that the executor was idle between its previous step and this one.

@@ -150,6 +150,7 @@ impl Handler<Posted<RunStep>> for NullExecutor {
         self.done.post(StepDone {
             step,
             result: Ok(output),
+            began: entered,
             run_seconds: 0.0,
             idle_seconds: 0.0,
         });

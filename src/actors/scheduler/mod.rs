@@ -3,6 +3,7 @@
 //! The handlers call [`souffleur_state::scheduler::Scheduler`], which decides, and send the results.
 
 mod control;
+pub mod steps;
 
 use std::time::{Duration, Instant};
 
@@ -18,11 +19,12 @@ use crate::messages::{
     Submit, TokensReady,
 };
 use souffleur_base::ids::IntakeId;
-use souffleur_metrics::{SchedulerMetrics, StepTokens};
+use souffleur_metrics::{SchedulerMetrics, StepTokens, process_time};
 use souffleur_record::RecordedScheduler;
 use souffleur_state::scheduler::{CacheFlushed, Next};
 use souffleur_state::step::StepOutput;
 use souffleur_state::tiers::PrefillRate;
+use steps::{PastSteps, StepWork};
 
 /// Interval of the search for expired pins.
 const PIN_SWEEP: Duration = Duration::from_secs(1);
@@ -57,8 +59,9 @@ pub struct Scheduler {
     drains: Vec<oneshot::Sender<()>>,
     /// First admissions, which are sent with the next tokens.
     admissions: Vec<(IntakeId, Instant)>,
-    /// Query tokens of the steps in flight: prefilled and decoded.
-    step_tokens: std::collections::VecDeque<(usize, usize)>,
+    /// The rows and query tokens of the steps in flight.
+    step_work: std::collections::VecDeque<StepWork>,
+    past_steps: PastSteps,
     prefill_rate: PrefillRate,
     /// The scheduler has had work ever since the last step ended. Only then is the time until the next step the
     /// executor's idle time.
@@ -90,7 +93,8 @@ impl Scheduler {
             pending_flushes: Vec::new(),
             drains: Vec::new(),
             admissions: Vec::new(),
-            step_tokens: std::collections::VecDeque::new(),
+            step_work: std::collections::VecDeque::new(),
+            past_steps: PastSteps::new(),
             prefill_rate: PrefillRate::default(),
             had_work: false,
             started: Instant::now(),
@@ -167,7 +171,12 @@ impl Scheduler {
             Next::PlanStep(plan) => self.links.radix_cache.post(plan),
             Next::ReservePages(reserve) => self.links.allocator.post(reserve),
             Next::RunStep(plan) => {
-                self.step_tokens.push_back(plan.query_tokens());
+                let (prefill, decode) = plan.query_tokens();
+                self.step_work.push_back(StepWork {
+                    rows: plan.rows.len(),
+                    prefill,
+                    decode,
+                });
                 let spent = self.state.take_cleared_rows();
                 self.links.executor.post(RunStep { plan, spent });
             }
@@ -328,9 +337,15 @@ impl Handler<Posted<StepDone>> for Scheduler {
 
     fn handle(&mut self, posted: Posted<StepDone>, _: &mut Context<Self>) {
         let (done, _timer) = posted.open();
-        let (prefill, planned) = self.step_tokens.pop_front().unwrap_or_default();
+        let work = self.step_work.pop_front().unwrap_or_default();
+        let (prefill, planned) = (work.prefill, work.decode);
         let skipped = done.result.as_ref().map_or(0, StepOutput::n_skipped);
         let decode = planned.saturating_sub(skipped);
+        let took = Duration::from_secs_f64(done.run_seconds);
+        let times = (process_time(done.began), took);
+        let step_id = done.step.get();
+        self.past_steps
+            .push(step_id, StepWork { decode, ..work }, times);
         let ran = planned == 0 || prefill + decode > 0;
         let had_work = std::mem::replace(&mut self.had_work, true);
         let idle_seconds = done.idle_seconds * f64::from(had_work);
