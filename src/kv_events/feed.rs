@@ -10,7 +10,7 @@
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 
 use souffleur_metrics::KvEventMetrics;
-use souffleur_state::cache::changes::CacheChange;
+use souffleur_state::cache::changes::{CacheChange, Observer};
 use souffleur_state::cache::radix_tree::RadixTree;
 
 /// The capacity of the queue. A plan has one list of changes.
@@ -98,22 +98,22 @@ impl ChangeFeed {
         if self.has_lost && self.queued_changes == 0 {
             self.has_lost = false;
             // Drops the recorded changes, and records a clear event and then all nodes.
-            cache.restart_changes();
+            cache.restart_changes(Observer::Publisher);
         }
-        cache.take_changes(&mut changes);
+        cache.take_changes(Observer::Publisher, &mut changes);
         if self.has_lost || changes.is_empty() {
             self.metrics.lost(changes.len());
             self.recycle(changes);
         } else {
             self.send(changes);
         }
-        self.has_lost || cache.has_pending_changes()
+        self.has_lost || cache.has_pending_changes(Observer::Publisher)
     }
 
     fn discard(&mut self, cache: &mut RadixTree) {
         self.has_lost = false;
         let mut changes = self.spare.pop().unwrap_or_default();
-        cache.take_changes(&mut changes);
+        cache.take_changes(Observer::Publisher, &mut changes);
         self.recycle(changes);
     }
 
@@ -124,7 +124,7 @@ impl ChangeFeed {
         is_lagging
             && !self.has_lost
             && self.paused_calls < MAX_PAUSED_CALLS
-            && cache.has_pending_changes()
+            && cache.has_pending_changes(Observer::Publisher)
     }
 
     fn send(&mut self, changes: Vec<CacheChange>) {
@@ -198,7 +198,7 @@ mod tests {
             let ledger = Arc::new(PoolLedger::new(page_size));
             let policy = EvictionPolicy::from_name("lru").expect("lru exists");
             let mut tree = RadixTree::new(page_size, policy, ledger.clone());
-            tree.restart_changes();
+            tree.restart_changes(Observer::Publisher);
             let (sender, queue) = mpsc::channel(MAX_QUEUED_LISTS);
             let metrics = KvEventMetrics::register();
             Self {
@@ -304,7 +304,7 @@ mod tests {
             let tokens: Vec<u32> = (first..first + 40_000).collect();
             world.insert(&tokens);
         }
-        world.tree.restart_changes();
+        world.tree.restart_changes(Observer::Publisher);
         assert!(
             world.feed.pass_on(&mut world.tree),
             "half of the nodes are sent"
@@ -320,7 +320,7 @@ mod tests {
         for token in 0..1000 {
             world.insert(&[token]);
         }
-        world.tree.restart_changes();
+        world.tree.restart_changes(Observer::Publisher);
         // The publisher reads nothing meanwhile.
         for _ in 0..20 {
             assert!(world.feed.pass_on(&mut world.tree));

@@ -13,6 +13,7 @@ use zmq_peer::{Message, Peer};
 
 use super::batch::KvEvent;
 use super::{ChangeFeed, KvEventPublisher, KvEventsConfig, SubscribeError};
+use souffleur_state::cache::changes::Observer;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::radix_tree::{Insert, RadixTree};
@@ -79,7 +80,7 @@ fn tree(page_size: PageSize) -> (RadixTree, PagePool) {
     let ledger = Arc::new(PoolLedger::new(page_size));
     let policy = EvictionPolicy::from_name("lru").expect("lru exists");
     let mut tree = RadixTree::new(page_size, policy, ledger.clone());
-    tree.restart_changes();
+    tree.restart_changes(Observer::Publisher);
     (tree, PagePool::new(400_000, page_size, ledger))
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use souffleur_kv_events::batch::{EventBatches, KvEvent};
 use souffleur_kv_events::config::IdFormat;
 use souffleur_kv_events::mirror::BlockMirror;
-use souffleur_state::cache::changes::{Above, CacheChange};
+use souffleur_state::cache::changes::{Above, CacheChange, Observer};
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::radix_tree::{Insert, RadixTree};
 use souffleur_state::pool::pages::{NodeLock, PageSize};
@@ -58,7 +58,7 @@ impl KvReader {
 
     /// Applies the cache's changes, and sometimes compares everything.
     pub fn take_changes(&mut self, cache: &mut RadixTree) {
-        cache.take_changes(&mut self.changes);
+        cache.take_changes(Observer::Publisher, &mut self.changes);
         if self.changes.is_empty() {
             return;
         }
@@ -132,7 +132,7 @@ impl KvReader {
 
     /// Compares the nodes with the cache, and the blocks with the nodes.
     pub fn compare(&self, cache: &RadixTree) {
-        if cache.has_pending_changes() {
+        if cache.has_pending_changes(Observer::Publisher) {
             return;
         }
         assert_eq!(self.nodes.len(), cache.n_nodes());
@@ -165,7 +165,7 @@ impl KvReader {
     /// Like [`compare`](Self::compare), for a tree without windows and recurrent states.
     fn compare_plain(&self, cache: &RadixTree) {
         self.compare(cache);
-        if cache.has_pending_changes() {
+        if cache.has_pending_changes(Observer::Publisher) {
             return;
         }
         for index in self.nodes.keys() {
@@ -207,7 +207,7 @@ fn run_tree(page_size: u32, block_size: usize, seed: u64) {
     let mut random = Random::new(seed);
     let mut memory = Memory::new(page_size, "lru", 4_000);
     let mut reader = KvReader::new(memory.page_size, block_size);
-    memory.tree.restart_changes();
+    memory.tree.restart_changes(Observer::Publisher);
     let namespaces = [
         Namespace::default(),
         Namespace::new(None, Some("salt")),
@@ -235,7 +235,7 @@ fn run_tree(page_size: u32, block_size: usize, seed: u64) {
                 let cleared = memory.tree.clear();
                 memory.pool.free(cleared);
             }
-            _ => memory.tree.restart_changes(),
+            _ => memory.tree.restart_changes(Observer::Publisher),
         }
         if memory.pool.free_pages() < 100 {
             memory.evict(1_000);
@@ -309,7 +309,7 @@ fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks()
     for seed in 0..3 {
         let mut random = Random::new(seed);
         let mut memory = Memory::new(1, "lru", 60_000);
-        memory.tree.restart_changes();
+        memory.tree.restart_changes(Observer::Publisher);
         let mut reader = KvReader::new(memory.page_size, 2);
         let tokens = |random: &mut Random| -> Vec<u32> {
             let len = random.within(4..12);
@@ -321,13 +321,13 @@ fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks()
         assert!(memory.tree.n_nodes() > 1_500, "{}", memory.tree.n_nodes());
         // The reader has no events so far, as if all had been lost.
         let mut lost = Vec::new();
-        memory.tree.take_changes(&mut lost);
-        memory.tree.restart_changes();
+        memory.tree.take_changes(Observer::Publisher, &mut lost);
+        memory.tree.restart_changes(Observer::Publisher);
         let mut parts = 0;
         loop {
             reader.take_changes(&mut memory.tree);
             parts += 1;
-            if !memory.tree.has_pending_changes() {
+            if !memory.tree.has_pending_changes(Observer::Publisher) {
                 break;
             }
             for _ in 0..random.below(40) {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use souffleur_base::ids::{RequestId, SeqId, StepId};
 use souffleur_executor::ended::EndedRows;
 use souffleur_executor::fake::{FakeExecutor, FakeOptions};
+use souffleur_state::cache::changes::Observer;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
 use souffleur_state::control::{ControlSetup, ControlStates, Leg};
@@ -255,7 +256,7 @@ impl World {
 
     /// Enables the cache's events, which a new [`KvReader`] with blocks of this size applies.
     pub fn read_kv_events(&mut self, block_size: usize) -> &KvReader {
-        self.states.cache.restart_changes();
+        self.states.cache.restart_changes(Observer::Publisher);
         let page_size = self.setup.page_size();
         self.kv_reader.insert(KvReader::new(page_size, block_size))
     }

@@ -44,6 +44,57 @@ impl CacheChange {
     }
 }
 
+/// A change without its tokens, for observers that count them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TreeNote {
+    Stored {
+        node: u32,
+        above: Above,
+        tokens: usize,
+    },
+    Split {
+        upper: u32,
+        lower: u32,
+        at: usize,
+    },
+    Removed {
+        node: u32,
+    },
+    Cleared,
+}
+
+impl From<CacheChange> for TreeNote {
+    fn from(change: CacheChange) -> Self {
+        match change {
+            CacheChange::Stored {
+                node,
+                above,
+                tokens,
+            } => Self::Stored {
+                node,
+                above,
+                tokens: tokens.get().len(),
+            },
+            CacheChange::Split { upper, lower, at } => Self::Split { upper, lower, at },
+            CacheChange::Removed { node } => Self::Removed { node },
+            CacheChange::Cleared => Self::Cleared,
+        }
+    }
+}
+
+/// Who records a tree's changes. Each takes them at its own pace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observer {
+    /// The publisher of KV events.
+    Publisher,
+    /// The server's console.
+    Console,
+}
+
+impl Observer {
+    pub(crate) const COUNT: usize = 2;
+}
+
 /// The parent of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Above {

@@ -1,5 +1,5 @@
-//! Records the tree's changes for an observer of its content. If the observer lost its state, the tree reports all
-//! nodes again, a part at a time.
+//! Records the tree's changes for observers of its content. If an observer lost its state, the tree reports all nodes to
+//! it again, a part at a time.
 //!
 //! Until it has done so, each node is reported or pending. A new or split node is reported immediately, after its
 //! pending ancestors: it may take an index that the scan has passed, and all nodes at these indices must be reported.
@@ -7,14 +7,24 @@
 use smallvec::SmallVec;
 
 use super::RadixTree;
-use crate::cache::changes::{Above, CacheChange, NodeTokens};
+use crate::cache::changes::{Above, CacheChange, NodeTokens, Observer};
 
 /// Indices that one call scans while nodes are reported again: about ten microseconds.
 const INDICES_AT_ONCE: u32 = 256;
 /// A call reports no more nodes after this many tokens, a small share of the publisher's queue.
 const TOKENS_AT_ONCE: usize = 64 << 10;
 
-pub(super) struct Changes {
+/// The changes for each observer that has started.
+#[derive(Default)]
+pub(super) struct Observers([Option<Changes>; Observer::COUNT]);
+
+impl Observers {
+    fn started(&mut self) -> impl Iterator<Item = &mut Changes> {
+        self.0.iter_mut().flatten()
+    }
+}
+
+struct Changes {
     queue: Vec<CacheChange>,
     /// `None` once every node is reported.
     rescan: Option<Rescan>,
@@ -49,79 +59,111 @@ impl Changes {
 impl RadixTree {
     /// Records node changes for [`take_changes`](Self::take_changes) from now on: first a `Cleared`, then all nodes of
     /// the tree, a part per call, together with every new change. Another call starts over.
-    pub fn restart_changes(&mut self) {
-        self.changes = Some(Box::new(Changes {
+    pub fn restart_changes(&mut self, observer: Observer) {
+        let observers = self.observers.get_or_insert_default();
+        observers.0[observer as usize] = Some(Changes {
             queue: vec![CacheChange::Cleared],
             rescan: Some(Rescan {
                 next: 0,
                 reported: Vec::new(),
             }),
-        }));
+        });
+    }
+
+    /// Records no more changes for an observer.
+    pub fn stop_changes(&mut self, observer: Observer) {
+        if let Some(observers) = &mut self.observers {
+            observers.0[observer as usize] = None;
+            if observers.started().next().is_none() {
+                self.observers = None;
+            }
+        }
+    }
+
+    /// Whether changes are recorded for any observer.
+    pub fn records_changes(&self) -> bool {
+        self.observers.is_some()
     }
 
     #[inline(always)]
     pub(super) fn record_stored(&mut self, leaf: u32) {
-        if self.changes.is_some() {
+        if self.observers.is_some() {
             self.report_stored(leaf);
         }
     }
 
     #[inline(never)]
     fn report_stored(&mut self, leaf: u32) {
-        if let Some(mut changes) = self.changes.take() {
-            self.report(&mut changes, leaf);
-            self.changes = Some(changes);
+        if let Some(mut observers) = self.observers.take() {
+            for changes in observers.started() {
+                self.report(changes, leaf);
+            }
+            self.observers = Some(observers);
         }
     }
 
     /// `upper` is new, and `lower` its only child.
     pub(super) fn record_split(&mut self, upper: u32, lower: u32) {
-        let Some(mut changes) = self.changes.take() else {
+        let Some(mut observers) = self.observers.take() else {
             return;
         };
-        if changes.is_reported(lower) {
-            let at = self.arena[upper].edge.len();
-            changes.queue.push(CacheChange::Split { upper, lower, at });
-            changes.mark(upper, true);
-        } else {
-            self.report(&mut changes, lower);
+        for changes in observers.started() {
+            if changes.is_reported(lower) {
+                let at = self.arena[upper].edge.len();
+                changes.queue.push(CacheChange::Split { upper, lower, at });
+                changes.mark(upper, true);
+            } else {
+                self.report(changes, lower);
+            }
         }
-        self.changes = Some(changes);
+        self.observers = Some(observers);
     }
 
     /// To be called before the leaf is removed.
     #[inline(always)]
     pub(super) fn record_removed(&mut self, leaf: u32) {
-        if let Some(changes) = &mut self.changes
-            && changes.is_reported(leaf)
-        {
-            changes.queue.push(CacheChange::Removed { node: leaf });
-            changes.mark(leaf, false);
+        if self.observers.is_some() {
+            self.report_removed(leaf);
+        }
+    }
+
+    #[inline(never)]
+    fn report_removed(&mut self, leaf: u32) {
+        let observers = self.observers.iter_mut();
+        for changes in observers.flat_map(|observers| observers.started()) {
+            if changes.is_reported(leaf) {
+                changes.queue.push(CacheChange::Removed { node: leaf });
+                changes.mark(leaf, false);
+            }
         }
     }
 
     pub(super) fn record_cleared(&mut self) {
-        if let Some(changes) = &mut self.changes {
+        let observers = self.observers.iter_mut();
+        for changes in observers.flat_map(|observers| observers.started()) {
             changes.queue.clear();
             changes.queue.push(CacheChange::Cleared);
             changes.rescan = None;
         }
     }
 
-    /// Appends the changes since the last call, in the order in which they happened. If changes are recorded, the
-    /// caller must take them after every plan, because the tree keeps them until then.
-    pub fn take_changes(&mut self, into: &mut Vec<CacheChange>) {
-        let Some(mut changes) = self.changes.take() else {
+    /// Appends the changes since the observer's last call, in the order in which they happened. If changes are recorded
+    /// for an observer, the caller must take them after every plan, because the tree keeps them until then.
+    pub fn take_changes(&mut self, observer: Observer, into: &mut Vec<CacheChange>) {
+        let Some(mut observers) = self.observers.take() else {
             return;
         };
-        self.report_more(&mut changes);
-        into.append(&mut changes.queue);
-        self.changes = Some(changes);
+        if let Some(changes) = &mut observers.0[observer as usize] {
+            self.report_more(changes);
+            into.append(&mut changes.queue);
+        }
+        self.observers = Some(observers);
     }
 
     /// Whether some nodes are still to be reported by [`take_changes`](Self::take_changes).
-    pub fn has_pending_changes(&self) -> bool {
-        let changes = self.changes.as_deref();
+    pub fn has_pending_changes(&self, observer: Observer) -> bool {
+        let observers = self.observers.as_deref();
+        let changes = observers.and_then(|observers| observers.0[observer as usize].as_ref());
         changes.is_some_and(|changes| changes.rescan.is_some())
     }
 

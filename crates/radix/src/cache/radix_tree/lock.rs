@@ -62,6 +62,15 @@ impl RadixTree {
         self.offer(node);
     }
 
+    /// The number of locks on a node and below it; 0 if it does not exist.
+    pub fn locks_of(&self, node: u32) -> u32 {
+        if !self.arena.indices().contains(&node) {
+            return 0;
+        }
+        let node = &self.arena[node];
+        if node.is_live { node.lock_ref } else { 0 }
+    }
+
     /// The nodes from the top down to `node`, without the root.
     pub(super) fn path_to(&self, node: u32) -> Vec<u32> {
         let mut path = Vec::new();

@@ -32,7 +32,7 @@ use crate::cache::eviction::{EvictionPolicy, NodeUse};
 use crate::cache::namespace::Namespace;
 use crate::pool::pages::{Edge, EdgeTokens, PageRun, PageSize, Pages, PoolLedger};
 use arena::{Arena, NO_NODE, Node, Stats};
-use changes::Changes;
+use changes::Observers;
 use evict::Victims;
 use notes::Notes;
 use queues::Queues;
@@ -67,8 +67,8 @@ pub struct RadixTree {
     protected_tokens: usize,
     /// For the diagnosis of misses, if enabled.
     notes: Option<Box<Notes>>,
-    /// For an observer of the cache's content, if there is one.
-    changes: Option<Box<Changes>>,
+    /// For observers of the cache's content, if there are any.
+    observers: Option<Box<Observers>>,
     /// The states of nodes, if layers have states.
     states: Option<Box<States>>,
     /// The window pages of nodes, if layers have windows.
@@ -184,7 +184,7 @@ impl RadixTree {
             evictable_tokens: 0,
             protected_tokens: 0,
             notes: None,
-            changes: None,
+            observers: None,
             states: None,
             windows: None,
             saves: None,

@@ -43,7 +43,7 @@ impl NodeLock {
     }
 
     /// The arena index of the locked node, `None` for the root.
-    pub(crate) fn node(&self) -> Option<u32> {
+    pub fn node(&self) -> Option<u32> {
         self.node
     }
 
