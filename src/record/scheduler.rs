@@ -288,6 +288,11 @@ impl RecordedScheduler {
         self.state.take_first_admissions()
     }
 
+    /// See [`Scheduler::note_admitted`]. Not written, since no decision depends on it.
+    pub fn note_admitted(&mut self, seq: SeqId, now_s: f64) {
+        self.state.note_admitted(seq, now_s);
+    }
+
     /// See [`Scheduler::take_pinned`]. Not written, since no decision depends on it.
     pub fn take_pinned(&mut self) -> Vec<(u64, usize)> {
         self.state.take_pinned()

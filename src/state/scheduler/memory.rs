@@ -29,6 +29,7 @@ pub(super) struct Census {
     /// Prompt and output tokens of running sequences.
     pub(super) decode_tokens: usize,
     pub(super) states: usize,
+    pub(super) rows: usize,
     /// Window pages private to sequences.
     pub(super) windows: usize,
 }
@@ -89,6 +90,11 @@ impl Memory {
     #[inline]
     pub(super) fn free_states(&self) -> usize {
         self.free_states
+    }
+
+    /// The memory that sequences held at the last plan.
+    pub(super) fn census(&self) -> Census {
+        self.census
     }
 
     #[inline]

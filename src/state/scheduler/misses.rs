@@ -29,7 +29,7 @@ impl Scheduler {
         let cached_tokens = sequence.prompt_tokens_in(cached_tokens);
         sequence.cached_tokens = Some(cached_tokens as u32);
         let outbox = &mut self.outbox;
-        outbox.note_first_admission(&sequence.request);
+        outbox.note_first_admission(seq, &sequence.request);
         outbox.count(Counter::PromptTokens, sequence.request.prompt.len());
         outbox.count(Counter::CachedTokens, cached_tokens);
     }

@@ -21,6 +21,7 @@
 //! - flush: cache flushes for hosts
 //! - pause: no work is planned while a host pauses the engine
 //! - pending: tokens to compute, counted for gateways
+//! - live: requests and pools, listed for the console
 //! - windows: pages that left the attention window
 //! - tier: fetches from the store and saves to it
 //! - misses: events that explain cache misses
@@ -30,6 +31,7 @@ mod deadlines;
 mod flush;
 mod hosts;
 mod intake;
+pub mod live;
 mod long_requests;
 mod memory;
 mod misses;
@@ -286,6 +288,7 @@ impl Scheduler {
     /// Only running, chunked and just ended sequences hold memory: the queue, which may be long, is skipped.
     fn census(&self) -> Census {
         let (mut private_pages, mut decode_tokens, mut states) = (0, 0, 0);
+        let mut rows = 0;
         let mut windows = self.passed_windows.len();
         for &seq in self.batch.running() {
             let sequence = &self.requests[seq];
@@ -293,6 +296,7 @@ impl Scheduler {
             private_pages += sequence.private_pages();
             states += sequence.states();
             windows += sequence.private_windows();
+            rows += usize::from(sequence.kv.is_some());
         }
         let others = self.batch.chunked().into_iter();
         let others = others.chain(self.batch.ended().iter().copied());
@@ -301,9 +305,11 @@ impl Scheduler {
             private_pages += sequence.private_pages();
             states += sequence.states();
             windows += sequence.private_windows();
+            rows += usize::from(sequence.kv.is_some());
         }
         Census {
             states,
+            rows,
             windows,
             private_tokens: self.limits.page_size.tokens_in(private_pages),
             decode_tokens,

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::sampling::RowLogprobs;
 use souffleur_base::error::RequestError;
-use souffleur_base::ids::IntakeId;
+use souffleur_base::ids::{IntakeId, SeqId};
 
 /// New tokens of a request, or its end.
 #[derive(Debug)]
@@ -24,6 +24,7 @@ pub struct RequestTokens {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstAdmission {
+    pub seq: SeqId,
     pub intake: IntakeId,
     pub submitted_s: f64,
 }

@@ -106,8 +106,9 @@ impl Outbox {
     }
 
     #[inline]
-    pub(super) fn note_first_admission(&mut self, request: &Submission) {
+    pub(super) fn note_first_admission(&mut self, seq: SeqId, request: &Submission) {
         self.first_admissions.push(FirstAdmission {
+            seq,
             intake: request.intake,
             submitted_s: request.submitted_s,
         });

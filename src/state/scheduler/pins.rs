@@ -35,6 +35,11 @@ impl Pins {
         self.pins.len()
     }
 
+    /// The granted locks, without those of soft pins.
+    pub(super) fn locks(&self) -> impl Iterator<Item = &NodeLock> {
+        self.pins.values().filter_map(|pin| pin.lock.as_ref())
+    }
+
     pub(super) fn soft(&self) -> &SoftPins {
         &self.soft
     }

@@ -15,7 +15,7 @@ use crate::sampling::LogprobWish;
 use crate::scheduler::row_states::RowStates;
 use crate::scheduler::sequence::{Phase, Sequence, SequenceKv};
 use crate::step::{RowStart, RowWork, StateStart, StepPlan, StepRow};
-use souffleur_base::ids::{SeqId, StepId};
+use souffleur_base::ids::{RowId, SeqId, StepId};
 
 use super::batch::PrefillPart;
 use super::outbox::Counter;
@@ -228,6 +228,7 @@ impl Scheduler {
         let sequence = &mut self.requests[seq];
         sequence.phase = Phase::Chunked;
         commit_row(sequence, self.pipeline.next_step(), loaded_tokens);
+        sequence.held_kv_mut().reused_tokens = loaded_tokens;
     }
 
     fn start_row(&mut self, admitted: Admitted, grant: Grant) -> RowStart {
@@ -280,6 +281,7 @@ impl Scheduler {
             private: Pages::empty(),
             committed: loaded_len,
             inserted_tokens: 0,
+            reused_tokens: loaded_len,
         });
         let start = RowStart {
             row,
@@ -474,11 +476,7 @@ struct PrefillRows {
     loading: Vec<SeqId>,
 }
 
-fn commit_row(
-    sequence: &mut Sequence,
-    step: StepId,
-    committed: usize,
-) -> souffleur_base::ids::RowId {
+fn commit_row(sequence: &mut Sequence, step: StepId, committed: usize) -> RowId {
     sequence.last_step = step;
     sequence.rows_in_flight += 1;
     let kv = sequence.held_kv_mut();

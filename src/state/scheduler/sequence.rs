@@ -41,6 +41,8 @@ pub struct SequenceKv {
     pub states: Option<Box<RowStates>>,
     /// Private window pages after the tree's, without pages that have left the window; `None` without window layers.
     pub windows: Option<Box<RowWindows>>,
+    /// Tokens that came from the cache or the KV store at this admission.
+    pub reused_tokens: usize,
 }
 
 /// A live request. Fields that every step touches come first and close together: each step iterates over a large batch
@@ -76,6 +78,8 @@ pub struct Sequence {
     pub input_logprobs_until: u32,
     /// When a timeout check first found the sequence admitted, in seconds of the clock of `submitted_s`.
     pub running_since_s: Option<f64>,
+    /// When the caller noted the first admission, in seconds of the clock of `submitted_s`.
+    pub admitted_s: Option<f64>,
     /// Number of failed (lost) steps that included the sequence.
     pub losses: u32,
     /// Number of plans that held the sequence back while another prefill computed its prefix.
@@ -107,6 +111,7 @@ impl Sequence {
             cached_tokens: None,
             input_logprobs_until: 0,
             running_since_s: None,
+            admitted_s: None,
             retractions: 0,
             losses: 0,
             waits: 0,

@@ -67,6 +67,10 @@ impl SoftPins {
         self.pins.values().map(|pin| pin.tokens).sum()
     }
 
+    pub(super) fn locks(&self) -> impl Iterator<Item = &NodeLock> {
+        self.pins.values().filter_map(|pin| pin.lock.as_ref())
+    }
+
     /// Removes a pin, and returns its lock if it was granted.
     pub(super) fn take(&mut self, name: u64) -> Option<Option<NodeLock>> {
         let number = self.by_name.remove(&name)?;

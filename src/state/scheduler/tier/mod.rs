@@ -155,6 +155,11 @@ impl SequenceTier {
         self.phase == TierPhase::Finding
     }
 
+    /// True as long as the sequence may get blocks from the store.
+    pub(super) fn is_loading(&self) -> bool {
+        self.phase != TierPhase::Done
+    }
+
     pub(super) fn stored_tokens(&self) -> usize {
         self.stored_tokens
     }
