@@ -22,5 +22,6 @@ pub mod radix_cache;
 pub mod rebuild;
 pub mod scheduler;
 pub mod tokenizer;
+mod tree_tap;
 pub mod unit;
 pub mod watchdog;

@@ -2,7 +2,7 @@
 //!
 //! Messages are plain data. Buffers, pages, rows and locks move inside them; `Debug` prints counts.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use actix::{Message, Recipient};
@@ -10,14 +10,17 @@ use serde::Serialize;
 
 use crate::call::Prompts;
 use crate::mailbox::{HandlerTimer, InFlight};
+use crate::scheduler::steps::PastStep;
 use souffleur_base::error::{RequestError, StepError};
 use souffleur_base::ids::{IntakeId, RequestId, SeqId, StepId, Ticket};
 use souffleur_metrics::EngineLoad;
 use souffleur_request::sink::EventSink;
 use souffleur_request::{CancelFlag, GenerateRequest};
+use souffleur_state::cache::changes::TreeNote;
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::prefix_history::{PrefixEvent, PrefixReport, StoredMiss};
 use souffleur_state::scheduler::CacheFlushed;
+use souffleur_state::scheduler::live::{LivePin, LivePool, LiveRequest};
 use souffleur_state::scheduler::news::RequestTokens;
 use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::scheduler::submission::Submission;
@@ -254,6 +257,31 @@ pub struct GetStats;
 #[rtype(result = "EngineLoad")]
 pub struct GetLoad;
 
+/// Server -> Scheduler, several times per second while a client watches the console: all that the console shows.
+#[derive(Debug, Message)]
+#[rtype(result = "Box<EngineView>")]
+pub struct GetView {
+    /// The answer has the newest steps after this one.
+    pub steps_after: u64,
+}
+
+/// Answers [`GetView`].
+#[derive(Clone, Debug)]
+pub struct EngineView {
+    pub stats: EngineStats,
+    /// Tokens generated.
+    pub output_tokens: u64,
+    /// Ended steps, oldest first: at most 128.
+    pub steps: Vec<PastStep>,
+    /// The number of the step that ended last; 0 before the first.
+    pub newest_step: u64,
+    /// At most 64.
+    pub requests: Vec<LiveRequest>,
+    pub n_requests: usize,
+    pub pools: Vec<LivePool>,
+    pub pins: Vec<LivePin>,
+}
+
 /// Engine -> Tokenizer -> Scheduler, at shutdown: answers once all requests that were sent before it have ended.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
@@ -267,6 +295,36 @@ pub use souffleur_state::plan::probe::ProbePrefixes;
 
 /// Scheduler -> RadixCache, once per plan that settles or admits anything. Forwarded as `ReservePages`.
 pub use souffleur_state::plan::PlanStep;
+
+/// Server -> RadixCache, several times per second while a client watches the console: the changes of the tree since the
+/// last such message of this reader. The first one of a reader starts the notes, which end when the reader is dropped.
+#[derive(Debug, Message)]
+#[rtype(result = "TreeNotes")]
+pub struct TakeTreeNotes {
+    pub reader: Weak<TreeReader>,
+}
+
+/// Names a reader of the tree's changes.
+#[derive(Debug, Default)]
+pub struct TreeReader;
+
+/// Answers [`TakeTreeNotes`].
+#[derive(Debug, Default)]
+pub struct TreeNotes {
+    pub notes: Vec<TreeNote>,
+    /// The notes begin anew: their first is a `Cleared`, and all nodes follow, in this answer and the next ones.
+    pub is_restart: bool,
+    /// All nodes have been noted.
+    pub is_whole: bool,
+}
+
+/// Server -> RadixCache, several times per second while a client watches the console: how many locks keep each node.
+/// The answer has their order, and 0 for a node that does not exist.
+#[derive(Debug, Message)]
+#[rtype(result = "Vec<u32>")]
+pub struct GetLocks {
+    pub nodes: Vec<u32>,
+}
 
 /// Host -> RadixCache, rare: how much of a prompt is cached. Touches, splits and locks nothing.
 #[derive(Debug, Message)]
@@ -360,6 +418,9 @@ pub struct Doors {
     pub pause: Recipient<SetPaused>,
     pub stats: Recipient<GetStats>,
     pub load: Recipient<GetLoad>,
+    pub view: Recipient<GetView>,
+    pub tree_notes: Recipient<TakeTreeNotes>,
+    pub locks: Recipient<GetLocks>,
     pub prefix_report: Recipient<GetPrefixReport>,
     pub drain: Recipient<Drain>,
 }

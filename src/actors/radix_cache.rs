@@ -2,13 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use actix::{Actor, AsyncContext, Context, Handler};
+use actix::{Actor, AsyncContext, Context, Handler, MessageResult};
 
 use crate::death::{DeathNote, StopActor, stop_actor};
 use crate::mailbox::{Mailbox, Posted};
-use crate::messages::{PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages};
+use crate::messages::{
+    GetLocks, PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages, TakeTreeNotes,
+};
+use crate::tree_tap::TreeTap;
 use souffleur_kv_events::ChangeFeed;
 use souffleur_metrics::CacheMetrics;
+use souffleur_state::cache::changes::Observer;
 use souffleur_state::cache::radix_tree::RadixTree;
 use souffleur_state::control::plan_step;
 use souffleur_state::control::probe_prefixes;
@@ -22,6 +26,8 @@ pub struct RadixCache {
     /// `None` in a prefix index without an engine.
     scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
     feed: Option<ChangeFeed>,
+    /// `None` while no client watches the console.
+    tap: Option<TreeTap>,
     /// A timer for the next call of the feed is set.
     is_feed_scheduled: bool,
     metrics: CacheMetrics,
@@ -35,6 +41,7 @@ impl RadixCache {
             allocator,
             scheduler: None,
             feed: None,
+            tap: None,
             is_feed_scheduled: false,
             metrics: CacheMetrics::register(),
             note,
@@ -50,12 +57,21 @@ impl RadixCache {
 
     pub fn with_feed(mut self, feed: Option<ChangeFeed>) -> Self {
         if feed.is_some() {
-            self.cache.restart_changes();
+            self.cache.restart_changes(Observer::Publisher);
         }
         Self { feed, ..self }
     }
 
+    fn note_for_console(&mut self) {
+        if let Some(tap) = &mut self.tap
+            && !tap.note(&mut self.cache)
+        {
+            self.tap = None;
+        }
+    }
+
     fn feed(&mut self, ctx: &mut Context<Self>) {
+        self.note_for_console();
         let Some(feed) = &mut self.feed else {
             return;
         };
@@ -115,6 +131,29 @@ impl Handler<PeekPrefix> for RadixCache {
         let both = peek.namespace.with_and_without_long_rotation();
         let cached = both.map(|namespace| self.cache.peek(&namespace, &peek.tokens));
         cached[0].max(cached[1])
+    }
+}
+
+impl Handler<TakeTreeNotes> for RadixCache {
+    type Result = MessageResult<TakeTreeNotes>;
+
+    fn handle(&mut self, take: TakeTreeNotes, _: &mut Context<Self>) -> Self::Result {
+        let reader = take.reader;
+        if !self.tap.as_ref().is_some_and(|tap| tap.is_for(&reader)) {
+            self.tap = Some(TreeTap::open(reader, &mut self.cache));
+        }
+        self.note_for_console();
+        let tap = self.tap.as_mut();
+        MessageResult(tap.map_or_else(Default::default, |tap| tap.take(&self.cache)))
+    }
+}
+
+impl Handler<GetLocks> for RadixCache {
+    type Result = MessageResult<GetLocks>;
+
+    fn handle(&mut self, get: GetLocks, _: &mut Context<Self>) -> Self::Result {
+        let nodes = get.nodes.into_iter();
+        MessageResult(nodes.map(|node| self.cache.locks_of(node)).collect())
     }
 }
 

@@ -13,7 +13,7 @@ use crate::death::{DeathNote, Obituary, StopActor};
 use crate::executor::{Executor, ExecutorFactory, ExecutorThread};
 use crate::kv_store::{KvStore, StoreSetup};
 use crate::mailbox::Mailbox;
-use crate::messages::{ActorDied, Doors, HostSettings, PeekPrefix, ReservePages};
+use crate::messages::{ActorDied, Doors, HostSettings, ReservePages};
 use crate::radix_cache::RadixCache;
 use crate::rebuild::RebuildRules;
 use crate::scheduler::{Links, Scheduler};
@@ -210,17 +210,16 @@ fn start(
             tokenizer.clone().recipient(),
         ];
         let store = store.map(Addr::recipient);
-        let peek = radix_cache.recipient();
-        parts = Some((tokenizer, peek, executor_thread, (stop, store)));
+        parts = Some((tokenizer, radix_cache, executor_thread, (stop, store)));
         Scheduler::new(state, links, metrics, note("scheduler"))
             .with_settings(settings, keeper)
             .logging_long_requests(blueprint.log_long_requests)
     });
-    let (tokenizer, peek, executor_thread, (stop, store)) =
+    let (tokenizer, radix_cache, executor_thread, (stop, store)) =
         parts.expect("create runs its closure before it returns");
     Unit {
         generation,
-        doors: doors(&scheduler, &tokenizer, peek),
+        doors: doors(&scheduler, &tokenizer, &radix_cache),
         stop,
         store,
         executor_thread: Some(executor_thread),
@@ -282,13 +281,13 @@ fn start_tokenizer(
 fn doors(
     scheduler: &Addr<Scheduler>,
     tokenizer: &Addr<Tokenizer>,
-    peek: Recipient<PeekPrefix>,
+    radix_cache: &Addr<RadixCache>,
 ) -> Doors {
     Doors {
         generate: tokenizer.clone().recipient(),
         cancel: scheduler.clone().recipient(),
         cancel_all: tokenizer.clone().recipient(),
-        peek,
+        peek: radix_cache.clone().recipient(),
         pin: scheduler.clone().recipient(),
         unpin: scheduler.clone().recipient(),
         pin_softly: scheduler.clone().recipient(),
@@ -298,6 +297,9 @@ fn doors(
         pause: scheduler.clone().recipient(),
         stats: scheduler.clone().recipient(),
         load: scheduler.clone().recipient(),
+        view: scheduler.clone().recipient(),
+        tree_notes: radix_cache.clone().recipient(),
+        locks: radix_cache.clone().recipient(),
         prefix_report: tokenizer.clone().recipient(),
         drain: tokenizer.clone().recipient(),
     }

@@ -14,9 +14,9 @@ use tokio::sync::oneshot;
 use crate::death::{DeathNote, StopActor, stop_actor};
 use crate::mailbox::{Mailbox, Posted};
 use crate::messages::{
-    CancelAll, CancelRequest, Drain, GetLoad, GetStats, HostSettings, PlanStep, PrefixesProbed,
-    ProbePrefixes, ReservePages, RunStep, StepDone, StepPlanned, StopFound, StoreNews, StoreOrders,
-    Submit, TokensReady,
+    CancelAll, CancelRequest, Drain, EngineView, GetLoad, GetStats, GetView, HostSettings,
+    PlanStep, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, StepDone, StepPlanned,
+    StopFound, StoreNews, StoreOrders, Submit, TokensReady,
 };
 use souffleur_base::ids::IntakeId;
 use souffleur_metrics::{SchedulerMetrics, StepTokens, process_time};
@@ -31,6 +31,9 @@ const PIN_SWEEP: Duration = Duration::from_secs(1);
 
 /// Interval of the search for requests whose time limit has passed.
 const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
+
+/// The largest number of requests in one answer for the console.
+const VIEWED_REQUESTS: usize = 64;
 
 /// Longest interval between searches for long-running requests.
 const LONG_REQUEST_SWEEP: Duration = Duration::from_secs(1);
@@ -193,6 +196,7 @@ impl Scheduler {
         let now_s = (now - self.started).as_secs_f64();
         for first in admitted {
             self.metrics.queue_time(now_s - first.submitted_s);
+            self.state.note_admitted(first.seq, now_s);
             self.admissions.push((first.intake, now));
         }
     }
@@ -412,6 +416,25 @@ impl Handler<GetLoad> for Scheduler {
     fn handle(&mut self, _: GetLoad, _: &mut Context<Self>) -> Self::Result {
         let (stats, pending) = (self.state.stats(), self.state.pending_tokens());
         actix::MessageResult(self.metrics.load(stats, pending))
+    }
+}
+
+impl Handler<GetView> for Scheduler {
+    type Result = actix::MessageResult<GetView>;
+
+    fn handle(&mut self, view: GetView, _: &mut Context<Self>) -> Self::Result {
+        let now_s = self.started.elapsed().as_secs_f64();
+        let (requests, n_requests) = self.state.live_requests(now_s, VIEWED_REQUESTS);
+        actix::MessageResult(Box::new(EngineView {
+            stats: self.state.stats(),
+            output_tokens: self.state.reported_tokens(),
+            steps: self.past_steps.after(view.steps_after),
+            newest_step: self.past_steps.newest(),
+            requests,
+            n_requests,
+            pools: self.state.live_pools(),
+            pins: self.state.live_pins(),
+        }))
     }
 }
 
