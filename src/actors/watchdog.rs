@@ -39,6 +39,23 @@ pub type AddressSlot = Arc<RwLock<Option<Doors>>>;
 /// Why the engine stays down; `None` while rebuilds are tried.
 pub type FailureWatch = watch::Receiver<Option<Arc<str>>>;
 
+/// The unit that runs, or is built next, and the last death of a member of any unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitStatus {
+    pub generation: u64,
+    pub died: Option<UnitDeath>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitDeath {
+    /// One of [`UNIT_MEMBERS`].
+    pub actor: &'static str,
+    /// The generation of the unit that died.
+    pub generation: u64,
+}
+
+pub type UnitWatch = watch::Receiver<UnitStatus>;
+
 /// Handle -> Watchdog: stop the unit and yourself. Answers when the executor thread has ended.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
@@ -58,6 +75,7 @@ pub struct Watchdog {
     failed_attempts: usize,
     next_attempt: Option<SpawnHandle>,
     failure: watch::Sender<Option<Arc<str>>>,
+    status: watch::Sender<UnitStatus>,
     is_stopping: bool,
     waiting: Vec<oneshot::Sender<()>>,
     metrics: DeathMetrics,
@@ -77,6 +95,10 @@ impl Watchdog {
             failed_attempts: 0,
             next_attempt: None,
             failure: watch::Sender::new(None),
+            status: watch::Sender::new(UnitStatus {
+                generation: FIRST_GENERATION,
+                died: None,
+            }),
             blueprint,
             doors,
             unit: None,
@@ -94,6 +116,10 @@ impl Watchdog {
     /// The returned receiver gets a reason when the watchdog has given up rebuilding.
     pub fn failure(&self) -> FailureWatch {
         self.failure.subscribe()
+    }
+
+    pub fn status(&self) -> UnitWatch {
+        self.status.subscribe()
     }
 
     fn publish(&mut self, unit: Unit, ctx: &mut Context<Self>) {
@@ -121,6 +147,9 @@ impl Watchdog {
         self.is_busy = true;
         // Further deaths in the dead unit are ignored: they are reported with the old generation.
         self.generation += 1;
+        let generation = self.generation;
+        self.status
+            .send_modify(|status| status.generation = generation);
         let (blueprint, generation) = (self.blueprint.clone(), self.generation);
         let stopped = async move {
             if let Some(dead) = dead {
@@ -267,6 +296,9 @@ impl Handler<ActorDied> for Watchdog {
             return;
         };
         self.metrics.died(died.actor);
+        let (actor, generation) = (died.actor, died.generation);
+        let death = UnitDeath { actor, generation };
+        self.status.send_modify(|status| status.died = Some(death));
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,

@@ -14,7 +14,7 @@ use souffleur_actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetPrefixReport,
     GetStats, PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
 };
-use souffleur_actors::watchdog::{AddressSlot, FailureWatch, StopUnit, Watchdog};
+use souffleur_actors::watchdog::{AddressSlot, FailureWatch, StopUnit, UnitWatch, Watchdog};
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::RequestId;
 use souffleur_kv_events::{KvEventSubscription, KvEventsInfo, KvEventsOutlet, SubscribeError};
@@ -56,6 +56,9 @@ pub(super) struct Inner {
     pub(super) doors: AddressSlot,
     pub(super) watchdog: Addr<Watchdog>,
     pub(super) failure: FailureWatch,
+    pub(super) status: UnitWatch,
+    /// The bytes that the KV store may use on its disk; `None` without a store.
+    pub(super) store_bytes: Option<u64>,
     pub(super) thread: RwLock<Option<JoinHandle<()>>>,
     pub(super) next_soft_pin: AtomicU64,
 }

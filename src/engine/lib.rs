@@ -18,6 +18,7 @@ mod progress;
 pub mod store;
 mod text;
 mod threads;
+mod view;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, RwLock};
@@ -29,7 +30,7 @@ use tokio::sync::oneshot;
 
 use souffleur_actors::unit::{Blueprint, Unit};
 use souffleur_actors::watchdog::{
-    AddressSlot, AdoptUnit, FIRST_GENERATION, FailureWatch, StopUnit, Watchdog, survivor,
+    AddressSlot, AdoptUnit, FIRST_GENERATION, FailureWatch, StopUnit, UnitWatch, Watchdog, survivor,
 };
 use souffleur_base::error::StartError;
 use souffleur_config::EngineConfig;
@@ -42,6 +43,7 @@ pub use handle::{Canceller, EngineHandle, Generation};
 pub use parts::{EngineParts, ModelInfo};
 pub use pins::SoftPin;
 pub use progress::Progress;
+pub use view::TreeReader;
 
 use handle::Inner;
 
@@ -230,6 +232,7 @@ async fn on_new_thread<T: Send + 'static>(
 struct Supervisor {
     watchdog: actix::Addr<Watchdog>,
     failure: FailureWatch,
+    status: UnitWatch,
 }
 
 type Supervision = (Supervisor, oneshot::Receiver<()>);
@@ -238,13 +241,18 @@ async fn launch(blueprint: Blueprint, doors: AddressSlot) -> Result<Supervision,
     let blueprint = Arc::new(blueprint);
     let (stopped, is_stopped) = oneshot::channel();
     let watchdog = Watchdog::new(blueprint.clone(), doors, stopped);
-    let failure = watchdog.failure();
+    let (failure, status) = (watchdog.failure(), watchdog.status());
     let watchdog = watchdog.start();
     let start_from = (survivor(&watchdog), Default::default());
     let unit = Unit::build(blueprint, FIRST_GENERATION, start_from).await?;
     let adopted = watchdog.send(AdoptUnit(unit)).await;
     adopted.map_err(|error| StartError::Thread(format!("the watchdog did not answer: {error}")))?;
-    Ok((Supervisor { watchdog, failure }, is_stopped))
+    let supervisor = Supervisor {
+        watchdog,
+        failure,
+        status,
+    };
+    Ok((supervisor, is_stopped))
 }
 
 struct Launch {
@@ -270,6 +278,8 @@ fn new_inner(config: &EngineConfig, parts: EngineParts, launch: Launch, began: I
         doors: launch.doors,
         watchdog: launch.supervisor.watchdog,
         failure: launch.supervisor.failure,
+        status: launch.supervisor.status,
+        store_bytes: parts.store.map(|store| store.config.disk_bytes),
         thread: RwLock::new(launch.thread),
         next_soft_pin: AtomicU64::new(1),
     }

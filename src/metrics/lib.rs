@@ -36,7 +36,7 @@ pub use page::in_order;
 pub use prefix::PrefixMetrics;
 pub use request::RequestMetrics;
 pub use scheduler::{Capacity, SchedulerMetrics, StepTokens};
-pub use store::StoreMetrics;
+pub use store::{StoreMetrics, stored_bytes};
 
 use metrics::Label;
 

@@ -1,6 +1,11 @@
 //! Metrics of the KV store: tokens read and written, and bytes on the disk.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use metrics::{Counter, Gauge, counter, gauge};
+
+/// The value of the gauge, which cannot be read; of the process, as the gauge.
+static DISK_BYTES: AtomicU64 = AtomicU64::new(0);
 
 pub struct StoreMetrics {
     prefetched_tokens: Counter,
@@ -39,5 +44,11 @@ impl StoreMetrics {
 
     pub fn set_disk_bytes(&self, bytes: u64) {
         self.disk_bytes.set(bytes as f64);
+        DISK_BYTES.store(bytes, Ordering::Relaxed);
     }
+}
+
+/// The bytes of the KV store on its disk, as last recorded.
+pub fn stored_bytes() -> u64 {
+    DISK_BYTES.load(Ordering::Relaxed)
 }

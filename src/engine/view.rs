@@ -1,0 +1,60 @@
+//! What the server's console shows of an engine.
+
+use std::sync::Arc;
+
+use crate::handle::{EngineHandle, down};
+use souffleur_actors::messages::{EngineView, GetLocks, GetView, TakeTreeNotes, TreeNotes};
+use souffleur_actors::watchdog::UnitStatus;
+use souffleur_base::error::RequestError;
+
+pub use souffleur_actors::messages::TreeReader;
+
+impl EngineHandle {
+    /// Queues, pools, requests, and the newest steps after the step `steps_after`.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn view(&self, steps_after: u64) -> Result<Box<EngineView>, RequestError> {
+        let view = GetView { steps_after };
+        self.doors()?.view.send(view).await.map_err(down)
+    }
+
+    /// The changes of the prefix tree since the reader's last call. The tree is noted from the first call on, until
+    /// `reader` is dropped or another reader calls.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn tree_notes(&self, reader: &Arc<TreeReader>) -> Result<TreeNotes, RequestError> {
+        let take = TakeTreeNotes {
+            reader: Arc::downgrade(reader),
+        };
+        self.doors()?.tree_notes.send(take).await.map_err(down)
+    }
+
+    /// How many locks keep each of these nodes of the prefix tree.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn locks_of(&self, nodes: Vec<u32>) -> Result<Vec<u32>, RequestError> {
+        self.doors()?
+            .locks
+            .send(GetLocks { nodes })
+            .await
+            .map_err(down)
+    }
+
+    /// The generation of the unit that runs or is built next, and the last death.
+    pub fn unit_status(&self) -> UnitStatus {
+        *self.inner.status.borrow()
+    }
+
+    /// Why the engine has failed permanently; `None` if it has not.
+    pub fn failure_reason(&self) -> Option<Arc<str>> {
+        self.inner.failure.borrow().clone()
+    }
+
+    /// The bytes that the KV store may use on its disk; `None` without a store.
+    pub fn store_bytes(&self) -> Option<u64> {
+        self.inner.store_bytes
+    }
+}
