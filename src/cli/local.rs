@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use souffleur::bundled;
 use souffleur::config::EngineConfig;
-use souffleur::engine::{Engine, EngineHandle, EngineParts};
+use souffleur::engine::{Engine, EngineHandle, EngineParts, Progress};
 use souffleur::hub::{self, Extent, Hub, HubError, HubModel, HubSettings};
 
 use super::failure::Failure;
@@ -80,7 +80,16 @@ pub fn start(
     config: EngineConfig,
     check: impl FnOnce(&EngineParts) -> Result<(), Failure>,
 ) -> Result<EngineHandle, Failure> {
-    let parts = EngineParts::from_model(&config, progress::weights_bar())?;
+    start_reporting(config, progress::weights_bar(), check)
+}
+
+/// As [`start`], with another report of the progress.
+pub fn start_reporting(
+    config: EngineConfig,
+    progress: Progress,
+    check: impl FnOnce(&EngineParts) -> Result<(), Failure>,
+) -> Result<EngineHandle, Failure> {
+    let parts = EngineParts::from_model(&config, progress)?;
     check(&parts)?;
     Ok(Engine::start_with(config, parts)?)
 }

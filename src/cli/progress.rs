@@ -15,11 +15,17 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Shows the progress of loading weights: as a bar on a terminal, which clears itself at the end, else as log lines.
 pub fn weights_bar() -> Progress {
+    weights_bar_and(|_, _| ())
+}
+
+/// As [`weights_bar`]; also reports the loaded and the total bytes to `also`.
+pub fn weights_bar_and(also: impl Fn(u64, u64) + Send + Sync + 'static) -> Progress {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("weights {wide_bar} {bytes}/{total_bytes}");
     bar.set_style(style.expect("the template is well-formed"));
     let logged = Mutex::new((Instant::now(), 0));
     Progress::new(move |done_bytes, all_bytes| {
+        also(done_bytes, all_bytes);
         if bar.is_hidden() {
             log_weights(&logged, done_bytes, all_bytes);
             return;

@@ -20,7 +20,7 @@ use super::grpc::GrpcListener;
 use super::output::say;
 use super::signals::{HangUps, Signals};
 use super::traces::{self, Tracing};
-use super::{local, plan, service, telemetry, version};
+use super::{local, plan, progress, service, telemetry, version};
 use crate::cli::settings::Settings;
 use crate::cli::settings::log::LogFormat;
 
@@ -37,7 +37,7 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     let listener = listen(&settings.server)?;
     let grpc = GrpcListener::open(&settings.server)?;
     let format = settings.log.log_format;
-    let start = || start_on_thread(settings.engine, format);
+    let start = |slot: &EngineSlot| start_on_thread(settings.engine, format, slot.clone());
     let traces = traces::start(&settings.server)?;
     let traced = traces.clone();
     let listeners = (listener, grpc);
@@ -61,7 +61,7 @@ type EngineStart = oneshot::Receiver<Result<EngineHandle, Failure>>;
 
 async fn serve(
     server_config: ServerConfig,
-    start: impl FnOnce() -> EngineStart,
+    start: impl FnOnce(&EngineSlot) -> EngineStart,
     (listener, grpc): (TcpListener, GrpcListener),
     metrics: PrometheusHandle,
     traces: Tracing,
@@ -79,7 +79,7 @@ async fn serve(
     let grpc = grpc.serve(&state);
     let (stop, mut serving) = spawn(listener, state);
     let loading = [banner.listening(address), service::loading()];
-    let mut starting = start();
+    let mut starting = start(&slot);
     let mut is_starting = true;
     let outcome = loop {
         tokio::select! {
@@ -115,11 +115,12 @@ async fn serve(
 }
 
 /// Starts the engine on a separate thread, since downloading and loading block. The server answers 503 meanwhile.
-fn start_on_thread(config: EngineConfig, format: LogFormat) -> EngineStart {
+fn start_on_thread(config: EngineConfig, format: LogFormat, slot: EngineSlot) -> EngineStart {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
         let engine = local::with_model(config).and_then(|config| {
-            local::start(config, |parts| {
+            let report = move |done_bytes, all_bytes| slot.report_loading(done_bytes, all_bytes);
+            local::start_reporting(config, progress::weights_bar_and(report), |parts| {
                 if format == LogFormat::Text {
                     plan::show(&parts.info);
                 }
@@ -328,7 +329,7 @@ mod tests {
         let listener = listen(&server_config).expect("a port is free");
         let address = listener.local_addr().expect("the listener is bound");
         let metrics = PrometheusBuilder::new().build_recorder().handle();
-        let start = || {
+        let start = |_: &EngineSlot| {
             let (started, starting) = oneshot::channel();
             let _ = started.send(Ok(doomed()));
             starting

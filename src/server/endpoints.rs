@@ -13,8 +13,8 @@ use super::openai::responses;
 use super::openapi::{self, page};
 use super::state::AppState;
 use super::{
-    abort, anthropic, console, debug, flush, generate, guard, health, internal_state, llama_cpp,
-    loads, mount, ollama, openai, pause, policy, rerank, score, sessions, tokenize, ws,
+    abort, anthropic, console, debug, flush, generate, guard, health, internal_state, live,
+    llama_cpp, loads, mount, ollama, openai, pause, policy, rerank, score, sessions, tokenize, ws,
 };
 
 pub(super) fn all() -> Vec<Endpoint> {
@@ -113,6 +113,7 @@ fn status() -> Vec<Endpoint> {
         open("/ready", health::ready, health::ready_operation),
         open("/metrics", health::metrics, health::metrics_operation),
         get("/debug/prefix/{rid:.+}", debug::prefix, debug::operation),
+        get_admin("/console/live", live::watch, live::operation),
         open("/openapi.json", document, openapi::operation),
     ]
 }
@@ -200,6 +201,16 @@ where
 {
     let mount = move |cfg: &mut ServiceConfig| mount::get(cfg, path, handler.clone());
     Endpoint::new(path, vec![(HttpMethod::Get, describe)], mount)
+}
+
+fn get_admin<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let mount = move |cfg: &mut ServiceConfig| mount::get_admin(cfg, path, handler.clone());
+    Endpoint::new(path, vec![(HttpMethod::Get, describe)], mount).with(Access::Admin)
 }
 
 fn open<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint

@@ -40,6 +40,7 @@ mod key;
 mod lanes;
 mod late_heads;
 mod line_limit;
+mod live;
 mod llama_cpp;
 mod loads;
 mod methods;
@@ -139,6 +140,7 @@ pub async fn run(
             .shutdown(Duration::from_secs(config.shutdown_deadline_s.into()))
             .await;
     }
+    state.viewers().end();
     handle.stop(true).await;
     Ok(())
 }

@@ -17,6 +17,17 @@ where
     require_key(cfg, resource(path, web::get().to(handler), "GET, HEAD"));
 }
 
+/// As [`get`], for what only admins may see: it requires the admin key, if the server has one.
+pub(super) fn get_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let route = web::get().to(handler).wrap(from_fn(key::check_admin));
+    require_key(cfg, resource(path, route, "GET, HEAD"));
+}
+
 /// As [`get`], for a path that needs no key.
 pub(super) fn open<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where

@@ -1,6 +1,6 @@
 //! The state that the workers of one server share: the configuration, the engine once loaded, and the open requests.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,6 +12,7 @@ use super::build_info::BuildInfo;
 use super::config::ServerConfig;
 use super::encode_gate::EncodeGate;
 use super::error::ApiError;
+use super::live::Viewers;
 use super::open_requests::OpenRequests;
 use super::openai::responses::store::ResponseStore;
 use super::probe::Probe;
@@ -29,7 +30,15 @@ pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// The slot for an engine that is loaded while the server already answers. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct EngineSlot(Arc<OnceLock<Result<Loaded, String>>>);
+pub struct EngineSlot(Arc<Slot>);
+
+#[derive(Default)]
+struct Slot {
+    engine: OnceLock<Result<Loaded, String>>,
+    /// Bytes of the weights: loaded, and all.
+    done_bytes: AtomicU64,
+    total_bytes: AtomicU64,
+}
 
 pub(super) struct Loaded {
     pub(super) engine: EngineHandle,
@@ -40,12 +49,33 @@ impl EngineSlot {
     /// Sets the engine. Only the first call of `fill` or `fail` has an effect.
     pub fn fill(&self, engine: EngineHandle) {
         let spelling = Spelling::of(engine.text());
-        let _ = self.0.set(Ok(Loaded { engine, spelling }));
+        let _ = self.0.engine.set(Ok(Loaded { engine, spelling }));
     }
 
     /// Records why loading the engine failed. Clients get the reason.
     pub fn fail(&self, reason: impl Into<String>) {
-        let _ = self.0.set(Err(reason.into()));
+        let _ = self.0.engine.set(Err(reason.into()));
+    }
+
+    /// Records the progress of loading the weights, which the console shows.
+    pub fn report_loading(&self, done_bytes: u64, total_bytes: u64) {
+        self.0.total_bytes.store(total_bytes, Ordering::Relaxed);
+        self.0.done_bytes.store(done_bytes, Ordering::Relaxed);
+    }
+
+    /// The recorded progress: bytes loaded, and all.
+    pub(super) fn loaded_bytes(&self) -> (u64, u64) {
+        let total_bytes = self.0.total_bytes.load(Ordering::Relaxed);
+        let done_bytes = self.0.done_bytes.load(Ordering::Relaxed);
+        (done_bytes, total_bytes)
+    }
+
+    /// Why loading the engine failed, if it did.
+    pub(super) fn failure(&self) -> Option<&str> {
+        match self.0.engine.get() {
+            Some(Err(reason)) => Some(reason),
+            _ => None,
+        }
     }
 
     pub fn engine(&self) -> Option<&EngineHandle> {
@@ -53,7 +83,7 @@ impl EngineSlot {
     }
 
     fn loaded(&self) -> Result<&Loaded, ApiError> {
-        match self.0.get() {
+        match self.0.engine.get() {
             None => Err(ApiError::loading()),
             Some(Err(reason)) => Err(ApiError::load_failed(reason)),
             Some(Ok(loaded)) => Ok(loaded),
@@ -75,6 +105,7 @@ pub struct AppState {
     counting: Semaphore,
     websockets: AtomicUsize,
     probe: Probe,
+    viewers: Arc<Viewers>,
     traces: Option<Arc<dyn Traces>>,
     draining: watch::Sender<bool>,
     started_unix_s: u64,
@@ -97,6 +128,7 @@ impl AppState {
             open_requests: OpenRequests::default(),
             websockets: AtomicUsize::new(0),
             probe: Probe::default(),
+            viewers: Arc::default(),
             traces: None,
             draining: watch::Sender::new(false),
             started_unix_s: now.map_or(0, |now| now.as_secs()),
@@ -132,6 +164,7 @@ impl AppState {
         if let Some(engine) = self.slot.engine() {
             engine.close_admission();
         }
+        self.viewers.wake();
     }
 
     pub fn is_draining(&self) -> bool {
@@ -173,6 +206,11 @@ impl AppState {
 
     pub(super) fn probe(&self) -> &Probe {
         &self.probe
+    }
+
+    /// The viewers of the console's live stream.
+    pub(super) fn viewers(&self) -> &Arc<Viewers> {
+        &self.viewers
     }
 
     pub(super) fn answers(&self) -> &AnswerBudget {

@@ -416,7 +416,7 @@ fn the_console_can_be_turned_off() {
     for [path, ..] in files() {
         for lines in [&[BROWSER][..], &[]] {
             let answer = ask(off.addr, &format!("GET {path}"), lines);
-            match path.as_ref() {
+            match path.as_str() {
                 "/" => assert_eq!(answer.body, "Ollama is running"),
                 _ => check_code(&answer, 404, "not_found", &path),
             }

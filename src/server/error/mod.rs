@@ -16,6 +16,10 @@ use souffleur_base::error::{FieldError, RETRY_AFTER_S, RequestError};
 use souffleur_base::field::Cut;
 use souffleur_base::ids::RequestId;
 
+const TOO_MANY_VIEWERS: &str = "too_many_viewers";
+/// People watch for minutes, so a seat is rarely free at once.
+const VIEWERS_RETRY_AFTER_S: u32 = 10;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     status: StatusCode,
@@ -159,7 +163,12 @@ impl ApiError {
     }
 
     pub(super) fn retry_after_s(&self) -> Option<u32> {
-        (self.status == StatusCode::SERVICE_UNAVAILABLE).then_some(RETRY_AFTER_S)
+        let seconds = if self.code == TOO_MANY_VIEWERS {
+            VIEWERS_RETRY_AFTER_S
+        } else {
+            RETRY_AFTER_S
+        };
+        (self.status == StatusCode::SERVICE_UNAVAILABLE).then_some(seconds)
     }
 
     /// 503: the request was cancelled, but not by its client.
@@ -227,6 +236,19 @@ impl ApiError {
 
     pub(super) fn too_many_websockets(limit: usize) -> Self {
         let message = format!("{limit} WebSockets are open, which is the limit: try again later");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+    }
+
+    pub(super) fn too_many_viewers(limit: usize) -> Self {
+        let message =
+            format!("{limit} clients watch the engine, which is the limit: try again later");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY_VIEWERS, message)
+    }
+
+    /// 503: the thread that reads the engine for the console cannot be started.
+    pub(super) fn no_sampler(error: &std::io::Error) -> Self {
+        let message =
+            format!("the console's thread could not be started: {error}: try again later");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
 
