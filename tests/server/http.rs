@@ -92,6 +92,7 @@ pub fn connect(addr: SocketAddr) -> TcpStream {
     stream
 }
 
+/// The response; of a stream without an end, only the head.
 pub fn read_response(stream: TcpStream) -> Response {
     let mut reader = BufReader::new(stream);
     let (status, headers) = read_head(&mut reader);
@@ -100,6 +101,9 @@ pub fn read_response(stream: TcpStream) -> Response {
         headers,
         body: String::new(),
     };
+    if is_endless(&response) {
+        return response;
+    }
     let mut body = Vec::new();
     if response.header("transfer-encoding") == Some("chunked") {
         while let Some(chunk) = read_chunk(&mut reader) {
@@ -117,6 +121,12 @@ pub fn read_response(stream: TcpStream) -> Response {
     }
     response.body = String::from_utf8(body).expect("bodies are text");
     response
+}
+
+/// Events that may be stored end; those of the console do not.
+fn is_endless(response: &Response) -> bool {
+    let kind = response.header("content-type");
+    kind == Some("text/event-stream") && response.header("cache-control") == Some("no-store")
 }
 
 /// The head of a response; the body is left unread.
@@ -168,7 +178,21 @@ pub struct Events {
 /// Opens a stream that must be a success.
 #[track_caller]
 pub fn stream(addr: SocketAddr, path: &str, body: &Value) -> Events {
-    let mut reader = BufReader::new(open(addr, path, body));
+    events_of(open(addr, path, body))
+}
+
+/// Like [`stream`], by GET; `header` is a line of the request, or empty.
+#[track_caller]
+pub fn listen(addr: SocketAddr, path: &str, header: &str) -> Events {
+    let mut stream = connect(addr);
+    let head = format!("GET {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n{header}\r\n");
+    stream.write_all(head.as_bytes()).expect("the server reads");
+    events_of(stream)
+}
+
+#[track_caller]
+fn events_of(stream: TcpStream) -> Events {
+    let mut reader = BufReader::new(stream);
     let (status, headers) = read_head(&mut reader);
     let kind = headers.iter().find(|(name, _)| name == "content-type");
     assert_eq!(

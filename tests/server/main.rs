@@ -4,6 +4,7 @@ mod agents;
 mod as_sent;
 mod claude_code;
 mod console;
+mod console_live;
 mod disconnects;
 mod dying_engine;
 mod embedding;
