@@ -133,3 +133,137 @@ impl Viewer {
         Some((wire::tree(message, &now.picture, names), now))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+    use tokio::sync::mpsc::{self, Receiver};
+
+    use super::*;
+    use crate::config::ServerConfig;
+    use crate::state::EngineSlot;
+    use souffleur_actors::messages::TreeNotes;
+    use souffleur_state::cache::changes::{Above, TreeNote};
+    use souffleur_state::cache::namespace::Namespace;
+
+    struct Stalled {
+        state: AppState,
+        viewer: Viewer,
+        events: Receiver<Bytes>,
+        tree: TreeWatch,
+    }
+
+    impl Stalled {
+        fn new() -> Self {
+            let render = Arc::new(String::new);
+            let (sender, events) = mpsc::channel(4);
+            Self {
+                state: AppState::new(ServerConfig::default(), EngineSlot::default(), render),
+                viewer: Viewer::new(sender, 10, false),
+                events,
+                tree: TreeWatch::default(),
+            }
+        }
+
+        /// Adds a node to the tree.
+        fn store(&mut self, node: u32, is_restart: bool) {
+            let stored = TreeNote::Stored {
+                node,
+                above: Above::Root(Namespace::default()),
+                tokens: 10,
+            };
+            let taken = TreeNotes {
+                notes: vec![stored],
+                is_restart,
+                is_whole: true,
+            };
+            assert!(self.tree.apply(taken));
+            self.tree.draw(&[], &[]);
+        }
+
+        fn show(&mut self, t_ms: f64) {
+            let sample = Sample {
+                t_ms,
+                status: Status {
+                    phase: "loading",
+                    reason: None,
+                    generation: 1,
+                    died: None,
+                },
+                view: None,
+                mailboxes: Vec::new(),
+                store: None,
+                loading: None,
+            };
+            self.viewer.show(&self.state, &sample, Some(&self.tree));
+        }
+
+        /// Takes all queued events: their names and data.
+        fn read(&mut self) -> Vec<(String, Value)> {
+            let queued = std::iter::from_fn(|| self.events.try_recv().ok());
+            let parsed = queued.map(|event| {
+                let text = std::str::from_utf8(&event).expect("events are text");
+                let text = text.strip_prefix("event: ").expect("a name");
+                let (name, data) = text.split_once("\ndata: ").expect("data");
+                let value = serde_json::from_str(data).expect("JSON");
+                (name.to_owned(), value)
+            });
+            parsed.collect()
+        }
+
+        fn names(&mut self) -> Vec<String> {
+            let read = self.read().into_iter();
+            read.map(|(name, _)| name).collect()
+        }
+    }
+
+    #[test]
+    fn a_viewer_that_does_not_read_skips_frames() {
+        let mut stalled = Stalled::new();
+        for n in 0..100 {
+            stalled.show(n.into());
+        }
+        let read = stalled.read();
+        let names: Vec<&str> = read.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["hello", "frame", "frame", "frame"]);
+        assert_eq!(read[3].1["t_ms"], 2.0);
+        stalled.show(100.0);
+        assert_eq!(stalled.names(), ["frame"]);
+    }
+
+    #[test]
+    fn after_skipped_frames_the_tree_is_a_snapshot() {
+        let mut stalled = Stalled::new();
+        stalled.store(1, true);
+        stalled.show(0.0);
+        assert_eq!(stalled.names(), ["hello", "frame", "tree"]);
+        stalled.show(1.0);
+        assert_eq!(stalled.names(), ["frame"], "the tree is the same");
+        for node in 2..6 {
+            stalled.store(node, false);
+            stalled.show(node.into());
+        }
+        let read = stalled.read();
+        assert_eq!(read.len(), 4, "{read:?}");
+        assert_eq!(read[1].1["kind"], "delta");
+        assert_eq!(read[1].1["events"][0][0], "stored");
+        assert_eq!(read[3].1["total"]["nodes"], 3);
+        stalled.show(6.0);
+        let read = stalled.read();
+        assert_eq!(read[1].1["kind"], "snapshot", "{read:?}");
+        assert_eq!(read[1].1["total"]["nodes"], 5);
+        assert_eq!(read[1].1["set"].as_array().map(Vec::len), Some(5));
+    }
+
+    #[test]
+    fn due_times_of_one_rate_are_the_same() {
+        let start = Instant::now();
+        let mut viewers = [0, 30].map(|_| Stalled::new().viewer);
+        let times = [10, 90].map(|ms| start + Duration::from_millis(ms));
+        for (viewer, now) in viewers.iter_mut().zip(times) {
+            viewer.set_next(start, now);
+        }
+        let next = start + Duration::from_millis(100);
+        assert_eq!(viewers.map(|viewer| viewer.due()), [next; 2]);
+    }
+}

@@ -8,6 +8,7 @@ use rustc_hash::FxHashSet;
 use super::tree::mirror::{Mirror, TreeEvent};
 use super::tree::names::Names;
 use super::tree::picture::Picture;
+use souffleur_actors::messages::TreeNotes;
 use souffleur_base::error::RequestError;
 use souffleur_engine::{EngineHandle, TreeReader};
 use souffleur_state::scheduler::live::LivePin;
@@ -22,6 +23,8 @@ pub(super) struct TreeWatch {
     /// The tree is noted until this is dropped.
     reader: Arc<TreeReader>,
     mirror: Mirror,
+    /// The mirror has changed since it was folded.
+    has_changed: bool,
     /// Without locks and pins.
     folded: Picture,
     /// `None` until all nodes are known.
@@ -51,38 +54,48 @@ impl TreeWatch {
         engine: &EngineHandle,
         pins: &[LivePin],
     ) -> Result<(), RequestError> {
-        let mut has_changed = false;
         // The tree reports its nodes in parts.
         loop {
             let taken = engine.tree_notes(&self.reader).await?;
-            if taken.is_restart {
-                self.restarts += 1;
-                self.picture = None;
-            }
-            has_changed |= !taken.notes.is_empty();
-            for note in &taken.notes {
-                let event = self.mirror.apply(note);
-                if self.picture.is_some() {
-                    self.events.extend(event);
-                }
-            }
-            if taken.is_whole {
+            if self.apply(taken) {
                 break;
+            }
+        }
+        let locks = engine.locks_of(self.folded.ids()).await?;
+        self.draw(&locks, pins);
+        Ok(())
+    }
+
+    /// Applies notes to the mirror. Returns true, and folds the tree, if all nodes are known.
+    pub(super) fn apply(&mut self, taken: TreeNotes) -> bool {
+        if taken.is_restart {
+            self.restarts += 1;
+            self.picture = None;
+        }
+        self.has_changed |= !taken.notes.is_empty();
+        for note in &taken.notes {
+            let event = self.mirror.apply(note);
+            if self.picture.is_some() {
+                self.events.extend(event);
             }
         }
         let excess = self.events.len().saturating_sub(KEPT_EVENTS);
         self.events.drain(..excess);
         self.n_dropped += excess as u64;
-        if has_changed {
+        if taken.is_whole && std::mem::take(&mut self.has_changed) {
             self.folded = Picture::of(&self.mirror);
         }
+        taken.is_whole
+    }
+
+    /// Makes the picture of the folded tree.
+    pub(super) fn draw(&mut self, locks: &[u32], pins: &[LivePin]) {
         let mut picture = self.folded.clone();
-        picture.set_locks(&engine.locks_of(picture.ids()).await?);
+        picture.set_locks(locks);
         picture.set_pins(pins, &self.mirror);
         if self.picture.as_deref() != Some(&picture) {
             self.picture = Some(Arc::new(picture));
         }
-        Ok(())
     }
 
     /// The current state; `None` until all nodes are known.
