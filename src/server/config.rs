@@ -51,8 +51,8 @@ keys! {
         #[flag(SERVER.takes("KEY"))]
         api_key: Option<ApiKey> = None,
         /// Admin key, sent in the same header as `--api-key`; only this key opens the full report of /debug/prefix,
-        /// /set_policy, /flush_cache, /pause_generation, /continue_generation, /open_session, /close_session,
-        /// /set_internal_state and abort_all of /abort_request.
+        /// /console/live, /set_policy, /flush_cache, /pause_generation, /continue_generation, /open_session,
+        /// /close_session, /set_internal_state and abort_all of /abort_request.
         ///
         /// It also opens every other route. If it is not set, no client gets the full report of /debug/prefix, and
         /// every client may use the others.
