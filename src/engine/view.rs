@@ -1,4 +1,4 @@
-//! What the server's console shows of an engine.
+//! Methods of [`EngineHandle`] for the server's console.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the sampler reads at one moment, for all viewers.
+//! The state that the sampler reads at one moment, for all viewers.
 
 use std::time::Instant;
 

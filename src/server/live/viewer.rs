@@ -1,4 +1,4 @@
-//! One viewer, as the sampler knows it: what was sent to it, and what it gets next.
+//! One viewer, as the sampler knows it: the state that was sent to it, and the events that it gets next.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,7 +14,7 @@ use drawing::Drawing;
 const LIVE: &str = "/console/live?hz=10";
 const ADMIN_KEY: &str = "sk-of-the-admin";
 
-/// A client of the stream, which knows what the page knows.
+/// A client of the stream, which keeps the same state as the page.
 pub struct Viewer {
     events: Events,
     pub hello: Value,

@@ -177,7 +177,7 @@ fn largest(mirror: &Mirror) -> Vec<(u32, NodeSums)> {
 /// An upper bound of a row's size as JSON.
 fn row_bytes(id: u32, node: &NodeSums) -> usize {
     let parent = node.parent.map_or(4, |parent| digits(parent.into()));
-    // What is folded is a part of what is below.
+    // The folded nodes are among those below.
     let below = 2 * digits(node.below_tokens) + digits(node.below_nodes);
     ROW_EXTRA_BYTES + digits(id.into()) + parent + digits(node.tokens) + below
 }
