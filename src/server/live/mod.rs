@@ -43,7 +43,7 @@ impl LiveQuery {
         let Some(given) = self.hz else {
             return Ok(DEFAULT_HZ);
         };
-        let hz = given.parse().ok();
+        let hz = given.parse::<u32>().ok();
         let hz = hz.filter(|hz| (1..=MAX_HZ).contains(hz));
         hz.ok_or_else(|| {
             let wanted = format!("a whole number from 1 to {MAX_HZ}");

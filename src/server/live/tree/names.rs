@@ -49,7 +49,7 @@ impl Names {
         };
         *n_nodes -= 1;
         if *n_nodes == 0 {
-            self.numbers.remove(name);
+            self.numbers.remove(&**name);
             self.uses.remove(&number);
         }
     }
