@@ -68,7 +68,7 @@ pub(super) fn hello(state: &AppState, status: &Status, hz: u32, is_admin: bool) 
 fn columns() -> Value {
     json!({
         "mailboxes": ["actor", "message", "depth", "handled", "busy_us"],
-        "steps": ["id", "kind", "start_us", "duration_us", "rows", "prefill_tokens", "decode_tokens"],
+        "steps": ["id", "start_us", "duration_us", "rows", "prefill_tokens", "decode_tokens"],
         "requests": [
             "id", "state", "prompt", "cached", "computed", "output", "queued_ms", "running_ms", "mark", "rid",
         ],
@@ -187,14 +187,8 @@ fn counters(view: &EngineView) -> Value {
 }
 
 fn step(step: &PastStep) -> Value {
-    let kind = match (step.prefill_tokens, step.decode_tokens) {
-        (0, _) => "decode",
-        (_, 0) => "prefill",
-        _ => "mixed",
-    };
     json!([
         step.id,
-        kind,
         step.start_us,
         step.duration_us,
         step.rows,

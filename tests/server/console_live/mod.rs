@@ -223,14 +223,9 @@ fn steps_are_told_once_and_in_order() {
             let rows = viewer.frame["steps"].as_array().expect("steps");
             ids.extend(rows.iter().map(|row| row[0].as_u64().expect("an id")));
             for row in rows {
-                let tokens = (row[5].as_u64(), row[6].as_u64());
-                let kind = match tokens {
-                    (Some(0), _) => "decode",
-                    (_, Some(0)) => "prefill",
-                    _ => "mixed",
-                };
-                assert_eq!(row[1], kind, "{row}");
-                let ended_us = row[2].as_u64().zip(row[3].as_u64());
+                assert_eq!(row.as_array().map(Vec::len), Some(6), "{row}");
+                assert!(row[3].as_u64() >= row[5].as_u64(), "{row}");
+                let ended_us = row[1].as_u64().zip(row[2].as_u64());
                 let ended_us = ended_us.map(|(start, took)| (start + took) as f64);
                 let now_us = viewer.frame["t_ms"].as_f64().map(|now| now * 1000.0 + 1.0);
                 assert!(ended_us <= now_us, "{row}");
