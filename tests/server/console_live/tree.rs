@@ -173,7 +173,7 @@ fn request(random: &mut Random) -> Value {
 
 #[test]
 fn the_drawn_tree_equals_a_walk_of_the_engines() {
-    let world = mortal_world(3000);
+    let world = mortal_world(3500);
     let mut viewer = Viewer::open(&world);
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut n_folded = 0;
