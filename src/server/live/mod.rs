@@ -61,7 +61,9 @@ pub(super) async fn watch(
 ) -> Result<HttpResponse, ApiError> {
     let hz = query.into_inner().hz()?;
     let is_admin = key::is_admin(request.headers(), state.config());
-    let (events, seat) = Viewers::join(&state.into_inner(), hz, is_admin)?;
+    let state = state.into_inner();
+    let start_sampler = || sampler::start(state.clone());
+    let (events, seat) = state.viewers().join(hz, is_admin, start_sampler)?;
     Ok(HttpResponse::Ok()
         .content_type("text/event-stream")
         .insert_header((header::CACHE_CONTROL, "no-store"))

@@ -68,9 +68,10 @@ impl Sampler {
         let mut ended = all.end_signal();
         loop {
             self.viewers.retain(|viewer| !viewer.is_gone());
-            if !all.admit(&mut self.viewers) {
+            let Some(joining) = all.admit(self.viewers.len()) else {
                 return;
-            }
+            };
+            self.viewers.extend(joining.into_iter().map(Viewer::new));
             if *ended.borrow() || self.has_engine_stopped() {
                 self.viewers.clear();
                 continue;

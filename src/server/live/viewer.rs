@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::sample::{Sample, Status};
 use super::tree::picture::Delta;
+use super::viewers::Newcomer;
 use super::watch::{TreeMark, TreeWatch};
 use super::wire::{self, TreeMessage};
 use crate::state::AppState;
@@ -27,7 +28,12 @@ pub(super) struct Viewer {
 }
 
 impl Viewer {
-    pub(super) fn new(events: Sender<Bytes>, hz: u32, is_admin: bool) -> Self {
+    pub(super) fn new(newcomer: Newcomer) -> Self {
+        let Newcomer {
+            events,
+            hz,
+            is_admin,
+        } = newcomer;
         Self {
             events,
             hz,
@@ -157,9 +163,14 @@ mod tests {
         fn new() -> Self {
             let render = Arc::new(String::new);
             let (sender, events) = mpsc::channel(4);
+            let newcomer = Newcomer {
+                events: sender,
+                hz: 10,
+                is_admin: false,
+            };
             Self {
                 state: AppState::new(ServerConfig::default(), EngineSlot::default(), render),
-                viewer: Viewer::new(sender, 10, false),
+                viewer: Viewer::new(newcomer),
                 events,
                 tree: TreeWatch::default(),
             }

@@ -1,15 +1,13 @@
 //! The list of viewers, through which they and the sampler meet.
 
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use actix_web::web::Bytes;
-use tokio::sync::mpsc::{self, Receiver};
+use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::sync::{Notify, watch};
 
-use super::sampler;
-use super::viewer::Viewer;
 use crate::error::ApiError;
-use crate::state::AppState;
 
 /// The largest number of viewers.
 pub(super) const MAX_VIEWERS: usize = 8;
@@ -27,9 +25,15 @@ pub(crate) struct Viewers {
 #[derive(Default)]
 struct Entries {
     n_viewers: usize,
-    /// Viewers that the sampler does not know yet.
-    joining: Vec<Viewer>,
+    joining: Vec<Newcomer>,
     is_sampled: bool,
+}
+
+/// A viewer that the sampler does not know yet.
+pub(super) struct Newcomer {
+    pub(super) events: Sender<Bytes>,
+    pub(super) hz: u32,
+    pub(super) is_admin: bool,
 }
 
 impl Default for Viewers {
@@ -43,42 +47,44 @@ impl Default for Viewers {
 }
 
 impl Viewers {
-    /// Adds a viewer, and starts the sampler for the first one. Returns the viewer's events.
+    /// Adds a viewer, for the first one with `start_sampler`. Returns the viewer's events.
     ///
     /// # Errors
     /// [`MAX_VIEWERS`] are watching, or the sampler's thread cannot be started.
     pub(super) fn join(
-        state: &Arc<AppState>,
+        self: &Arc<Self>,
         hz: u32,
         is_admin: bool,
+        start_sampler: impl FnOnce() -> io::Result<()>,
     ) -> Result<(Receiver<Bytes>, Seat), ApiError> {
-        let viewers = state.viewers();
-        let mut entries = viewers.lock();
+        let mut entries = self.lock();
         if entries.n_viewers >= MAX_VIEWERS {
             return Err(ApiError::too_many_viewers(MAX_VIEWERS));
         }
         if !entries.is_sampled {
-            sampler::start(state.clone()).map_err(|error| ApiError::no_sampler(&error))?;
+            start_sampler().map_err(|error| ApiError::no_sampler(&error))?;
             entries.is_sampled = true;
         }
         let (sender, events) = mpsc::channel(QUEUED_EVENTS);
-        entries.joining.push(Viewer::new(sender, hz, is_admin));
+        entries.joining.push(Newcomer {
+            events: sender,
+            hz,
+            is_admin,
+        });
         entries.n_viewers += 1;
         drop(entries);
-        viewers.changed.notify_one();
-        let seat = Seat {
-            viewers: viewers.clone(),
-        };
-        Ok((events, seat))
+        self.wake();
+        let viewers = self.clone();
+        Ok((events, Seat { viewers }))
     }
 
-    /// For the sampler: adds new viewers to `present`. Returns false if there are none: the sampler must end, and the
-    /// next viewer starts another one.
-    pub(super) fn admit(&self, present: &mut Vec<Viewer>) -> bool {
+    /// For the sampler, which has `n_present` viewers: the new ones. `None` if there are neither: the sampler must end,
+    /// and the next viewer starts another one.
+    pub(super) fn admit(&self, n_present: usize) -> Option<Vec<Newcomer>> {
         let mut entries = self.lock();
-        present.append(&mut entries.joining);
-        entries.is_sampled = !present.is_empty();
-        entries.is_sampled
+        let joining = std::mem::take(&mut entries.joining);
+        entries.is_sampled = n_present > 0 || !joining.is_empty();
+        entries.is_sampled.then_some(joining)
     }
 
     /// For a sampler that panics: its viewers' streams end, and the next viewer starts another sampler.

@@ -1,7 +1,7 @@
 //! Tests of prompts that ask for the text between a prefix and a suffix, by what llama.cpp's `/infill` makes of them.
 
 use super::*;
-use crate::{FimIds, InfillFile, InfillPrompt, NO_INFILL_TOKENS};
+use crate::infill::{FimIds, InfillFile, InfillPrompt, NO_INFILL_TOKENS};
 
 /// The first id after the vocabulary's bytes and words.
 const FIRST: u32 = 258;
