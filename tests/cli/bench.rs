@@ -174,7 +174,7 @@ fn scaling_adds_contexts_a_batch_curve_and_its_plot() {
     assert!(
         skipped[0]
             .as_str()
-            .is_some_and(|note| note.starts_with("600 streams"))
+            .is_some_and(|note| note.starts_with("600 concurrent streams"))
     );
     let svg = std::fs::read_to_string(plot).expect("the plot was written");
     assert!(svg.contains("tokens/s, all streams"));

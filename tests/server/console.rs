@@ -422,6 +422,8 @@ fn the_console_can_be_turned_off() {
             }
         }
     }
+    let live = ask(off.addr, "GET /console/live", &[]);
+    check_code(&live, 404, "not_found", "/console/live");
     let link = [
         BROWSER,
         "Sec-Fetch-Site: cross-site",

@@ -125,7 +125,9 @@ pub(super) async fn file(
     Ok(file.answer(&request, "accept-encoding"))
 }
 
-fn check_is_on(request: &HttpRequest, state: &AppState) -> Result<(), ApiError> {
+/// # Errors
+/// The console is off: the path does not exist.
+pub(super) fn check_is_on(request: &HttpRequest, state: &AppState) -> Result<(), ApiError> {
     if state.config().console {
         Ok(())
     } else {

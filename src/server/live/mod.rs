@@ -18,6 +18,7 @@ use actix_web::{HttpRequest, HttpResponse};
 use serde::Deserialize;
 use utoipa::openapi::path::Operation;
 
+use super::console;
 use super::error::ApiError;
 use super::key;
 use super::openapi::facts::Facts;
@@ -59,6 +60,7 @@ pub(super) async fn watch(
     query: Query<LiveQuery>,
     state: Data<AppState>,
 ) -> Result<HttpResponse, ApiError> {
+    console::check_is_on(&request, &state)?;
     let hz = query.into_inner().hz()?;
     let is_admin = key::is_admin(request.headers(), state.config());
     let state = state.into_inner();
