@@ -67,12 +67,16 @@ fn canonical(path: &str) -> &str {
 
 /// Whether an answer refuses a field by its name, in `param` or in the message.
 fn names(answer: &Response, field: &str) -> bool {
+    // An answer in lines of JSON is no JSON.
+    if answer.status != 400 {
+        return false;
+    }
     let error = &answer.json()["error"];
     let param = error["param"].as_str().unwrap_or_default();
     // An error of Ollama's endpoints is only a text.
     let message = error.as_str().or_else(|| error["message"].as_str());
     let message = message.unwrap_or_default();
-    answer.status == 400 && (param.starts_with(field) || message.contains(field))
+    param.starts_with(field) || message.contains(field)
 }
 
 #[test]

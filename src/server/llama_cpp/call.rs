@@ -165,11 +165,11 @@ fn sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<SamplingParam
     }
     let seed = fields.seed("seed")?;
     sampling.sampling_seed = seed.filter(|seed| ![RANDOM_SEED, u64::MAX].contains(seed));
-    let (name, longest) = match fields.integer("n_predict")? {
-        Some(longest) => ("n_predict", Some(longest)),
-        None => ("max_tokens", fields.integer("max_tokens")?),
-    };
-    sampling.max_new_tokens = at_least_minus_one(name, longest)?.unwrap_or(u32::MAX);
+    let [longest, other] = ["n_predict", "max_tokens"].map(|name| {
+        let longest = fields.integer(name)?;
+        at_least_minus_one(name, longest)
+    });
+    sampling.max_new_tokens = longest?.or(other?).unwrap_or(u32::MAX);
     sampling.n = fields.integer(SAMPLES)?.unwrap_or(1);
     if !(1..=MAX_SAMPLES).contains(&sampling.n) {
         let text = format!(
