@@ -194,7 +194,7 @@ mod tests {
             ),
             (
                 |copies| copies.loads[0].positions = 4..40,
-                "the last of which must be computed",
+                "must be computed, not loaded",
             ),
             (
                 |copies| copies.loads[0].skip_tokens = 0,

@@ -192,7 +192,7 @@ fn stacks_of_experts_in_codes_of_eight_bits_are_split() {
         let mut plain = tensors.clone();
         quantise_stack((&up, blocks), &[15, 2], &mut plain, tensors);
     };
-    let words = [up.as_str(), "blocks of 16", "24"];
+    let words = [up.as_str(), "block size, 16", "24"];
     refuses("qwen3-5-moe", Some(config), straddles, &words);
 }
 
