@@ -251,7 +251,7 @@ fn models_that_cannot_be_sparse_are_refused_by_name() {
     );
     let error = refused(layout(), &WINDOWS, 9);
     assert!(
-        error.contains("ds_heavy_channel_num is 9, but keys of layer 0 have 8 channels"),
+        error.contains("ds_heavy_channel_num is 9, but keys of layer 0 have only 8 channels"),
         "{error}"
     );
 }

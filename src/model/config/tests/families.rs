@@ -262,7 +262,7 @@ fn phi3_rope_follows_its_keys() {
         ),
         (
             json!({"partial_rotary_factor": 0.7}),
-            "11 elements of a head of 16",
+            "rotates 11 of the 16 elements of a head",
         ),
     ] {
         let error = read(edits).expect_err("must fail").to_string();

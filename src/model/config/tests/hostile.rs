@@ -503,5 +503,5 @@ fn a_missing_or_too_large_file_is_an_error() {
     let error = ModelConfig::read(dir.path())
         .expect_err("too long")
         .to_string();
-    assert!(error.contains("more than 4194304 bytes"), "{error}");
+    assert!(error.contains("the limit of 4194304 bytes"), "{error}");
 }
