@@ -229,7 +229,7 @@ mod tests {
         let error = archive(many.path())
             .expect_err("the folder has too many files")
             .to_string();
-        assert!(error.contains("51 files of 2 bytes"), "{error}");
+        assert!(error.contains("51 files with 2 bytes in total"), "{error}");
     }
 
     #[tokio::test]
