@@ -12,7 +12,7 @@ use crate::transcript::{Transcript, TranscriptEnd, Update};
 use souffleur_engine::ModelInfo;
 use souffleur_request::{FinishReason, Usage};
 
-/// llama.cpp answers with the slot that served the request. Here every request has a place of its own.
+/// llama.cpp answers with the slot that served the request. This engine has no slots.
 const SLOT: i32 = -1;
 
 pub(super) struct Writer {
@@ -121,7 +121,7 @@ impl Writer {
             tokens_evaluated: usage.prompt_tokens,
             generation_settings: &self.settings,
             has_new_line: self.has_newline[index],
-            // The engine keeps two places of the context free.
+            // The engine leaves two positions of the context unused.
             truncated: is_length && total + 2 >= self.context_tokens,
             stop_type: reason.map_or("none", stop_type),
             stopping_word: match reason {
