@@ -87,6 +87,19 @@ fn check_states(page: &Page, view: View) {
     checked.check_dialog("As curl, Python, JavaScript");
 }
 
+/// Checks the engine before its first frame.
+fn check_idle(page: &Page, axe: &str, view: View) {
+    page.hold("*/console/live*");
+    page.visit_console();
+    page.until("souffleur.server.phase === 'ready'");
+    if view.is_phone {
+        page.click("#tabs [data-tab=engine]");
+    }
+    page.until("document.getElementById('engine').dataset.idle !== undefined");
+    page.eval(&format!("{axe};null"));
+    Checked { page, view }.check("document", "without a frame");
+}
+
 /// An image without a text, a button without a name: axe must find them.
 fn check_that_faults_are_found(page: &Page) {
     page.eval(
@@ -114,6 +127,7 @@ fn axe_finds_nothing_in_any_view_and_state() {
         page.eval(&format!("{axe};null"));
         check_states(&page, view);
         page.check_quiet(&[]);
+        check_idle(&Page::new(browser, page.origin.clone(), view), &axe, view);
         if !view.is_phone && !view.is_dark {
             let page = Page::console(browser, page.origin.clone(), view);
             page.eval(&format!("{axe};null"));

@@ -30,7 +30,7 @@ pub const VIEWS: [View; 4] = [
 ];
 
 impl View {
-    const fn new(is_phone: bool, is_dark: bool) -> Self {
+    pub const fn new(is_phone: bool, is_dark: bool) -> Self {
         Self { is_phone, is_dark }
     }
 }
@@ -276,6 +276,12 @@ impl Page {
         std::fs::read_to_string(folder.join(file)).expect("the file is text")
     }
 
+    /// Keeps requests of addresses with this pattern from the server, for as long as the page lives.
+    pub fn hold(&self, pattern: &str) {
+        let patterns = json!({"patterns": [{"urlPattern": pattern}]});
+        self.call("Fetch.enable", patterns);
+    }
+
     /// Does something that sends a request of an address with this pattern, and answers it in place of the server.
     #[track_caller]
     pub fn answer_instead(
@@ -359,15 +365,20 @@ impl Page {
         assert!(foreign.is_empty(), "{foreign:#?}");
     }
 
-    /// Saves a picture of the page, and returns its path.
-    fn picture(&self) -> Option<String> {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let params = json!({"format": "png"});
+    /// The page as a picture in a format such as `png`.
+    pub fn screenshot(&self, format: &str) -> Option<Vec<u8>> {
+        let params = json!({"format": format, "quality": 85});
         let reply = self
             .browser
             .try_call(&self.session, "Page.captureScreenshot", &params);
-        let picture = STANDARD.decode(reply.ok()?["data"].as_str()?).ok()?;
-        let name = format!("browser-{}.png", COUNT.fetch_add(1, Ordering::Relaxed));
+        STANDARD.decode(reply.ok()?["data"].as_str()?).ok()
+    }
+
+    /// Saves a picture of the page, and returns its path.
+    fn picture(&self) -> Option<String> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let picture = self.screenshot("webp")?;
+        let name = format!("browser-{}.webp", COUNT.fetch_add(1, Ordering::Relaxed));
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         std::fs::write(&path, picture).ok()?;
         Some(path.display().to_string())

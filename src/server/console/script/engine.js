@@ -2,7 +2,7 @@
 
 const NUMBERS = [
   ["Running", () => whole(live.frame.counters.running_requests), "in the batch"],
-  ["Waiting", () => whole(live.frame.counters.waiting_requests), "in the queue"],
+  ["Waiting", () => whole(live.frame.counters.waiting_requests), "queued"],
   ["Output", () => `${brief(live.rate("output_tokens"))}`, "tokens/s"],
   ["Prompts", () => `${brief(live.rate("prompt_tokens"))}`, "tokens/s"],
   ["Cache hits", () => percent(live.rate("cached_tokens"), live.rate("prompt_tokens")), "of prompts"],

@@ -127,6 +127,7 @@ class Lane {
     if (this.node.classList.contains("own")) setText(this.name, "this chat");
     setText(this.state, STATES[row.state] ?? row.state);
     setText(this.numbers, `${brief(prompt)} + ${brief(output)}`);
+    this.seen = `${brief(prompt)} + ≥ ${brief(output)}`;
     this.ended = null;
     this.node.classList.remove("ended");
   }
@@ -136,6 +137,8 @@ class Lane {
     this.ended = now;
     this.node.classList.add("ended");
     setText(this.state, STATES.ended);
+    // The last frame before the end may lack tokens.
+    setText(this.numbers, this.seen);
   }
 }
 

@@ -156,11 +156,14 @@ async function explainMiss(chat, node, show) {
   show();
 }
 
+// Shorter answers may arrive at once: their times are those of the page.
+const MIN_SPAN_MS = 50;
+
 // Tokens per second after the first token; null for a single one.
 function speedOf(details) {
   const span = details.last_ms - details.ttft_ms;
   const made = (details.completion_tokens ?? details.chunks ?? 0) - 1;
-  return span > 2 && made > 0 ? (1000 * made) / span : null;
+  return span > MIN_SPAN_MS && made > 0 ? (1000 * made) / span : null;
 }
 
 // A run as one line of text, for exports.
