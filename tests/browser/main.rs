@@ -22,6 +22,7 @@ mod misses;
 mod npm;
 mod other_sites;
 mod page;
+mod pictures;
 mod policy;
 #[path = "../common/repository.rs"]
 mod repository;
