@@ -16,15 +16,15 @@ SYSTEM = ("/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/ssl")
 CERTIFICATES = ("CARGO_HTTP_CAINFO", "CURL_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE")
 
 
-def make(scratch, mirror):
+def make(scratch, mirror, packages=PACKAGES):
     """Downloads and unpacks the packages, once for each list of packages. Returns the folder."""
     folder, mark = scratch / "root", scratch / "root.packages"
-    want = "\n".join(PACKAGES)
+    want = "\n".join(packages)
     if mark.exists() and mark.read_text() == want:
         return folder
     mark.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-    archives = download(scratch / "apt", mirror or debian_mirror())
+    archives = download(scratch / "apt", mirror or debian_mirror(), packages)
     unpack(archives, folder)
     mark.write_text(want)
     shutil.rmtree(scratch / "apt")
@@ -53,7 +53,7 @@ def apt_mirror(origin):
     return None
 
 
-def download(apt, mirror):
+def download(apt, mirror, packages):
     """Downloads the packages and all that they depend on. Returns the folder of the archives."""
     for part in ("etc", "state/lists/partial", "cache/archives/partial"):
         (apt / part).mkdir(parents=True, exist_ok=True)
@@ -66,9 +66,9 @@ def download(apt, mirror):
         "APT::Install-Recommends": "false", "Acquire::Languages": "none",
     }
     options = [f"-o{name}={value}" for name, value in settings.items()]
-    print(f"[packages] {mirror} sid: {' '.join(PACKAGES)}", flush=True)
+    print(f"[packages] {mirror} sid: {' '.join(packages)}", flush=True)
     run("apt-get", "-qq", *options, "update")
-    run("apt-get", "-qq", "-y", "--download-only", *options, "install", *PACKAGES)
+    run("apt-get", "-qq", "-y", "--download-only", *options, "install", *packages)
     return apt / "cache/archives"
 
 
