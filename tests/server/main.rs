@@ -16,6 +16,7 @@ mod formats;
 mod hostile;
 mod http;
 mod infill;
+mod infill_llama_cpp;
 mod input_embeds;
 mod kept_responses;
 mod key;
