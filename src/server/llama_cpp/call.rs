@@ -24,6 +24,7 @@ const SUFFIX: &str = "input_suffix";
 const FILES: &str = "input_extra";
 const RESPONSE_FIELDS: &str = "response_fields";
 const REPEAT_PENALTY: &str = "repeat_penalty";
+const LENGTH: &str = "n_predict";
 const SAMPLES: &str = "n_cmpl";
 
 /// Editors send some dozen files.
@@ -89,6 +90,15 @@ impl Call {
     pub(super) fn requests(&self) -> Vec<GenerateRequest> {
         samples_of(self.request.clone()).collect()
     }
+}
+
+/// Reads the fields of llama.cpp that llama.vim sends to `/v1/chat/completions`, and returns the limit in `n_predict`.
+/// The other two have no effect there.
+pub(crate) fn read_chat_fields(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    ignore_samplers(fields)?;
+    response_fields(fields)?;
+    let longest = fields.integer(LENGTH)?;
+    at_least_minus_one(LENGTH, longest)
 }
 
 fn prompt(fields: &mut Fields) -> Result<Prompt, ApiError> {
@@ -165,7 +175,7 @@ fn sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<SamplingParam
     }
     let seed = fields.seed("seed")?;
     sampling.sampling_seed = seed.filter(|seed| ![RANDOM_SEED, u64::MAX].contains(seed));
-    let [longest, other] = ["n_predict", "max_tokens"].map(|name| {
+    let [longest, other] = [LENGTH, "max_tokens"].map(|name| {
         let longest = fields.integer(name)?;
         at_least_minus_one(name, longest)
     });

@@ -64,24 +64,17 @@ fn lengths() -> ObjectShape {
     object()
         .takes(
             "n_predict",
-            whole()
-                .at_least(-1)
-                .at_most(i64::MAX)
+            length()
                 .or(-1)
                 .about("maximum number of tokens to generate; 0 computes the prompt alone, -1 has no limit"),
         )
         .takes(
             "max_tokens",
-            whole()
-                .at_least(-1)
-                .at_most(i64::MAX)
-                .about("another name of `n_predict`"),
+            length().about("another name of `n_predict`"),
         )
         .takes(
             "t_max_predict_ms",
-            whole()
-                .at_least(-1)
-                .at_most(i64::MAX)
+            length()
                 .or(-1)
                 .about("the first newline that comes later than this after the first token ends the output"),
         )
@@ -91,6 +84,33 @@ fn lengths() -> ObjectShape {
                 .or(0)
                 .about("a line that begins with fewer spaces and tabs ends the output"),
         )
+}
+
+fn length() -> Shape {
+    whole().at_least(-1).at_most(i64::MAX)
+}
+
+/// Fields of llama.cpp that chat completions take, too.
+pub(crate) fn chat_fields() -> ObjectShape {
+    let path = text().up_to(MAX_RESPONSE_FIELD_BYTES);
+    object()
+        .takes(
+            "n_predict",
+            length().about(
+                "llama.cpp's name of `max_tokens`; it wins over both others, and -1 has no limit",
+            ),
+        )
+        .takes("samplers", samplers())
+        .takes(
+            "response_fields",
+            list(path)
+                .up_to(MAX_RESPONSE_FIELDS)
+                .about("accepted and ignored, as llama.cpp does here"),
+        )
+}
+
+fn samplers() -> Shape {
+    anything().about("accepted and ignored")
 }
 
 fn sampling(facts: &Facts) -> ObjectShape {
@@ -135,7 +155,7 @@ fn sampling(facts: &Facts) -> ObjectShape {
                 .at_most(u64::MAX)
                 .about("-1 and 4294967295 stand for a random one"),
         )
-        .takes("samplers", anything().about("accepted and ignored"))
+        .takes("samplers", samplers())
 }
 
 /// Fields about the form of the answer.

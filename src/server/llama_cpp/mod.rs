@@ -9,7 +9,8 @@ mod settings;
 
 use super::error::ApiError;
 use super::state::Loaded;
-pub(super) use docs::components;
+pub(super) use call::read_chat_fields;
+pub(super) use docs::{chat_fields, components};
 use souffleur_model::text::NO_INFILL_TOKENS;
 
 /// Fails if the model cannot fill in the middle. The error names the field that asks for it.

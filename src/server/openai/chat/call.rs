@@ -13,6 +13,7 @@ use crate::constraint;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::foreign;
+use crate::llama_cpp;
 use crate::openai::json_values::must_be;
 use crate::openai::{Common, alternatives, refusals};
 use souffleur_request::{ChatPrompt, GenerateRequest, OutputParsing, ToolUse};
@@ -44,6 +45,7 @@ impl Call {
         check_size("n", 1, common.sampling.n as usize, limits)?;
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
+        let max_tokens = llama_cpp::read_chat_fields(&mut fields)?.or(max_tokens);
         common.limit_length(max_tokens.unwrap_or(UNLIMITED))?;
         let logprobs = logprobs(&mut fields)?;
         let mut template_kwargs = template_kwargs(&mut fields)?;

@@ -6,6 +6,7 @@ use utoipa::openapi::path::Operation;
 use super::messages::ROLES;
 use super::reasoning::EFFORTS;
 use super::tools::{MAX_NAME_BYTES, MAX_TOOLS};
+use crate::llama_cpp;
 use crate::openai::MAX_TOP_LOGPROBS;
 use crate::openai::docs::matched_stop;
 use crate::openapi::facts::Facts;
@@ -121,6 +122,7 @@ fn answer_fields() -> ObjectShape {
         .takes("logprobs", flag().or(false))
         .takes("top_logprobs", whole().at_least(0).at_most(MAX_TOP_LOGPROBS).about("alternatives of each token; with `logprobs`"))
         .takes("modalities", list(text()).up_to(1).about("`[\"text\"]`"))
+        .and(llama_cpp::chat_fields())
 }
 
 fn tool_choice() -> Shape {

@@ -44,6 +44,16 @@ fn the_length_is_unlimited_unless_either_name_limits_it() {
         length(json!({"max_tokens": 5, "max_completion_tokens": 6})),
         6
     );
+    let llama_cpp = |value: i64| length(json!({"max_completion_tokens": 6, "n_predict": value}));
+    assert_eq!([llama_cpp(0), llama_cpp(7), llama_cpp(-1)], [0, 7, 6]);
+}
+
+#[test]
+fn lists_that_llama_vim_sends_are_ignored() {
+    let lists = json!({"samplers": ["min_p", "temperature"], "response_fields": [""]});
+    assert!(parse(lists).is_ok());
+    let text = "samplers is 7, must be a list of names";
+    refuses_field(json!({"samplers": 7}), "samplers", text);
 }
 
 #[test]
