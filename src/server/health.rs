@@ -91,6 +91,8 @@ fn model_card(state: &AppState) -> Result<serde_json::Value, ApiError> {
         "root": model.served_model_name,
         "parent": null,
         "max_model_len": model.context_length,
+        // llama.vscode reads the context from /props, if the model has this.
+        "meta": { "n_ctx_train": model.context_length, "n_vocab": model.vocab_size },
     }))
 }
 
@@ -190,6 +192,7 @@ pub(super) fn generate_operation(_: &Facts) -> Operation {
 }
 
 fn card() -> Shape {
+    let meta = object().has("n_ctx_train", count()).has("n_vocab", count());
     object()
         .has("id", text())
         .has("object", enum_of(["model"]))
@@ -198,6 +201,7 @@ fn card() -> Shape {
         .has("root", text())
         .has("parent", text().or_null())
         .has("max_model_len", count())
+        .has("meta", meta.shape())
         .shape()
 }
 
