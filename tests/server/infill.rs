@@ -21,13 +21,13 @@ const MARKS: [&str; 6] = [
 ];
 
 /// A server whose model fills in the middle.
-struct Editor {
-    world: World,
+pub struct Editor {
+    pub world: World,
     _model: TempDir,
 }
 
 impl Editor {
-    fn new(lines: &[Line<'_>]) -> Self {
+    pub fn new(lines: &[Line<'_>]) -> Self {
         let model = checkpoint();
         let path = model.path().to_owned();
         let world = World::scripted_with(lines, |engine, _| engine.model_path = path);

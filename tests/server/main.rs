@@ -7,6 +7,7 @@ mod console;
 mod console_live;
 mod disconnects;
 mod dying_engine;
+mod editors;
 mod embedding;
 #[path = "../common/embeddings.rs"]
 mod embeddings;
