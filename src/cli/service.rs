@@ -3,6 +3,10 @@
 //! `WATCHDOG=1` is sent only after a message went through the Scheduler and back, so systemd restarts a server whose
 //! Scheduler hangs. An engine that is being rebuilt is no hang.
 
+use std::env;
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::thread;
 use std::time::Duration;
 
 use actix_web::rt;
@@ -13,10 +17,53 @@ use souffleur::error::RequestError;
 /// While the model loads, systemd gets this much more time, again and again.
 const START_EXTENSION: Duration = Duration::from_secs(60);
 
-fn notify(states: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "failed to notify systemd");
+/// Messages that wait for the thread which sends them. Further ones are dropped.
+const MAX_UNSENT: usize = 16;
+
+/// Time limit of the last message. A server stops without it.
+const STOPPING_LIMIT: Duration = Duration::from_millis(200);
+
+struct Message {
+    text: String,
+    /// Dropped once the message is sent.
+    _sent: Option<SyncSender<()>>,
+}
+
+/// The messages of this process. A thread sends them, since a socket that systemd does not read blocks.
+fn messages() -> Option<&'static SyncSender<Message>> {
+    static MESSAGES: OnceLock<Option<SyncSender<Message>>> = OnceLock::new();
+    let start = || {
+        env::var_os("NOTIFY_SOCKET")?;
+        let (sender, messages) = mpsc::sync_channel(MAX_UNSENT);
+        let thread = thread::Builder::new().name("souffleur-notify".to_owned());
+        let started = thread.spawn(move || send_all(messages));
+        if let Err(error) = &started {
+            tracing::warn!(%error, "failed to start the thread that notifies systemd");
+        }
+        started.ok().map(|_| sender)
+    };
+    MESSAGES.get_or_init(start).as_ref()
+}
+
+fn send_all(messages: Receiver<Message>) {
+    for message in messages {
+        if let Err(error) = sd_notify::notify(&[NotifyState::Custom(&message.text)]) {
+            tracing::debug!(%error, "failed to notify systemd");
+        }
     }
+}
+
+fn queue(states: &[NotifyState<'_>], sent: Option<SyncSender<()>>) {
+    let Some(messages) = messages() else { return };
+    let lines: Vec<String> = states.iter().map(NotifyState::to_string).collect();
+    let text = lines.join("\n");
+    if let Err(error) = messages.try_send(Message { text, _sent: sent }) {
+        tracing::debug!(%error, "failed to queue a message to systemd");
+    }
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    queue(states, None);
 }
 
 /// Extends the start's time limit until the returned guard is dropped.
@@ -46,8 +93,11 @@ pub fn serving(engine: &EngineHandle) {
     }
 }
 
+/// Reports the stop, and waits until systemd has the report.
 pub fn stopping() {
-    notify(&[NotifyState::Stopping]);
+    let (sender, sent) = mpsc::sync_channel(1);
+    queue(&[NotifyState::Stopping], Some(sender));
+    let _ = sent.recv_timeout(STOPPING_LIMIT);
 }
 
 /// Sends a message to the Scheduler and waits for the answer.

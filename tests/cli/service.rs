@@ -1,5 +1,6 @@
 //! A server under a service manager that speaks systemd's protocol.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -26,6 +27,10 @@ struct Service {
 
 impl Service {
     fn start() -> Self {
+        Self::new(Stdio::null())
+    }
+
+    fn new(output: Stdio) -> Self {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("notify");
         let socket = UnixDatagram::bind(&path).expect("a socket");
@@ -34,7 +39,7 @@ impl Service {
             .arg(tiny_model())
             .env("NOTIFY_SOCKET", &path)
             .env("WATCHDOG_USEC", WATCHDOG.as_micros().to_string());
-        let server = command.stdout(Stdio::null()).spawn();
+        let server = command.stdout(output).spawn();
         Self {
             server: server.expect("the binary runs"),
             socket,
@@ -65,14 +70,17 @@ impl Service {
     fn stop(mut self) {
         kill(self.pid(), Signal::SIGTERM).expect("the server runs");
         self.must_receive("STOPPING=1");
-        // A socket that nothing reads would block the server.
-        let ended = loop {
-            match self.server.try_wait().expect("the server was started") {
-                Some(ended) => break ended,
-                None => self.receives("STOPPING=1", WATCHDOG),
-            };
-        };
+        let ended = self.server.wait().expect("the server was started");
         assert!(ended.success());
+    }
+
+    /// Sends messages to the socket until it takes no more.
+    fn fill(&self) {
+        let sender = UnixDatagram::unbound().expect("a socket");
+        sender.set_nonblocking(true).expect("a mode");
+        let address = self.socket.local_addr().expect("an address");
+        let path = address.as_pathname().expect("a path");
+        while sender.send_to(b"STATUS=filled", path).is_ok() {}
     }
 
     fn pid(&self) -> Pid {
@@ -130,4 +138,18 @@ fn a_scheduler_that_hangs_feeds_no_watchdog() {
     ptrace::detach(control, None).expect("the thread is stopped");
     service.must_receive("WATCHDOG=1");
     service.stop();
+}
+
+#[test]
+fn a_socket_that_is_never_read_blocks_no_server() {
+    let mut service = Service::new(Stdio::piped());
+    service.fill();
+    let output = service.server.stdout.take().expect("piped");
+    let mut lines = BufReader::new(output).lines();
+    // The banner is printed once the model is loaded.
+    let ready = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("curl -N")));
+    assert!(ready.is_some(), "the server serves");
+    kill(service.pid(), Signal::SIGTERM).expect("the server runs");
+    let ended = service.server.wait().expect("the server was started");
+    assert!(ended.success());
 }
