@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use souffleur::server::ServerConfig;
 
 use crate::http::{Response, get, post, send};
+use crate::infill::Editor;
 use crate::world::World;
 
 const CALL: &str = "<tool_call>\n{\"name\": \"seat\", \"arguments\": {\"row\": 4}}\n</tool_call>";
@@ -89,6 +90,8 @@ fn clients_discover_the_model() {
     }
     assert_eq!(listed["digest"], loaded["digest"]);
     assert_eq!(loaded["size_vram"], 0);
+    let capabilities = json!(["completion", "insert", "embedding"]);
+    assert_eq!(listed["capabilities"], capabilities);
     for model in ["tiny", "tiny:latest", "Tiny"] {
         for name in ["model", "name"] {
             let shown = post(world.addr, "/api/show", &json!({ name: model })).ok();
@@ -99,7 +102,6 @@ fn clients_discover_the_model() {
             assert_eq!(context, Some(crate::world::CONTEXT_TOKENS as u64));
             assert_eq!(facts["qwen3.embedding_length"], 64);
             assert!(facts["general.parameter_count"].as_u64() > Some(0));
-            let capabilities = json!(["completion", "embedding"]);
             assert_eq!(shown["capabilities"], capabilities);
             let template = shown["template"].as_str().expect("a text");
             assert!(template.contains("message.content"), "{template}");
@@ -111,6 +113,8 @@ fn clients_discover_the_model() {
     let shown = post(agents.addr, "/api/show", &json!({"model": "scripted"})).ok();
     let all = json!(["completion", "tools", "thinking", "embedding"]);
     assert_eq!(shown["capabilities"], all);
+    let tags = get(agents.addr, "/api/tags").ok();
+    assert_eq!(tags["models"][0]["capabilities"], all);
 }
 
 #[test]
@@ -194,6 +198,60 @@ fn a_plain_prompt_uses_the_template_unless_it_is_raw() {
     let refused = post(world.addr, "/api/generate", &refused);
     check_refused(&refused, 400, "system has no place in a raw prompt");
     world.wait_until_idle();
+}
+
+#[test]
+fn a_suffix_asks_for_the_text_between_prompt_and_suffix() {
+    let editor = Editor::new(&[("return ", "a + b<|fim_pad|>more")]);
+    let world = &editor.world;
+    let gap = json!({"prompt": "add(a, b): return ", "suffix": "\nend", "max_tokens": 20});
+    let expected = post(world.addr, "/v1/completions", &gap).ok();
+    assert_eq!(expected["choices"][0]["text"], "a + b");
+    let call = |fields: Value| {
+        let mut body =
+            json!({"model": "scripted", "prompt": gap["prompt"], "suffix": gap["suffix"]});
+        let all = body.as_object_mut().expect("an object");
+        all.extend(fields.as_object().expect("an object").clone());
+        post(world.addr, "/api/generate", &body)
+    };
+    // Ollama, too, has no system message in such a prompt.
+    for fields in [json!({}), json!({"system": "Be brief.", "think": true})] {
+        let lines = lines(&call(fields));
+        let text = lines.iter().map(|line| line["response"].as_str());
+        let text: Option<String> = text.collect();
+        assert_eq!(text.as_deref(), Some("a + b"));
+        let last = lines.last().expect("there are lines");
+        assert_eq!(last["done_reason"], "stop");
+        let usage = &expected["usage"];
+        assert_eq!(last["prompt_eval_count"], usage["prompt_tokens"]);
+        assert_eq!(last["eval_count"], usage["completion_tokens"]);
+    }
+    let whole = call(json!({"stream": false})).ok();
+    assert_eq!(whole["response"], "a + b");
+    assert_eq!(call(json!({"prompt": ""})).ok()["done_reason"], "load");
+    for (fields, text) in [
+        (json!({"raw": true}), "suffix cannot be used with raw"),
+        (json!({"suffix": 5}), "suffix is 5, must be a string"),
+        (json!({"context": [1]}), "context is not supported"),
+    ] {
+        check_refused(&call(fields), 400, text);
+    }
+    world.wait_until_idle();
+}
+
+#[test]
+fn a_model_without_tokens_for_a_gap_does_not_support_insert() {
+    let world = scripted();
+    for prompt in ["a", ""] {
+        let body = json!({"model": "scripted", "prompt": prompt, "suffix": "b"});
+        let refused = post(world.addr, "/api/generate", &body);
+        check_refused(&refused, 400, "\"scripted\" does not support insert");
+        check_refused(
+            &refused,
+            400,
+            "load a model that was trained to fill in the middle",
+        );
+    }
 }
 
 #[test]
@@ -366,7 +424,6 @@ fn errors_are_texts_with_the_status_of_ollama() {
     let pulled = post(world.addr, "/api/pull", &json!({"model": "tiny"}));
     check_refused(&pulled, 404, "there is no route /api/pull");
     for (fields, text) in [
-        (json!({"suffix": "b"}), "suffix is not supported"),
         (json!({"images": ["iVBO"]}), "images is not supported"),
         (
             json!({"template": "{{ .Prompt }}"}),

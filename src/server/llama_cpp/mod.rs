@@ -13,20 +13,25 @@ pub(super) use call::read_chat_fields;
 pub(super) use docs::{chat_fields, components};
 use souffleur_model::text::NO_INFILL_TOKENS;
 
+const NO_TOKENIZER: &str =
+    "the engine runs without a tokenizer: restart the server without --skip-tokenizer-init";
+
 /// Fails if the model cannot fill in the middle. The error names the field that asks for it.
 pub(super) fn check_model(loaded: &Loaded, field: &str) -> Result<(), ApiError> {
-    match loaded.engine.text() {
-        Some(text) if text.can_infill() => Ok(()),
-        Some(_) => Err(ApiError::field(
+    match no_infill(loaded) {
+        None => Ok(()),
+        Some(reason) => Err(ApiError::field(
             field,
-            format!("{field} cannot be used: {NO_INFILL_TOKENS}"),
+            format!("{field} cannot be used: {reason}"),
         )),
-        None => {
-            let text = "the engine runs without a tokenizer: restart the server without --skip-tokenizer-init";
-            Err(ApiError::field(
-                field,
-                format!("{field} cannot be used: {text}"),
-            ))
-        }
+    }
+}
+
+/// The reason why the model cannot fill in the middle, with a remedy; `None` if it can.
+pub(super) fn no_infill(loaded: &Loaded) -> Option<&'static str> {
+    match loaded.engine.text() {
+        Some(text) if text.can_infill() => None,
+        Some(_) => Some(NO_INFILL_TOKENS),
+        None => Some(NO_TOKENIZER),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::target::Target;
-use super::{keep_alive, messages, names, options, thinking, tools};
+use super::{keep_alive, messages, names, options, suffix, thinking, tools};
 use crate::budget::Charges;
 use crate::call::{CallLimits, read_rid};
 use crate::constraint;
@@ -22,7 +22,7 @@ use souffleur_state::sampling::{LogprobWish, SamplingParams};
 /// A debugging aid of Ollama's: the call renders the prompt and generates nothing.
 const DEBUG: &str = "_debug_render_only";
 /// Fields of plain prompts that would change the answer and are not supported.
-const UNSUPPORTED: [&str; 5] = ["images", "suffix", "template", "context", DEBUG];
+const UNSUPPORTED: [&str; 4] = ["images", "template", "context", DEBUG];
 
 pub(super) struct Call {
     /// The model's name as the client wrote it.
@@ -82,6 +82,7 @@ pub(super) fn generate(mut fields: Fields, target: &Target<'_>) -> Result<Call, 
     let model = names::take(&mut fields, &["model"], target.served_name())?;
     let unloads = keep_alive::is_zero(&mut fields)?;
     fields.refuse(&UNSUPPORTED)?;
+    let suffix = suffix::read(&mut fields, &model, target.loaded)?;
     let prompt = fields.string("prompt")?.unwrap_or_default();
     if prompt.is_empty() {
         let wish = Wish::Nothing { unloads };
@@ -93,10 +94,15 @@ pub(super) fn generate(mut fields: Fields, target: &Target<'_>) -> Result<Call, 
         let text = "system has no place in a raw prompt: put it into prompt, or leave raw out";
         return Err(ApiError::field("system", text));
     }
+    if is_raw && suffix.is_some() {
+        return Err(suffix::of_raw_prompt());
+    }
     let settings = Settings::read(&mut fields, &model, target)?;
     let text = target.loaded.engine.text();
     let has_template = text.is_some_and(|text| text.has_chat_template());
-    let (prompt, parsing) = if is_raw || (!has_template && system.is_none()) {
+    let (prompt, parsing) = if let Some(suffix) = suffix {
+        (suffix::around(prompt, suffix), None)
+    } else if is_raw || (!has_template && system.is_none()) {
         (Prompt::Text(prompt.into()), None)
     } else {
         let system = system.map(|system| json!({"role": "system", "content": system}));

@@ -95,6 +95,7 @@ pub(crate) fn generate_operation(facts: &Facts) -> Operation {
             "prompt",
             text().about("without a prompt, nothing is generated"),
         )
+        .takes("suffix", shared::suffix())
         .takes("system", text())
         .takes(
             "raw",

@@ -13,6 +13,7 @@ mod models;
 mod names;
 mod options;
 mod parts;
+mod suffix;
 mod target;
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@ use super::names;
 use super::wire::timestamp;
 use crate::body::JsonBody;
 use crate::error::ApiError;
+use crate::llama_cpp;
 use crate::state::{AppState, Loaded};
 use souffleur_engine::{ModelCard, ModelInfo};
 
@@ -30,7 +31,7 @@ pub(crate) async fn tags(state: Data<AppState>) -> Result<HttpResponse, ApiError
     let size = info.card.as_ref().map_or(0, |card| card.file_bytes);
     let mut model = listed(info, size);
     model["modified_at"] = modified_at(&state, info).into();
-    model["capabilities"] = json!(capabilities(info));
+    model["capabilities"] = json!(capabilities(loaded));
     Ok(HttpResponse::Ok().json(json!({ "models": [model] })))
 }
 
@@ -63,7 +64,7 @@ pub(crate) async fn show(state: Data<AppState>, body: JsonBody) -> Result<HttpRe
         "template": template.unwrap_or_default(),
         "details": details(info),
         "model_info": model_info(info),
-        "capabilities": capabilities(info),
+        "capabilities": capabilities(loaded),
         "modified_at": modified_at(&state, info),
     })))
 }
@@ -116,9 +117,11 @@ fn context_length(info: &ModelInfo) -> usize {
     info.context_length.min(info.max_total_tokens)
 }
 
-fn capabilities(info: &ModelInfo) -> Vec<&'static str> {
+fn capabilities(loaded: &Loaded) -> Vec<&'static str> {
+    let info = loaded.engine.model();
     let optional = [
         ("tools", info.formats.tool.is_some()),
+        ("insert", llama_cpp::no_infill(loaded).is_none()),
         ("thinking", info.formats.reasoning.is_some()),
         ("embedding", info.hidden_size.is_some()),
     ];

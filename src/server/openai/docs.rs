@@ -20,10 +20,7 @@ pub(crate) fn completions(facts: &Facts) -> Operation {
             "prompt",
             shared::prompts(facts).about("one prompt or several, as text or token ids"),
         )
-        .takes(
-            "suffix",
-            text().about("text after the output: the model fills the gap, if its vocabulary has tokens for that"),
-        )
+        .takes("suffix", shared::suffix())
         .takes(
             "max_tokens",
             count()

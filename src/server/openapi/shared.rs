@@ -37,6 +37,12 @@ pub(crate) fn model() -> Shape {
     text().about("any name: the loaded model serves every request")
 }
 
+pub(crate) fn suffix() -> Shape {
+    text().about(
+        "text after the output: the model fills the gap, if its vocabulary has tokens for that",
+    )
+}
+
 /// Sampling parameters that have the same name on all endpoints, with their defaults.
 fn sampling(facts: &Facts, defaults: &SamplingParams) -> ObjectShape {
     let limits = &facts.limits;
