@@ -10,7 +10,7 @@ use super::settings::{context_tokens, of_sampling};
 use crate::sse::{Chunks, Render};
 use crate::transcript::{Transcript, TranscriptEnd, Update};
 use souffleur_engine::ModelInfo;
-use souffleur_request::{FinishReason, Usage};
+use souffleur_request::{Delta, FinishReason, Usage};
 
 /// llama.cpp answers with the slot that served the request. This engine has no slots.
 const SLOT: i32 = -1;
@@ -109,11 +109,7 @@ impl Writer {
         let answer = Answer {
             index,
             content: &delta.text,
-            tokens: if self.return_tokens {
-                &delta.tokens
-            } else {
-                &[]
-            },
+            tokens: self.tokens(delta),
             id_slot: SLOT,
             stop: true,
             model: &self.model,
@@ -139,6 +135,15 @@ impl Writer {
         }
     }
 
+    /// The token ids in an answer: those of the update, if the call asks for them.
+    fn tokens<'a>(&self, delta: &'a Delta) -> &'a [u32] {
+        if self.return_tokens {
+            &delta.tokens
+        } else {
+            &[]
+        }
+    }
+
     fn note_newline(&mut self, index: usize, text: &str) {
         self.has_newline[index] |= text.contains('\n');
     }
@@ -147,16 +152,13 @@ impl Writer {
 impl Render for Writer {
     fn update(&mut self, index: usize, mut update: Update, out: &mut Chunks) {
         let delta = &update.delta;
-        if !delta.text.is_empty() || (self.return_tokens && !delta.tokens.is_empty()) {
+        let tokens = self.tokens(delta);
+        if !delta.text.is_empty() || !tokens.is_empty() {
             self.note_newline(index, &delta.text);
             out.data(&Part {
                 index,
                 content: &delta.text,
-                tokens: if self.return_tokens {
-                    &delta.tokens
-                } else {
-                    &[]
-                },
+                tokens,
                 stop: false,
                 id_slot: SLOT,
                 tokens_predicted: delta.usage.completion_tokens,

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::*;
-use souffleur_request::{Delta, Timings};
+use souffleur_request::Timings;
 
 fn writer(response_fields: &[&str]) -> Writer {
     Writer {
@@ -61,6 +61,14 @@ fn whole(writer: &mut Writer, transcripts: Vec<Transcript>) -> Value {
     serde_json::from_slice(&writer.whole(transcripts)).expect("it is JSON")
 }
 
+fn events(out: Chunks) -> Vec<Value> {
+    let text = String::from_utf8(out.into_bytes()).expect("events are text");
+    text.split_terminator("\n\n")
+        .map(|event| event.strip_prefix("data: ").expect("events are data"))
+        .map(|data| serde_json::from_str(data).expect("data is JSON"))
+        .collect()
+}
+
 #[test]
 fn an_answer_has_llama_cpps_fields() {
     let end = FinishReason::StopString("x".to_owned());
@@ -111,12 +119,7 @@ fn a_stream_has_its_text_in_parts_and_the_rest_at_the_end() {
     writer.update(0, update("b", Some(end)), &mut out);
     writer.end(&mut out);
     writer.close(&mut out);
-    let text = String::from_utf8(out.into_bytes()).expect("events are text");
-    let events: Vec<Value> = text
-        .split_terminator("\n\n")
-        .map(|event| event.strip_prefix("data: ").expect("events are data"))
-        .map(|data| serde_json::from_str(data).expect("data is JSON"))
-        .collect();
+    let events = events(out);
     let shown = |event: &Value| (event["content"].clone(), event["stop"].clone());
     let shown: Vec<_> = events.iter().map(shown).collect();
     let expected = [("a\n", false), ("b", false), ("", true)];
@@ -126,6 +129,28 @@ fn a_stream_has_its_text_in_parts_and_the_rest_at_the_end() {
     );
     assert_eq!(events[2]["has_new_line"], true);
     assert_eq!(events[2]["tokens_predicted"], 4);
+}
+
+#[test]
+fn answers_have_tokens_if_the_call_asks_for_them() {
+    for (return_tokens, tokens) in [(true, json!([7, 8])), (false, json!([]))] {
+        let new = || Writer {
+            return_tokens,
+            ..writer(&[])
+        };
+        let answer = whole(
+            &mut new(),
+            vec![transcript("a", FinishReason::StopToken(2))],
+        );
+        assert_eq!(answer["tokens"], tokens);
+        let mut out = Chunks::default();
+        new().update(0, update("a", None), &mut out);
+        new().update(0, update("", None), &mut out);
+        let events = events(out);
+        // Without text and tokens, there is nothing to send.
+        assert_eq!(events.len(), if return_tokens { 2 } else { 1 });
+        assert!(events.iter().all(|event| event["tokens"] == tokens));
+    }
 }
 
 #[test]
