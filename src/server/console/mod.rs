@@ -31,7 +31,7 @@ const SVG: &str = "image/svg+xml";
 /// The answer to clients that take no HTML. Ollama's clients look for it.
 const RUNNING: &str = "Ollama is running";
 
-/// Joins the parts of the script. Their order is that of `script/order.txt`, with which a test compares the result.
+/// Joins the parts of the script, in this order. A test finds each file of the folder in the result.
 macro_rules! script {
     ($($part:literal,)*) => {
         concat!($(include_str!(concat!("script/", $part)), "\n",)*)

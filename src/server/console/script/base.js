@@ -1,5 +1,5 @@
-// The base of the console: DOM nodes, numbers in words, small tools. The server concatenates the parts in the order of
-// `order.txt` into one module, so this import is the only one.
+// The base of the console: DOM nodes, numbers in words, small tools. The server concatenates the parts into one module
+// in the order of its list (`mod.rs`), so this import is the only one.
 import { lexer } from "./marked.js";
 
 const byId = (id) => document.getElementById(id);
