@@ -12,6 +12,7 @@ mod gguf;
 mod infill;
 mod jinja;
 mod known;
+mod letters;
 mod messages;
 mod python;
 mod pythonic;
@@ -222,18 +223,9 @@ impl TextModel {
     /// # Errors
     /// [`RequestError::Invalid`] when the vocabulary has no token for a part of the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, RequestError> {
-        let mut ids = self.encode_with(text, WithSpecial::Added)?;
-        let (Some(adds_bos), Some(bos)) = (self.adds_bos, self.bos_id()) else {
-            return Ok(ids);
-        };
-        match (adds_bos, ids.first() == Some(&bos)) {
-            (true, false) => ids.insert(0, bos),
-            (false, true) if !text.starts_with(self.special.bos.as_deref().unwrap_or_default()) => {
-                ids.remove(0);
-            }
-            _ => {}
-        }
-        Ok(ids)
+        let ids = self.encode_with(text, WithSpecial::Added)?;
+        let bos = self.special.bos.as_deref().unwrap_or_default();
+        Ok(self.with_bos(ids, text.starts_with(bos)))
     }
 
     /// Encodes a rendered chat, or another text that already contains its special tokens. Adds none.
@@ -284,6 +276,21 @@ impl TextModel {
             Some(second) if !second.is_empty() => second.to_owned(),
             _ => alone,
         }
+    }
+
+    /// Inserts or removes a leading BOS if the model's files say whether prompts start with it. BOS in the text stays.
+    fn with_bos(&self, mut ids: Vec<u32>, is_in_text: bool) -> Vec<u32> {
+        let (Some(adds_bos), Some(bos)) = (self.adds_bos, self.bos_id()) else {
+            return ids;
+        };
+        match (adds_bos, ids.first() == Some(&bos)) {
+            (true, false) => ids.insert(0, bos),
+            (false, true) if !is_in_text => {
+                ids.remove(0);
+            }
+            _ => {}
+        }
+        ids
     }
 
     fn encode_with(&self, text: &str, special: WithSpecial) -> Result<Vec<u32>, RequestError> {

@@ -10,8 +10,6 @@
 
 mod marks;
 
-use tokenizers::tokenizer::{Model, OffsetType, PreTokenizer};
-
 use super::TextModel;
 use crate::count::MAX_COUNTED_BYTES;
 pub use marks::FimIds;
@@ -128,21 +126,10 @@ impl TextModel {
         if text.is_empty() {
             return Ok(Vec::new());
         }
-        let encode = || -> tokenizers::Result<Vec<u32>> {
-            let normalizer = self.tokenizer.get_normalizer();
-            let mut cut = infill.plain.extract_and_normalize(normalizer, text);
-            if let Some(frozen) = &self.frozen {
-                frozen.cut(&mut cut)?;
-            }
-            if let Some(splitter) = self.tokenizer.get_pre_tokenizer() {
-                splitter.pre_tokenize(&mut cut)?;
-            }
-            let model = self.tokenizer.get_model();
-            cut.tokenize(|piece| model.tokenize(piece.get()))?;
-            let encoding = cut.into_encoding(None, 0, OffsetType::None)?;
-            Ok(encoding.get_ids().to_vec())
-        };
-        encode().map_err(|error| super::not_tokenized(&*error))
+        match self.encode_matching(&infill.plain, text) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => Err(super::not_tokenized(&*error)),
+        }
     }
 }
 

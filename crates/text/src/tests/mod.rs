@@ -189,6 +189,7 @@ fn the_bos_token_goes_before_prompts_and_not_before_chats() {
         let config = json!({"bos_token": "<s>", "add_bos_token": add_bos});
         let model = ModelDir::new(&pieces).with_config(&config).load();
         assert_eq!(model.encode("Hello").expect("valid"), prompt);
+        assert_eq!(model.encode_letters("Hello", true).expect("valid"), prompt);
         assert_eq!(model.encode_chat("<s>Hello").expect("valid")[0], 1);
         assert_eq!(model.encode_chat("Hello").expect("valid"), [4]);
     }
@@ -196,6 +197,18 @@ fn the_bos_token_goes_before_prompts_and_not_before_chats() {
     let bytes = ModelDir::new(&byte_level()).with_config(&config).load();
     assert_eq!(bytes.encode("a").expect("valid"), [258, 97]);
     assert_eq!(bytes.encode_chat("<|begin|>a").expect("valid"), [258, 97]);
+}
+
+#[test]
+fn names_of_special_tokens_are_letters_on_request() {
+    const TEXT: &str = "<|begin|>a";
+    let config = json!({"bos_token": "<|begin|>", "add_bos_token": true});
+    let model = ModelDir::new(&byte_level()).with_config(&config).load();
+    let mut letters: Vec<u32> = TEXT.bytes().map(u32::from).collect();
+    assert_eq!(model.encode_letters(TEXT, false).expect("valid"), letters);
+    letters.insert(0, 258);
+    assert_eq!(model.encode_letters(TEXT, true).expect("valid"), letters);
+    assert!(model.encode_letters("", false).expect("valid").is_empty());
 }
 
 #[test]
