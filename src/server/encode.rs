@@ -100,6 +100,31 @@ pub(super) fn encode(
     is_whole: bool,
     limit_tokens: usize,
 ) -> Result<Vec<u32>, RequestError> {
+    check_length(tokenizer, prompt, is_whole, limit_tokens)?;
+    if is_whole {
+        tokenizer.encode(prompt)
+    } else {
+        tokenizer.encode_chat(prompt)
+    }
+}
+
+/// As [`encode`], with the names of special tokens as ordinary letters. The length is checked with them as tokens.
+pub(super) fn encode_letters(
+    tokenizer: &TextModel,
+    text: &str,
+    is_whole: bool,
+    limit_tokens: usize,
+) -> Result<Vec<u32>, RequestError> {
+    check_length(tokenizer, text, is_whole, limit_tokens)?;
+    tokenizer.encode_letters(text, is_whole)
+}
+
+fn check_length(
+    tokenizer: &TextModel,
+    prompt: &str,
+    is_whole: bool,
+    limit_tokens: usize,
+) -> Result<(), RequestError> {
     let too_long = if is_whole {
         tokenizer.count_prompt_above(prompt, limit_tokens)?
     } else {
@@ -110,7 +135,6 @@ pub(super) fn encode(
             prompt_tokens,
             limit_tokens,
         }),
-        None if is_whole => tokenizer.encode(prompt),
-        None => tokenizer.encode_chat(prompt),
+        None => Ok(()),
     }
 }

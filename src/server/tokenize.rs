@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `POST /detokenize`, as SGLang and vLLM have them, with and without `/v1`.
+//! `POST /tokenize` and `POST /detokenize`, as SGLang, vLLM and llama.cpp have them, with and without `/v1`.
 
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use super::encode::{self, with_tokenizer};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::foreign;
+use super::llama_cpp::content::{self, Content};
 use super::openai::chat::call::read_prompt;
 use super::openai::chat::docs as chat_docs;
 use super::openai::json_values::missing;
@@ -36,9 +37,8 @@ const ID_BYTES: usize = 12;
 const TEXT_BYTES: usize = 52;
 
 /// Fields of other servers that would change the tokens. Sampling fields are ignored, since a chat's body has them.
-const FOREIGN: [&str; 9] = [
+const FOREIGN: [&str; 8] = [
     "add_special",
-    "content",
     "documents",
     "generation_prompt",
     "input_ids",
@@ -71,6 +71,9 @@ struct DetokenizeAnswer {
     /// vLLM's name of `text`, for a single list of tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt: Option<String>,
+    /// The text in llama.cpp's form, which has special tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
 }
 
 /// Answers `POST /tokenize`: the token ids of a text, of each text of a list, or of a chat's prompt.
@@ -80,6 +83,9 @@ pub(super) async fn tokenize(
 ) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     fields.string("model")?;
+    if let Some(content) = Content::read(&mut fields)? {
+        return tokenize_content(&state, content, fields).await;
+    }
     let shows_texts = fields.flag("return_token_strs")?;
     let adds_special = fields.optional_flag("add_special_tokens")?;
     let prompts = read_prompts(&state, &mut fields)?;
@@ -98,6 +104,24 @@ pub(super) async fn tokenize(
     Ok(whole::json(json, charge))
 }
 
+/// Answers `POST /tokenize` in llama.cpp's form.
+async fn tokenize_content(
+    state: &AppState,
+    content: Content,
+    fields: Fields,
+) -> Result<HttpResponse, ApiError> {
+    let each = if content.with_pieces {
+        TEXT_BYTES
+    } else {
+        ID_BYTES
+    };
+    let bytes = content.text.len().saturating_mul(each);
+    let charge = state.answers().charge_bytes(bytes)?;
+    let work = move |tokenizer: &TextModel, limit| content.answer(tokenizer, limit);
+    let json = with_tokenizer(state, fields.into_charges(), work).await?;
+    Ok(whole::json(json, charge))
+}
+
 /// Answers `POST /detokenize`: the text of a list of token ids, or of each of several lists.
 pub(super) async fn detokenize(
     state: Data<AppState>,
@@ -106,7 +130,7 @@ pub(super) async fn detokenize(
     const NAME: &str = "tokens";
     let mut fields = body.0;
     fields.string("model")?;
-    let skips_special = fields.optional_flag("skip_special_tokens")?.unwrap_or(true);
+    let skips_special = fields.optional_flag("skip_special_tokens")?;
     let raw = fields.take_raw(NAME);
     let raw = raw.ok_or_else(|| missing(NAME.to_owned(), "a list of token ids"))?;
     let prompts = call::tokens(&mut fields, NAME, &raw, limits(&state)?)?;
@@ -117,16 +141,24 @@ pub(super) async fn detokenize(
         .answers()
         .charge_bytes(n_tokens.saturating_mul(longest))?;
     let work = move |tokenizer: &TextModel, _| {
-        let texts = each_of(&prompts, |prompt| decode(tokenizer, prompt, skips_special))?;
-        let prompt = match &texts {
+        let skips = skips_special.unwrap_or(true);
+        let text = each_of(&prompts, |prompt| decode(tokenizer, prompt, skips))?;
+        let prompt = match &text {
             Each::One(text) => Some(text.clone()),
             Each::List(_) => None,
         };
-        let detokenized = DetokenizeAnswer {
-            text: texts,
-            prompt,
+        let content = match &prompts {
+            Prompts::One(prompt) => {
+                let skips = skips_special.unwrap_or(false);
+                Some(decode(tokenizer, prompt, skips)?)
+            }
+            Prompts::List(_) => None,
         };
-        Ok(json(&detokenized))
+        Ok(json(&DetokenizeAnswer {
+            text,
+            prompt,
+            content,
+        }))
     };
     let json = with_tokenizer(&state, fields.into_charges(), work).await?;
     Ok(whole::json(json, charge))
@@ -269,19 +301,25 @@ pub(super) fn operation(facts: &Facts) -> Operation {
             "return_token_strs",
             flag().or(false).about("the texts of the tokens as well"),
         )
+        .and(content::fields())
         .and(chat_docs::optional_prompt());
     let ids = || list(token_id());
     let texts = || list(text());
     let tokenized = object()
-        .has("tokens", any_of([ids(), list(ids())]))
-        .has("count", any_of([count(), list(count())]))
-        .has("max_model_len", count())
+        .has(
+            "tokens",
+            any_of([ids(), list(ids()), list(content::token())]),
+        )
+        .may_have("count", any_of([count(), list(count())]))
+        .may_have("max_model_len", count())
         .may_have("token_strs", any_of([texts(), list(texts())]));
     describe(
         Group::Tokens,
         "The tokens of a text, of each of some texts, or of a chat",
     )
-    .about("`prompt` or `messages` is required.")
+    .about(
+        "`prompt`, `messages` or `content` is required. With `content`, the answer has `tokens` alone.",
+    )
     .takes(fields.shape(), serde_json::json!({"prompt": "Hello"}))
     .answers(tokenized.shape(), "the tokens; lists of them for a list")
     .needs_engine("overloaded, or without an engine")
@@ -301,7 +339,11 @@ pub(super) fn decode_operation(facts: &Facts) -> Operation {
         .takes("skip_special_tokens", flag().or(true).about(special));
     let detokenized = object()
         .has("text", any_of([text(), list(text())]))
-        .may_have("prompt", text().about("the same, of a single list"));
+        .may_have("prompt", text().about("the same, of a single list"))
+        .may_have(
+            "content",
+            text().about("the same, with special tokens unless `skip_special_tokens` is true"),
+        );
     describe(Group::Tokens, "The text of tokens")
         .takes(fields.shape(), serde_json::json!({"tokens": [5, 6]}))
         .answers(detokenized.shape(), "the text; a list for a list of lists")

@@ -93,6 +93,77 @@ fn a_chat_has_the_tokens_of_its_prompt() {
     world.wait_until_idle();
 }
 
+/// The tokens of llama.cpp's form, whose answer has no other field.
+#[track_caller]
+fn tokens_of_content(world: &World, body: &Value) -> Vec<Value> {
+    let answer = post(world.addr, "/tokenize", body).ok();
+    let tokens = answer["tokens"].as_array().expect("a list").clone();
+    assert_eq!(answer, json!({"tokens": tokens}));
+    tokens
+}
+
+/// The bytes of a token's piece: a text, or the bytes of a part of a character.
+#[track_caller]
+fn piece_bytes(token: &Value) -> Vec<u8> {
+    match &token["piece"] {
+        Value::String(text) => text.clone().into_bytes(),
+        Value::Array(bytes) => {
+            let bytes = bytes.iter().map(|byte| byte.as_u64().expect("a byte"));
+            bytes.map(|byte| byte as u8).collect()
+        }
+        other => panic!("{other} is no piece"),
+    }
+}
+
+#[test]
+fn a_content_gets_llama_cpps_form() {
+    const TEXT: &str = "<|im_start|>Grüße 🎭";
+    let world = World::scripted(&[]);
+    let plain = json!({"prompt": TEXT, "add_special_tokens": false});
+    let plain = post(world.addr, "/tokenize", &plain).ok();
+    let tokens = tokens_of_content(&world, &json!({"content": TEXT}));
+    assert_eq!(plain["tokens"], json!(tokens));
+    let whole = post(world.addr, "/tokenize", &json!({"prompt": TEXT})).ok();
+    let added = tokens_of_content(&world, &json!({"content": TEXT, "add_special": true}));
+    assert_eq!(whole["tokens"], json!(added));
+    let shown = tokens_of_content(&world, &json!({"content": TEXT, "with_pieces": true}));
+    let ids: Vec<&Value> = shown.iter().map(|token| &token["id"]).collect();
+    assert_eq!(json!(ids), json!(tokens));
+    assert_eq!(shown[0]["piece"], "<|im_start|>");
+    assert!(shown.iter().any(|token| token["piece"].is_array()));
+    let spelled: Vec<u8> = shown.iter().flat_map(piece_bytes).collect();
+    assert_eq!(spelled, TEXT.as_bytes());
+    assert!(tokens_of_content(&world, &json!({"content": ""})).is_empty());
+    world.wait_until_idle();
+}
+
+#[test]
+fn a_content_may_have_names_of_special_tokens_as_letters() {
+    const TEXT: &str = "<|im_start|>user";
+    let world = World::scripted(&[]);
+    let tokens = tokens_of_content(&world, &json!({"content": TEXT}));
+    let letters = json!({"content": TEXT, "parse_special": false, "add_special": true});
+    let letters = tokens_of_content(&world, &letters);
+    assert!(!letters.contains(&tokens[0]), "{letters:?}");
+    let skips = json!({"tokens": letters, "skip_special_tokens": true});
+    assert_eq!(
+        post(world.addr, "/detokenize", &skips).ok()["content"],
+        TEXT
+    );
+    // llama.cpp's clients expect special tokens in a text.
+    let kept = post(world.addr, "/detokenize", &json!({"tokens": tokens})).ok();
+    assert_eq!(
+        (&kept["content"], &kept["text"]),
+        (&json!(TEXT), &json!("user"))
+    );
+    let skips = json!({"tokens": tokens, "skip_special_tokens": true});
+    assert_eq!(
+        post(world.addr, "/detokenize", &skips).ok()["content"],
+        "user"
+    );
+    world.wait_until_idle();
+}
+
 #[test]
 fn invalid_calls_are_refused_by_their_field() {
     let world = World::scripted_with(&[], |_, server| server.max_batch_requests = 2);
@@ -156,6 +227,53 @@ fn invalid_calls_are_refused_by_their_field() {
         let body = json!({"prompt": "x", "tokens": [1]});
         assert_eq!(post(loading.addr, path, &body).status, 503, "{path}");
     }
+}
+
+#[test]
+fn invalid_contents_are_refused_by_their_field() {
+    let world = World::scripted(&[]);
+    let messages = json!([{"role": "user", "content": "x"}]);
+    for (body, param, part) in [
+        (json!({"content": 5}), json!("content"), "content is 5"),
+        (
+            json!({"content": ["x", 5]}),
+            json!("content"),
+            "must be a string",
+        ),
+        (
+            json!({"content": "x", "prompt": "x"}),
+            json!("content"),
+            "send one of them",
+        ),
+        (
+            json!({"content": "x", "messages": messages}),
+            json!("content"),
+            "send one of them",
+        ),
+        (
+            json!({"content": "x", "parse_special": 5}),
+            json!("parse_special"),
+            "is 5",
+        ),
+        (
+            json!({"content": "x", "add_special_tokens": true}),
+            json!("add_special_tokens"),
+            "not supported",
+        ),
+        (
+            json!({"content": "word ".repeat(70_000)}),
+            Value::Null,
+            "you requested 140",
+        ),
+        (
+            json!({"content": "word ".repeat(70_000), "parse_special": false}),
+            Value::Null,
+            "you requested 140",
+        ),
+    ] {
+        check_refused(&world, "/tokenize", &body, param, part);
+    }
+    world.wait_until_idle();
 }
 
 #[test]

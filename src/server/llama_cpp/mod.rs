@@ -2,6 +2,7 @@
 
 mod answer;
 mod call;
+pub(super) mod content;
 mod docs;
 pub(super) mod infill;
 pub(super) mod props;

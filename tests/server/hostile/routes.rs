@@ -83,7 +83,7 @@ const FIELDS: [(&str, &str, &[&str]); 17] = [
     (
         "/tokenize",
         r#""add_special_tokens": 5"#,
-        &["prompt", "messages", "tools"],
+        &["prompt", "messages", "tools", "content"],
     ),
     ("/detokenize", r#""skip_special_tokens": 5"#, &["tokens"]),
     (
