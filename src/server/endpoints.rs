@@ -160,6 +160,11 @@ fn aliases() -> Vec<Endpoint> {
         llama_cpp::props::props,
         llama_cpp::props::operation,
     ));
+    all.push(post(
+        "/apply-template",
+        llama_cpp::template::apply,
+        llama_cpp::template::operation,
+    ));
     all.push(get("/get_load", loads::get_load, loads::get_load_operation));
     all
 }

@@ -38,7 +38,7 @@ fn body(endpoint: &str) -> Value {
         "/v1/rerank" => json!({"query": "a", "documents": ["b"]}),
         "/generate" => json!({"text": "hello", "sampling_params": {"max_new_tokens": 1}}),
         "/v1/responses/input_tokens" => json!({"input": "hello"}),
-        "/tokenize" => json!({"messages": messages}),
+        "/tokenize" | "/apply-template" => json!({"messages": messages}),
         "/detokenize" => json!({"tokens": [5]}),
         "/api/chat" => json!({"model": "scripted", "messages": messages}),
         "/api/generate" => json!({"model": "scripted", "prompt": "hello"}),

@@ -1,4 +1,4 @@
-//! Tests of `POST /tokenize` and `POST /detokenize`, with and without `/v1`.
+//! Tests of `POST /tokenize` and `POST /detokenize`, with and without `/v1`, and of `POST /apply-template`.
 
 use serde_json::{Value, json};
 use souffleur::server::ServerConfig;
@@ -165,6 +165,64 @@ fn a_content_may_have_names_of_special_tokens_as_letters() {
 }
 
 #[test]
+fn a_template_is_applied_as_the_chat_applies_it() {
+    let world = World::scripted(&[("", "Well.")]);
+    let tool = json!({"type": "function", "function": {"name": "clock"}});
+    let mut chat = json!({
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}],
+        "tools": [tool], "chat_template_kwargs": {"enable_thinking": false}, "max_tokens": 1,
+    });
+    let answer = post(world.addr, "/apply-template", &chat).ok();
+    let prompt = answer["prompt"].as_str().expect("a text");
+    assert_eq!(answer, json!({"prompt": prompt}));
+    assert!(
+        prompt.starts_with("<|im_start|>system\nBe brief."),
+        "{prompt}"
+    );
+    assert!(
+        prompt.contains("clock") && prompt.ends_with("</think>\n\n"),
+        "{prompt}"
+    );
+    let tokens = tokens_of_content(&world, &json!({"content": prompt}));
+    let of_chat = post(world.addr, "/tokenize", &chat).ok();
+    assert_eq!(of_chat["tokens"], json!(tokens));
+    let whole = post(world.addr, "/v1/chat/completions", &chat).ok();
+    assert_eq!(whole["usage"]["prompt_tokens"], tokens.len());
+    chat["add_generation_prompt"] = false.into();
+    let answer = post(world.addr, "/apply-template", &chat).ok();
+    let shorter = answer["prompt"].as_str().expect("a text");
+    assert!(
+        shorter.len() < prompt.len() && prompt.starts_with(shorter),
+        "{shorter}"
+    );
+    world.wait_until_idle();
+}
+
+#[test]
+fn a_template_is_refused_as_the_chat_refuses_it() {
+    let world = World::scripted(&[]);
+    let messages = json!([{"role": "user", "content": "x"}]);
+    for body in [
+        json!({}),
+        json!({"messages": []}),
+        json!({"messages": [{"role": "user"}]}),
+        json!({"messages": messages, "tools": 5}),
+        json!({"messages": messages, "chat_template_kwargs": []}),
+        json!({"messages": messages, "add_generation_prompt": 5}),
+        json!({"messages": messages, "chat_template": "x"}),
+        json!({"messages": messages, "max_tokens": -1}),
+    ] {
+        let refused = ["/apply-template", "/v1/chat/completions"].map(|path| {
+            let answer = post(world.addr, path, &body);
+            (answer.status, answer.json())
+        });
+        assert_eq!(refused[0].0, 400, "{body}");
+        assert_eq!(refused[0], refused[1], "{body}");
+    }
+    world.wait_until_idle();
+}
+
+#[test]
 fn invalid_calls_are_refused_by_their_field() {
     let world = World::scripted_with(&[], |_, server| server.max_batch_requests = 2);
     let messages = json!([{"role": "user", "content": "x"}]);
@@ -223,7 +281,7 @@ fn invalid_calls_are_refused_by_their_field() {
     }
     world.wait_until_idle();
     let loading = World::without_engine(ServerConfig::default());
-    for path in ["/tokenize", "/detokenize"] {
+    for path in ["/tokenize", "/detokenize", "/apply-template"] {
         let body = json!({"prompt": "x", "tokens": [1]});
         assert_eq!(post(loading.addr, path, &body).status, 503, "{path}");
     }

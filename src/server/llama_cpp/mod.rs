@@ -1,4 +1,5 @@
-//! llama.cpp's API for editors: `POST /infill` fills in the middle, and `GET /props` shows the server's properties.
+//! llama.cpp's API for editors: `POST /infill` fills in the middle, `GET /props` shows the server's properties, and
+//! `POST /apply-template` the prompt of a chat.
 
 mod answer;
 mod call;
@@ -7,6 +8,7 @@ mod docs;
 pub(super) mod infill;
 pub(super) mod props;
 mod settings;
+pub(super) mod template;
 
 use super::error::ApiError;
 use super::state::Loaded;

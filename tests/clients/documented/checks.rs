@@ -6,7 +6,15 @@ use serde_json::{Value, json};
 pub type Check = fn(&str) -> Result<(), String>;
 
 /// For each shell example, a string that only this example contains, and the check of its output.
-pub const CURL: [(&str, Check); 24] = [
+pub const CURL: [(&str, Check); 25] = [
+    ("Who wrote the play?", |out| {
+        let prompt = parse(out)?["prompt"].take();
+        let prompt = prompt.as_str().ok_or("there is no prompt")?;
+        let (_, rest) = prompt
+            .split_once("Who wrote the play?")
+            .ok_or("the prompt lacks the message")?;
+        expect(!rest.is_empty(), "the answer does not begin")
+    }),
     ("fn add(a: u32", |out| {
         let answer = parse(out)?;
         let timings = &answer["timings"];

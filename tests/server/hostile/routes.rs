@@ -10,7 +10,7 @@ use crate::websocket::Client;
 use crate::world::{World, block_on};
 
 /// Each route, a field that every body to the route contains, and the fields to test.
-const FIELDS: [(&str, &str, &[&str]); 17] = [
+const FIELDS: [(&str, &str, &[&str]); 18] = [
     (
         "/v1/responses",
         r#""input": "a""#,
@@ -84,6 +84,11 @@ const FIELDS: [(&str, &str, &[&str]); 17] = [
         "/tokenize",
         r#""add_special_tokens": 5"#,
         &["prompt", "messages", "tools", "content"],
+    ),
+    (
+        "/apply-template",
+        r#""messages": [{"role": "user", "content": "a"}]"#,
+        &["messages", "tools", "chat_template_kwargs"],
     ),
     ("/detokenize", r#""skip_special_tokens": 5"#, &["tokens"]),
     (

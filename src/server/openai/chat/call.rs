@@ -32,7 +32,7 @@ pub(crate) struct Call {
 
 impl Call {
     /// Parses a call. Returns it with the charges for the memory of its values.
-    pub(super) fn parse(
+    pub(crate) fn parse(
         mut fields: Fields,
         limits: CallLimits<'_>,
     ) -> Result<(Self, Charges), ApiError> {

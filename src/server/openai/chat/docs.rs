@@ -18,16 +18,20 @@ use crate::openapi::shape::{
 use crate::openapi::shared;
 
 pub(crate) fn operation(facts: &Facts) -> Operation {
-    let fields = prompt().and(shared::common(facts)).and(answer_fields());
     let example = json!({
         "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 16
     });
     describe(Group::OpenAi, "Continue a chat")
-        .takes(fields.shape(), example)
+        .takes(fields(facts).shape(), example)
         .answers(named("ChatCompletion"), "the completion, or its chunks")
         .streams("ChatCompletionChunk", "With `stream`: chunks as events, then `[DONE]`. An error in the middle of a stream is an event with `error`.")
         .runs_requests()
         .done()
+}
+
+/// The fields of a call.
+pub(crate) fn fields(facts: &Facts) -> ObjectShape {
+    prompt().and(shared::common(facts)).and(answer_fields())
 }
 
 pub(crate) fn prompt() -> ObjectShape {
