@@ -164,3 +164,95 @@ impl Handler<StopActor> for RadixCache {
         stop_actor(&mut self.note, ctx);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use actix::{Addr, Message, System};
+
+    use super::*;
+    use crate::messages::TreeReader;
+    use souffleur_base::ids::StepId;
+    use souffleur_state::cache::eviction::EvictionPolicy;
+    use souffleur_state::plan::probe::ProbeKind;
+    use souffleur_state::pool::pages::{PageSize, PoolLedger};
+
+    /// Asks whether the cache has a tap, and whether its tree records changes.
+    #[derive(Message)]
+    #[rtype(result = "(bool, bool)")]
+    struct IsNoted;
+
+    impl Handler<IsNoted> for RadixCache {
+        type Result = MessageResult<IsNoted>;
+
+        fn handle(&mut self, _: IsNoted, _: &mut Context<Self>) -> Self::Result {
+            MessageResult((self.tap.is_some(), self.cache.records_changes()))
+        }
+    }
+
+    /// Ignores the cache's messages.
+    struct Sink;
+
+    impl Actor for Sink {
+        type Context = Context<Self>;
+    }
+
+    impl Handler<Posted<Box<ReservePages>>> for Sink {
+        type Result = ();
+
+        fn handle(&mut self, posted: Posted<Box<ReservePages>>, _: &mut Context<Self>) {
+            drop(posted.open());
+        }
+    }
+
+    impl Handler<Posted<Box<PrefixesProbed>>> for Sink {
+        type Result = ();
+
+        fn handle(&mut self, posted: Posted<Box<PrefixesProbed>>, _: &mut Context<Self>) {
+            drop(posted.open());
+        }
+    }
+
+    fn start() -> Addr<RadixCache> {
+        let ledger = Arc::new(PoolLedger::new(PageSize::ONE));
+        let tree = RadixTree::new(PageSize::ONE, EvictionPolicy::default(), ledger.clone());
+        let sink = Sink.start();
+        let reserve = Mailbox::of(&sink, "sink", "ReservePages");
+        let probed = Mailbox::of(&sink, "sink", "PrefixesProbed");
+        let note = DeathNote::unread("radix_cache", ledger);
+        let cache = RadixCache::new(tree, reserve, note);
+        cache.with_scheduler(probed).start()
+    }
+
+    /// Lets the cache work, and asks it.
+    async fn is_noted(cache: &Addr<RadixCache>) -> (bool, bool) {
+        let probes = Mailbox::of(cache, "radix_cache", "ProbePrefixes");
+        probes.post(Box::new(ProbePrefixes {
+            step: StepId::new(1),
+            settle: Vec::new(),
+            keys: Vec::new(),
+            kind: ProbeKind::InBatch,
+        }));
+        cache.send(IsNoted).await.expect("the cache lives")
+    }
+
+    #[test]
+    fn the_tree_is_noted_only_while_there_is_a_reader() {
+        System::new().block_on(async {
+            let cache = start();
+            assert_eq!(is_noted(&cache).await, (false, false));
+            for _ in 0..2 {
+                let reader = Arc::new(TreeReader);
+                let take = TakeTreeNotes {
+                    reader: Arc::downgrade(&reader),
+                };
+                let notes = cache.send(take).await.expect("the cache lives");
+                assert!(notes.is_restart && notes.is_whole);
+                assert_eq!(is_noted(&cache).await, (true, true));
+                drop(reader);
+                assert_eq!(is_noted(&cache).await, (false, false));
+            }
+        });
+    }
+}
