@@ -129,3 +129,36 @@ impl Drop for Seat {
         self.viewers.wake();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_sampler_serves_all_viewers_and_ends_with_the_last() {
+        let viewers: Arc<Viewers> = Arc::default();
+        let n_started = Cell::new(0);
+        let join = || {
+            let start_sampler = || {
+                n_started.set(n_started.get() + 1);
+                Ok(())
+            };
+            viewers.join(4, false, start_sampler)
+        };
+        let n_admitted = |n_present: usize| viewers.admit(n_present).map(|joining| joining.len());
+        let mut seats: Vec<_> = (0..MAX_VIEWERS).map(|_| join().ok()).collect();
+        assert!(seats.iter().all(Option::is_some));
+        assert!(join().is_err(), "all seats are taken");
+        assert_eq!(n_admitted(0), Some(MAX_VIEWERS));
+        seats.pop();
+        assert!(join().is_ok(), "a seat is free");
+        assert_eq!(n_admitted(MAX_VIEWERS - 1), Some(1));
+        assert_eq!(n_started.get(), 1);
+        seats.clear();
+        assert_eq!(n_admitted(0), None, "the sampler must end");
+        assert!(join().is_ok());
+        assert_eq!(n_started.get(), 2);
+    }
+}
