@@ -190,8 +190,9 @@ pub fn listen(addr: SocketAddr, path: &str, header: &str) -> Events {
     events_of(stream)
 }
 
+/// The events of a response that must be a success.
 #[track_caller]
-fn events_of(stream: TcpStream) -> Events {
+pub fn events_of(stream: TcpStream) -> Events {
     let mut reader = BufReader::new(stream);
     let (status, headers) = read_head(&mut reader);
     let kind = headers.iter().find(|(name, _)| name == "content-type");
