@@ -27,7 +27,10 @@ struct Answer {
 /// Answers with the text that `/v1/chat/completions` encodes for the same body. It may be longer than the context.
 pub(crate) async fn apply(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let received = ReceivedCall::new(&state, body)?;
+    let engine = &received.loaded.engine;
     let (call, charges) = Call::parse(received.fields, received.limits)?;
+    let sampling = &call.common.sampling;
+    sampling.validate(engine.model().vocab_size, engine.request_limits())?;
     let chat = call.prompt;
     let work = move |tokenizer: &TextModel, _| {
         let prompt = encode::render(tokenizer, &chat)?;
