@@ -27,19 +27,8 @@ const LASTING: &str = "(async () => {
     return kept.join('\\n');
 })()";
 
-#[test]
-fn keys_travel_in_headers_and_stay_in_the_tab() {
-    let Some(browser) = browser() else { return };
-    let args = [
-        "--api-key",
-        KEY,
-        "--admin-api-key",
-        ADMIN_KEY,
-        "--log-level",
-        "debug",
-    ];
-    let server = Binary::start(&args);
-    let page = Page::new(browser, server.url.clone(), View::default());
+/// Enters a wrong key, then the right ones.
+fn enter_keys(page: &Page) {
     page.visit_console();
     page.until("document.activeElement.id === 'key-field'");
     page.write("sk-key-of-another");
@@ -52,9 +41,10 @@ fn keys_travel_in_headers_and_stay_in_the_tab() {
     page.write(ADMIN_KEY);
     page.press("Enter");
     page.until("souffleur.live.frame && souffleur.live.hello.is_admin");
-    page.ask("Who are you?");
-    page.answer();
+}
 
+/// Checks that both keys are in headers, and in no address.
+fn check_sent(page: &Page) {
     let headers: Vec<String> = page
         .all("Network.requestWillBeSent")
         .iter()
@@ -69,6 +59,26 @@ fn keys_travel_in_headers_and_stay_in_the_tab() {
     let addresses: Vec<String> = page.requests().into_values().collect();
     assert!(!addresses.join("\n").contains(MARK), "{addresses:#?}");
     assert!(!page.text("location.href").contains(MARK));
+}
+
+#[test]
+fn keys_travel_in_headers_and_stay_in_the_tab() {
+    let Some(browser) = browser() else { return };
+    let args = [
+        "--api-key",
+        KEY,
+        "--admin-api-key",
+        ADMIN_KEY,
+        "--log-level",
+        "debug",
+    ];
+    let server = Binary::start(&args);
+    let page = Page::new(browser, server.url.clone(), View::default());
+    enter_keys(&page);
+    page.ask("Who are you?");
+    page.answer();
+
+    check_sent(&page);
     let lasting = page.text(LASTING);
     assert!(lasting.contains("Who are you?"), "{lasting}");
     assert!(!lasting.contains(MARK), "{lasting}");

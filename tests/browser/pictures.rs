@@ -32,7 +32,7 @@ const BLANK: &str = "[...document.querySelectorAll('canvas')].filter((canvas) =>
 struct Picture {
     name: &'static str,
     view: View,
-    /// What the page shows, besides an answer.
+    /// A script that shows another part of the page.
     open: &'static str,
 }
 
