@@ -105,6 +105,7 @@ fn clients_discover_the_model() {
             assert_eq!(shown["capabilities"], capabilities);
             let template = shown["template"].as_str().expect("a text");
             assert!(template.contains("message.content"), "{template}");
+            assert!(template.contains(".Suffix"), "Continue looks for it");
         }
     }
     let unknown = post(world.addr, "/api/show", &json!({"model": "other"}));
@@ -113,6 +114,7 @@ fn clients_discover_the_model() {
     let shown = post(agents.addr, "/api/show", &json!({"model": "scripted"})).ok();
     let all = json!(["completion", "tools", "thinking", "embedding"]);
     assert_eq!(shown["capabilities"], all);
+    assert!(!shown["template"].to_string().contains(".Suffix"));
     let tags = get(agents.addr, "/api/tags").ok();
     assert_eq!(tags["models"][0]["capabilities"], all);
 }

@@ -55,18 +55,27 @@ pub(crate) async fn show(state: Data<AppState>, body: JsonBody) -> Result<HttpRe
     let served = &info.served_model_name;
     let mut fields = body.0;
     names::take(&mut fields, &["model", "name"], served)?;
-    let text = loaded.engine.text();
-    let template = text.and_then(|text| text.chat_template());
     Ok(HttpResponse::Ok().json(json!({
         "license": "",
         "modelfile": format!("FROM {}\n", names::tagged(served)),
         "parameters": parameters(loaded),
-        "template": template.unwrap_or_default(),
+        "template": template(loaded),
         "details": details(info),
         "model_info": model_info(info),
         "capabilities": capabilities(loaded),
         "modified_at": modified_at(&state, info),
     })))
+}
+
+/// The chat template. Continue sends a suffix only to models whose template contains `.Suffix`.
+fn template(loaded: &Loaded) -> String {
+    let text = loaded.engine.text();
+    let template = text.and_then(|text| text.chat_template());
+    let mut template = template.unwrap_or_default().to_owned();
+    if llama_cpp::no_infill(loaded).is_none() {
+        template.push_str("{# .Suffix #}");
+    }
+    template
 }
 
 /// The fields that both lists of models have.
