@@ -236,10 +236,14 @@ fn the_calls_of_llama_vscode_replay() {
                 assert!(number(&settings["n_ctx"]) > 0.0, "{settings}");
             }
             ("/apply-template", _) => check_template(&editor, &call, &response.json()),
+            ("/tokenize", _) => {
+                let tokens = &response.json()["tokens"];
+                assert!(tokens.as_array().is_some_and(|tokens| !tokens.is_empty()));
+            }
             _ => panic!("an unknown call of {}", call.path),
         }
     }
-    assert_eq!(kinds.len(), 7, "{kinds:?}");
+    assert_eq!(kinds.len(), 8, "{kinds:?}");
     check_cached(&fills, warmed_up_tokens);
     editor.world.wait_until_idle();
 }
