@@ -9,7 +9,7 @@ const PARAMS = [
   { name: "repetition_penalty", label: "Repetition penalty", step: 0.05, min: 0.05, max: 2, hint: "1 is none" },
   { name: "frequency_penalty", label: "Frequency penalty", step: 0.1, min: -2, max: 2, hint: "for each repetition" },
   { name: "presence_penalty", label: "Presence penalty", step: 0.1, min: -2, max: 2, hint: "once for each token" },
-  { name: "max_tokens", label: "Most tokens", step: 1, min: 0, hint: "of an answer" },
+  { name: "max_tokens", label: "Max tokens", step: 1, min: 0, hint: "at most so many in an answer" },
   { name: "seed", label: "Seed", step: 1, hint: "empty: a new one for each answer, kept with it" },
 ];
 const TOP_LOGPROBS = 8;
