@@ -64,7 +64,12 @@ class TokenView {
   update() {
     const { tokens } = this.owner.run;
     const end = Math.min(tokens.length, this.limit ?? 1500);
-    for (; this.shown < end; this.shown += 1) this.list.append(this.tokenNode(tokens[this.shown], this.shown));
+    for (; this.shown < end; this.shown += 1) {
+      const token = tokens[this.shown];
+      this.list.append(this.tokenNode(token, this.shown));
+      // A line break within a button does not break the line of the list.
+      if (token.t.endsWith("\n")) this.list.append(h("br"));
+    }
     if (end < tokens.length && !this.more) {
       this.more = button(`Show all ${whole(tokens.length)} tokens`, { class: "quiet" }, () => {
         this.limit = Infinity;
@@ -93,8 +98,8 @@ class TokenView {
   move(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1, Home: -1e9, End: 1e9 }[event.key];
     if (!step) return;
-    const items = this.list.children;
-    const at = Array.prototype.indexOf.call(items, document.activeElement);
+    const items = Array.from(this.list.querySelectorAll("button"));
+    const at = items.indexOf(document.activeElement);
     const next = items[Math.min(Math.max(at + step, 0), items.length - 1)];
     items[at]?.setAttribute("tabindex", "-1");
     next.setAttribute("tabindex", "0");
