@@ -32,6 +32,10 @@ function firstOfContent(node) {
   return index;
 }
 
+function inPercent(share) {
+  return share < 0.00005 ? "< 0.01 %" : `${(100 * share).toFixed(2)} %`;
+}
+
 class TokenView {
   constructor(chat, node) {
     this.chat = chat;
@@ -136,7 +140,7 @@ class TokenView {
     const label = [
       h("span", { class: "text" }, safeText(shownToken(other.t))),
       h("span", { class: "meter" }, bar),
-      h("span", { class: "number" }, `${(100 * share).toFixed(2)} %`),
+      h("span", { class: "number" }, inPercent(share)),
     ];
     if (isTaken || !isInContent) {
       return h("li", { class: isTaken ? "taken" : "" }, h("div", { class: "alternative" }, label));
