@@ -100,7 +100,7 @@ class MessageView {
       this.tokens = new TokenView(this.chat, this.message);
       this.text.node.after(this.tokens.node);
     }
-    if (this.tokens) this.tokens.node.hidden = !wantsTokens;
+    if (this.tokens) this.tokens.node.hidden = !wantsTokens || Boolean(this.editor);
     if (wantsTokens) this.tokens.update();
     this.text.node.hidden = wantsTokens;
     this.text.update(this.message.content);
