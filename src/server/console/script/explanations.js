@@ -24,7 +24,7 @@ const EXPLANATIONS = {
   ],
   Requests: [
     "A lane is a request: the tokens of its prompt that came from the cache, those that were computed, those " +
-      "still to compute, and its output. Running requests come first, then those that wait.",
+      "still to compute, and its output. Running requests come first, then those that wait, then those that ended.",
     "A long prompt is computed in parts, so that other requests go on. If memory is short, a request is " +
       "retracted: it waits, and later continues from the cache.",
   ],
