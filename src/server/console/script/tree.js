@@ -37,8 +37,9 @@ class TreePicture {
       "p",
       { class: "legend" },
       h("span", {}, h("i", { class: "key cached" }), "cached"),
-      h("span", {}, h("i", { class: "key computed" }), "in use ", h("b", {}, "●n")),
-      h("span", {}, h("b", {}, "◆"), " pinned"),
+      h("span", {}, h("i", { class: "key computed" }), "in use by ", h("b", {}, "●n"), " requests"),
+      h("span", {}, h("i", { class: "key new" }), "new"),
+      h("span", {}, h("b", {}, "◆"), " pinned (", h("b", {}, "◇"), " softly)"),
       h("span", {}, h("i", { class: "key fold" }), "not drawn"),
     );
     this.table = new DataTable("Nodes", ["node", "parent", "tokens", "below", "in use", "marks"], () =>
@@ -46,7 +47,7 @@ class TreePicture {
     );
     this.node = card(
       "Radix tree",
-      "cached prefixes, as wide as their tokens",
+      "cached prefixes, as wide as their tokens and those below",
       this.table,
       scale,
       this.canvas.node,
@@ -194,14 +195,13 @@ class TreePicture {
   drawLabel(context, node, { x, y, w, row }) {
     const marks = [
       node.pin > 0 && (node.pin === 2 ? "◆" : "◇"),
-      node.parent === null && namespaceName(node.ns),
       whole(node.tokens),
       node.locks > 0 && `●${node.locks}`,
+      node.parent === null && namespaceName(node.ns),
     ];
     context.font = canvasFont(row > 20 ? 11 : 10, 500);
     context.fillStyle = palette.get(node.locks > 0 ? "on-accent" : "ink");
-    const text = fitted(context, marks.filter(Boolean).join(" "), w - 8);
-    context.fillText(text, x + 4, y + row / 2 + 2.5);
+    context.fillText(labelOf(context, marks.filter(Boolean), w - 8), x + 4, y + row / 2 + 2.5);
   }
 
   drawFold(context, fold, { scale, row, width }) {
@@ -250,6 +250,20 @@ class TreePicture {
         marksOf(node).join(", ") || "–",
       ]);
   }
+}
+
+// As many of the marks as fit. Numbers are not cut: half of one would be another number.
+function labelOf(context, marks, width) {
+  let label = "";
+  for (const mark of marks) {
+    const longer = label ? `${label} ${mark}` : mark;
+    if (context.measureText(longer).width > width) {
+      const cut = mark.startsWith("[") ? fitted(context, longer, width) : "";
+      return cut.length > label.length + 4 ? cut : label;
+    }
+    label = longer;
+  }
+  return label;
 }
 
 function roundRect(context, x, y, w, height, radius) {
