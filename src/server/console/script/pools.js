@@ -31,7 +31,8 @@ class PoolsPicture {
   }
 
   update() {
-    const pools = live.frame?.pools ?? [];
+    if (!live.frame) return;
+    const pools = live.frame.pools ?? [];
     for (const pool of pools) this.barOf(pool).update(pool);
     for (const [name, bar] of this.bars) {
       if (pools.some((pool) => pool.pool === name)) continue;

@@ -83,7 +83,7 @@ async function run(chat, node, body, show) {
     if (!node.run.finish && !node.run.error) node.run.error = "the stream ended early";
   } catch (error) {
     if (stopper.signal.aborted) node.run.finish = "stopped";
-    else node.run.error = error.message;
+    else node.run.error = error instanceof TypeError ? `No connection: ${error.message}` : error.message;
   } finally {
     running.delete(node.id);
   }

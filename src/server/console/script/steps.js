@@ -75,7 +75,11 @@ class StepsPicture {
     if (this.ticket) return;
     const tick = (time) => {
       this.ticket = null;
-      if (!live.frame || document.hidden || !this.node.offsetParent) return;
+      if (document.hidden || !this.node.offsetParent) return;
+      if (!live.frame) {
+        this.canvas.redraw();
+        return;
+      }
       if (!this.drawn || time - this.drawn > 60) {
         this.drawn = time;
         this.canvas.redraw();
@@ -98,7 +102,7 @@ class StepsPicture {
     const { start, steps } = this.shown();
     const base = height - 18;
     this.hasSteps = steps.length > 0;
-    this.drawAxis(context, width, base, start);
+    if (live.frame) this.drawAxis(context, width, base, start);
     const most = Math.max(...steps.map((step) => step.prefill_tokens + step.decode_tokens), 4);
     const scale = width / this.span;
     for (const step of steps) {
