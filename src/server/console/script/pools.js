@@ -10,7 +10,7 @@ const POOLS = {
   store_disk: "KV store on disk",
 };
 const PARTS = {
-  private: ["output", "of running requests alone"],
+  private: ["output", "requests' own"],
   used: ["output", "in use"],
   protected: ["computed", "cached, in use"],
   stored: ["cached", "stored"],
