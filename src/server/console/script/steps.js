@@ -142,7 +142,8 @@ class StepsPicture {
       const x = Math.round(((time - start) * width) / this.span) + 0.5;
       context.moveTo(x, 4);
       context.lineTo(x, base);
-      context.fillText(`${(time / 1000).toFixed(every < 100 ? 2 : 1)} s`, x + 3, base + 14);
+      const label = `${(time / 1000).toFixed(every < 100 ? 2 : 1)} s`;
+      if (x + 3 + context.measureText(label).width < width) context.fillText(label, x + 3, base + 14);
     }
     context.moveTo(0, base + 0.5);
     context.lineTo(width, base + 0.5);
@@ -153,7 +154,11 @@ class StepsPicture {
     context.fillStyle = palette.get("muted");
     context.font = canvasFont(12.5);
     const text = live.frame ? "at rest: no steps" : "no connection";
-    context.fillText(text, (width - context.measureText(text).width) / 2, base / 2 + 4);
+    const size = context.measureText(text).width;
+    const x = (width - size) / 2;
+    // Clears the lines of the axis under the text.
+    context.clearRect(x - 6, base / 2 - 12, size + 12, 22);
+    context.fillText(text, x, base / 2 + 4);
   }
 
   inWords() {
