@@ -16,7 +16,7 @@ function renderTalk() {
   fill(list, path.length ? Array.from(views.values(), (view) => view.node) : emptyTalk());
   for (const view of views.values()) view.update();
   setText(byId("chat-title"), titleOf(chat));
-  list.scrollTop = list.scrollHeight;
+  list.scrollTop = path.length ? list.scrollHeight : 0;
   updateComposer();
   renderChats();
 }
