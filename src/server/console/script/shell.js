@@ -12,7 +12,7 @@ const THEMES = [
 ];
 const NARROW = matchMedia("(max-width: 1020px)");
 const SHORTCUTS = [
-  [["Ctrl", "Enter"], "send the message"],
+  [SEND_KEYS.split(" "), "send the message"],
   [["Esc"], "stop the answer"],
   [["/"], "go to the message field"],
   [["n"], "new chat"],
@@ -83,7 +83,7 @@ function setTheme(name) {
   }
   const label = THEMES.find(([known]) => known === name)?.[1] ?? "Auto";
   byId("theme-cycle").setAttribute("aria-label", `Theme: ${label}`);
-  setText(byId("theme-cycle"), label);
+  fill(byId("theme-cycle"), icon("theme"), label);
   redrawAll();
 }
 
