@@ -179,7 +179,8 @@ class ActorsPicture {
       return;
     }
     const { perSecond, waiting, share } = actorNumbers(name);
-    setText(note, `${brief(perSecond)}/s · ${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % busy`);
+    const busyShare = (100 * share).toFixed(share < 0.1 ? 1 : 0);
+    setText(note, live.frame ? `${brief(perSecond)}/s · ${busyShare} % busy` : "");
     setText(queue, waiting > 0 ? `▪ ${whole(waiting)}` : "");
     busy.setAttribute("width", this.layout.size[0] * share);
     group.classList.toggle("has-queue", waiting >= LONG_QUEUE);

@@ -94,6 +94,8 @@ const live = {
 
   lost() {
     this.frame = null;
+    this.history = [];
+    this.mailboxes = [];
     server.phase = this.isRefused ? server.phase : "disconnected";
     this.tell("frame");
     showStatus();
