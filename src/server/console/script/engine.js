@@ -97,8 +97,8 @@ const engine = {
     setText(
       this.progressText,
       all > 0
-        ? `${percent(done, all)}: ${bytes(done)} of ${bytes(all)}. Requests get 503 until then.`
-        : "Requests get 503 until then.",
+        ? `${percent(done, all)}: ${bytes(done)} of ${bytes(all)}. Requests get 503 until it is loaded.`
+        : "Requests get 503 until it is loaded.",
     );
   },
 
