@@ -29,6 +29,15 @@ const BLANK: &str = "[...document.querySelectorAll('canvas')].filter((canvas) =>
     return new Set(new Uint32Array(data.buffer)).size < 4;
 }).map((canvas) => canvas.ariaLabel)";
 
+/// Cards that are wider than the pane with their tables open.
+const WIDE: &str = "(() => {
+    document.querySelectorAll('#engine .data').forEach((table) => (table.open = true));
+    const { right } = document.getElementById('engine').getBoundingClientRect();
+    return [...document.querySelectorAll('#engine .card')]
+        .filter((card) => card.getBoundingClientRect().right > right + 1 || card.scrollWidth > card.clientWidth + 1)
+        .map((card) => card.innerText.slice(0, 20));
+})()";
+
 struct Picture {
     name: &'static str,
     view: View,
@@ -153,6 +162,7 @@ fn every_picture_is_drawn_under_load() {
         if env::var_os("SOUFFLEUR_WRITE_PICTURES").is_some() {
             write(&page, picture.name);
         }
+        assert_eq!(page.eval(WIDE), json!([]), "{}", picture.name);
         page.check_quiet(&[]);
     }
     load.end();
