@@ -140,7 +140,10 @@ impl FakeExecutor {
     fn slot(&self, row: &FakeRow, position: usize) -> Result<usize, StepError> {
         let page_size = self.options.page_size;
         let page = row.pages.get(position / page_size).ok_or_else(|| {
-            StepError::Rejected(format!("{} has no page for position {position}", row.seq))
+            StepError::Rejected(format!(
+                "sequence {} has no page for position {position}",
+                row.seq
+            ))
         })?;
         Ok(page.index() * page_size + position % page_size)
     }

@@ -54,7 +54,8 @@ impl StoreModel {
             let record_bytes = shape.geometry.record_bytes(kind);
             if record_bytes > disk_bytes {
                 let reason = format!(
-                    "is {disk_bytes}, must be at least {record_bytes} to hold one {} record",
+                    "is {disk_bytes}, must be at least {record_bytes} to hold one {} record: raise --disk-bytes, \
+                     or kv_disk_bytes",
                     kind.name()
                 );
                 return Err(SimulateError::value("disk_bytes", reason));

@@ -131,7 +131,10 @@ fn check_pool(memory: &MemoryPlan, page_size: u32) -> Result<(), SimulateError> 
     if tokens < min as u64 {
         let min = format!("at least {min} to serve any request with a page_size of {page_size}");
         let (what, reason) = match memory.wish.max_total_tokens {
-            Some(_) => ("kv_tokens", format!("is {tokens}, must be {min}")),
+            Some(_) => (
+                "kv_tokens",
+                format!("is {tokens}, must be {min}: raise --kv-tokens, or max_total_tokens"),
+            ),
             None => (
                 "the hardware's memory",
                 format!("holds only {tokens} KV tokens, must hold {min}"),

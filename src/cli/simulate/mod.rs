@@ -154,7 +154,7 @@ fn run_prompts(
     let eviction = config.eviction_policy().map_err(SimulateError::from)?;
     let eviction = eviction.ok_or_else(|| {
         Failure::Usage(
-            "--prompts-only replays the prefix cache, which disable_radix_cache turns off: remove one of the two"
+            "--prompts-only measures the prefix cache, which disable_radix_cache turns off: remove one of the two"
                 .into(),
         )
     })?;

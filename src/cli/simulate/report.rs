@@ -85,7 +85,7 @@ pub fn print_curve(page_size: PageSize, eviction: EvictionPolicy, curve: &[Curve
         "of unique tokens",
         "hit rate",
         "evicted nodes",
-        "too long",
+        "prompts too long",
     ];
     table::print(&header, &rows.collect::<Vec<_>>());
 }
@@ -244,8 +244,14 @@ fn store_rows(outcome: &Outcome) -> Vec<NamedValue> {
             "disk used, GiB",
             cell(&|store| format!("{:.2}", gib(store.held_bytes))),
         ),
-        ("  reads", cell(&|store| share(store.read_s))),
-        ("  writes", cell(&|store| share(store.write_s))),
+        (
+            "disk reads, share of the makespan",
+            cell(&|store| share(store.read_s)),
+        ),
+        (
+            "disk writes, share of the makespan",
+            cell(&|store| share(store.write_s)),
+        ),
         ("blocks written", cell(&|store| store.written.to_string())),
         ("blocks read", cell(&|store| store.read.to_string())),
         ("blocks evicted", cell(&|store| store.evicted.to_string())),
@@ -253,7 +259,10 @@ fn store_rows(outcome: &Outcome) -> Vec<NamedValue> {
             "loads skipped, slower than computing",
             cell(&|store| store.too_slow.to_string()),
         ),
-        ("fetched, unused", cell(&|store| store.late.to_string())),
+        (
+            "fetches that loaded no block",
+            cell(&|store| store.late.to_string()),
+        ),
         ("copy steps", outcome.copy_steps.to_string()),
     ])
 }

@@ -151,7 +151,7 @@ pub(crate) fn check_groups(routing: &Routing, count_key: &str) -> Result<(), Str
     }
     if groups.n_used * size < n_used {
         return Err(format!(
-            "is {n_groups}: a token uses {} groups, whose {} experts are fewer than the {n_used} that it needs",
+            "is {n_groups}: a token may use {} groups, which have {} experts, fewer than the {n_used} per token",
             groups.n_used,
             groups.n_used * size,
         ));

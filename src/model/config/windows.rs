@@ -137,8 +137,7 @@ fn layer_window(
         ("full_attention", _) => Ok(None),
         ("sliding_attention", Some(window)) => Ok(Some(window)),
         ("sliding_attention", None) => {
-            let reason =
-                "names \"sliding_attention\" but use_sliding_window or sliding_window is off";
+            let reason = "names \"sliding_attention\", but sliding_window is null or use_sliding_window is false";
             Err(json.error("layer_types", reason))
         }
         (other, _) => {

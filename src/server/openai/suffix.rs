@@ -25,7 +25,7 @@ pub(super) fn around(prompts: Vec<Prompt>, fields: &mut Fields) -> Result<Vec<Pr
             ..InfillPrompt::default()
         })),
         _ => {
-            let text = "suffix belongs to a prompt of text, but this prompt has token ids: send it as text";
+            let text = "suffix needs a prompt of text, but this prompt is a list of token ids: send the prompt as text";
             Err(ApiError::field(NAME, text))
         }
     };

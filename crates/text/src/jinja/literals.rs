@@ -72,8 +72,9 @@ fn hex(chars: &mut std::str::Chars<'_>, letter: char, digits: usize) -> Result<c
     let written: String = chars.take(digits).collect();
     let code = u32::from_str_radix(&written, 16).ok();
     let code = code.filter(|_| written.len() == digits && !written.starts_with('+'));
-    code.and_then(char::from_u32)
-        .ok_or_else(|| format!("\\{letter}{written} is not a character of {digits} hex digits"))
+    code.and_then(char::from_u32).ok_or_else(|| {
+        format!("\\{letter}{written} is not a character: write {digits} hex digits of one")
+    })
 }
 
 /// Parses the number at the start of `rest`. Also returns its length in bytes. After a dot, as in `a.0.1`, it is an

@@ -61,7 +61,7 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
                 "the CUDA kernels need separate values, as wide as the keys"
             }
             LayerKv::Pages(pages) if pages.dtype == KvDtype::Int8 => {
-                "there are no CUDA kernels for int8 KV, but for --kv-cache-dtype auto"
+                "there are no CUDA kernels for int8 KV (there are for --kv-cache-dtype auto)"
             }
             LayerKv::Pages(_) if Some(layer) != first => {
                 "the CUDA kernels need the same heads in every layer"

@@ -69,7 +69,7 @@ const REFUSED: &[Refusal] = &[
     ),
     (
         || json!({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
-        "but use_sliding_window or sliding_window is off",
+        "but sliding_window is null or use_sliding_window is false",
     ),
     (
         || json!({"rope_scaling": {"type": "dynamic", "factor": 2}}),

@@ -76,7 +76,7 @@ impl<'t> Interpreter<'t> {
                 let items = items.unwrap_or(Value::None);
                 self.captured(|out| self.run_loop(node, items, &scope, depth, out))
             }
-            Callable::No => Fault::other("object is not callable"),
+            Callable::No => Fault::other("'object' object is not callable"),
         }
     }
 
