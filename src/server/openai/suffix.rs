@@ -82,6 +82,9 @@ mod tests {
         assert_eq!(refused, "suffix is 5, must be a string");
         let refused = read(vec![Prompt::Tokens([1].into())], json!("b"));
         let refused = refused.expect_err("tokens have no suffix");
-        assert!(refused.ends_with("token ids: send it as text"), "{refused}");
+        assert!(
+            refused.ends_with("token ids: send the prompt as text"),
+            "{refused}"
+        );
     }
 }
