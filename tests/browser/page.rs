@@ -1,4 +1,4 @@
-//! A page in the browser, with a profile of its own.
+//! A page in the browser, in a new profile.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -153,7 +153,7 @@ impl Page {
                 look();
             }})"
         );
-        // A page that is left while it waits goes on in the next document.
+        // A navigation ends the evaluation: wait again, in the next document.
         for _ in 0..MAX_DOCUMENTS {
             match self.try_eval(&expression) {
                 Err(error) if error.contains("navigated") || error.contains("context") => {}

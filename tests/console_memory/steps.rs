@@ -20,10 +20,10 @@ use souffleur::state::control::ControlStates;
 use crate::allocator::allocations;
 use crate::states::{BATCH, Loop, answer, requests, states};
 
-/// After so many steps the Scheduler has begun to drop the oldest of the 1,024 that it keeps.
+/// Steps after which the Scheduler has begun to drop the oldest of the 1,024 that it keeps.
 const WARM_STEPS: usize = 1100;
 const STEPS: usize = 400;
-/// Every so many steps the console asks.
+/// Steps between two requests of the console.
 const WATCHED_STEPS: usize = 50;
 const POSTS: u64 = 64;
 

@@ -24,7 +24,7 @@ const REQUESTS_PER_FRAME: usize = 3;
 /// In these frames buffers grow, and those of the stalled viewer get full.
 const WARM_FRAMES: usize = 30;
 const MEASURED_FRAMES: usize = 50;
-/// The memory of an idle engine is the least in so many frames.
+/// Frames of which the least memory counts as that of an idle engine.
 const IDLE_FRAMES: usize = 5;
 const READINGS_PER_FRAME: usize = 50;
 /// The kernel keeps 15 bytes of a thread's name.
@@ -100,7 +100,7 @@ impl Viewer {
         self.times.last().is_some_and(|last| *last >= t_us)
     }
 
-    /// Reads on a thread of its own until the time `end`.
+    /// Reads on a new thread until the time `end`.
     fn read(mut self, end: Arc<AtomicU64>, ticks: Option<Sender<Tick>>) -> JoinHandle<Self> {
         let read = move || {
             while !self.has_reached(end.load(Ordering::SeqCst)) {
@@ -165,7 +165,7 @@ impl Watched {
         self.ticks.recv().expect("the first viewer reads")
     }
 
-    /// Sends requests during so many frames, and waits until the engine is idle and the frames say so.
+    /// Sends requests during this number of frames, and waits until the engine is idle and the frames say so.
     fn run(&mut self, n_frames: usize) -> Idle {
         for _ in 0..n_frames {
             self.next_tick();

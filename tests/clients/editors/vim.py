@@ -1,4 +1,4 @@
-"""Types in a Vim with llama.vim, in a terminal of its own."""
+"""Types in a Vim with llama.vim, in a new terminal."""
 
 import os
 import pty
