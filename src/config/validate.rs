@@ -190,7 +190,7 @@ impl EngineConfig {
             self.kv_cache_dtype != KvCacheDtype::Int8,
             "enable_double_sparsity",
             || {
-                "is on, but kv_cache_dtype is int8: double sparsity needs unquantised keys: turn off one of the two"
+                "is on, but kv_cache_dtype is int8: it needs unquantised keys: choose another kv_cache_dtype"
                     .to_owned()
             },
         )?;

@@ -190,7 +190,7 @@ impl EngineParts {
             return Err(ConfigError {
                 key: "max_total_tokens".to_owned(),
                 reason: format!(
-                    "makes {total_pages} pages, limit is {MAX_PAGES}: use larger pages"
+                    "is {total_pages} pages of page_size, limit is {MAX_PAGES}: raise page_size"
                 ),
             });
         }

@@ -38,7 +38,7 @@ const REPLACEMENTS: [(&str, &str); 13] = [
     ),
     (
         "Failed to generate regex",
-        "its bounds exclude every number",
+        "the bounds of a number exclude every number",
     ),
 ];
 const TOO_COMPLEX: &str = "it is too complex";

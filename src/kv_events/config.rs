@@ -171,7 +171,11 @@ impl KvEventsConfig {
         match raw.publisher.as_str() {
             "null" => return Ok(None),
             "zmq" => (),
-            other => return Err(format!("publisher is {other:?}, must be zmq or null")),
+            other => {
+                return Err(format!(
+                    "publisher is {other:?}, must be \"zmq\" or \"null\""
+                ));
+            }
         }
         raw.check(page_size).map(Some)
     }
@@ -294,7 +298,10 @@ mod tests {
         let long = format!(r#"{{"publisher": "zmq", "topic": "{}"}}"#, "t".repeat(256));
         for (json, parts) in [
             ("[", &["JSON", "publisher"][..]),
-            (r#"{"publisher": "kafka"}"#, &["\"kafka\"", "zmq or null"]),
+            (
+                r#"{"publisher": "kafka"}"#,
+                &["\"kafka\"", "\"zmq\" or \"null\""],
+            ),
             (r#"{"publisher": "zmq", "port": 1}"#, &["port", "endpoint"]),
             (
                 r#"{"publisher": "zmq", "endpoint": "inproc://kv"}"#,

@@ -45,7 +45,7 @@ pub enum SubscribeError {
         MAX_READERS
     )]
     TooMany,
-    #[error("the KV event publisher has stopped: it starts again only with the server")]
+    #[error("the KV event publisher has stopped: restart the server to start it again")]
     Stopped,
 }
 

@@ -182,7 +182,7 @@ fn models_that_double_sparsity_does_not_support_are_refused() {
         ),
         (
             "mistral",
-            "every layer of this model has a window or a state",
+            "every layer of this model has a window or a recurrent state",
         ),
     ] {
         let wish = SparsityWish {

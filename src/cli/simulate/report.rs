@@ -153,7 +153,11 @@ fn rows(run: &Run, has_store: bool) -> Vec<NamedValue> {
     rows.extend(latency_rows("TTFT", &outcome.ttft_s(), SECONDS));
     rows.extend(latency_rows("TPOT", &outcome.tpot_s(), MILLISECONDS));
     let gaps = outcome.longest_gap_s();
-    rows.extend(latency_rows("longest gap", &gaps, MILLISECONDS));
+    rows.extend(latency_rows(
+        "longest gap between tokens",
+        &gaps,
+        MILLISECONDS,
+    ));
     rows.extend(latency_rows("E2E", &outcome.e2e_s(), SECONDS));
     rows.extend(engine_rows(outcome));
     if has_store {
@@ -175,8 +179,8 @@ fn request_rows(outcome: &Outcome) -> Vec<NamedValue> {
     named([
         ("hit rate", format!("{:.4}", outcome.hit_rate())),
         ("requests finished", ended(RequestFate::Finished)),
-        ("  too long, refused", ended(RequestFate::TooLong)),
-        ("  given up", ended(RequestFate::Failed)),
+        ("  too long", ended(RequestFate::TooLong)),
+        ("  failed", ended(RequestFate::Failed)),
         ("  waited for admission", outcome.waited_outside.to_string()),
     ])
 }

@@ -151,7 +151,7 @@ pub(crate) fn check_groups(routing: &Routing, count_key: &str) -> Result<(), Str
     }
     if groups.n_used * size < n_used {
         return Err(format!(
-            "is {n_groups}: a token may use {} groups, which have {} experts, fewer than the {n_used} per token",
+            "is {n_groups}: the topk_group {} groups of a token have {} experts, but each token uses {n_used}",
             groups.n_used,
             groups.n_used * size,
         ));

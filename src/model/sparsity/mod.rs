@@ -96,8 +96,8 @@ impl LayersToLabel<'_> {
                 KvDtype::F32 | KvDtype::F16 | KvDtype::BF16 => {}
                 KvDtype::Int8 => {
                     return refuse(
-                        "is on, but kv_cache_dtype is int8: double sparsity needs keys that are not quantised, turn \
-                         off one of the two"
+                        "is on, but kv_cache_dtype is int8: double sparsity needs keys that are not quantised: \
+                         turn it off, or choose another kv_cache_dtype"
                             .to_owned(),
                     );
                 }
@@ -113,8 +113,8 @@ impl LayersToLabel<'_> {
         }
         if sizes.iter().all(|size| *size == 0) {
             refuse(
-            "is on, but every layer of this model has a window or a state, and double sparsity needs full attention: \
-             turn it off for this model"
+            "is on, but every layer of this model has a window or a recurrent state, and double sparsity needs full \
+             attention: turn it off for this model"
                 .to_owned(),
         )
         } else {

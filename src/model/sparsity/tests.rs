@@ -246,7 +246,7 @@ fn models_that_cannot_be_sparse_are_refused_by_name() {
     );
     let error = refused(layout(), &[Some(5); 4], 3);
     assert!(
-        error.contains("every layer of this model has a window or a state"),
+        error.contains("every layer of this model has a window or a recurrent state"),
         "{error}"
     );
     let error = refused(layout(), &WINDOWS, 9);

@@ -32,7 +32,7 @@ pub(super) fn start(state: Arc<AppState>) -> io::Result<()> {
         match Builder::new_current_thread().enable_time().build() {
             Ok(runtime) => runtime.block_on(Sampler::new(state).run()),
             Err(error) => {
-                tracing::error!(%error, "failed to start the runtime of the console's sampler");
+                tracing::error!(%error, "failed to start the thread that reads the engine for the console: the console shows no data");
                 state.viewers().abandon();
             }
         }

@@ -301,7 +301,7 @@ impl OpenSessions {
                 };
                 if turn.output.is_none() && !params.replace {
                     let text = format!(
-                        "request {:?} has not ended: wait for it, or send replace",
+                        "request {:?} has not ended: wait for it, or set session_params.replace",
                         rid.as_str()
                     );
                     return Err(ApiError::field(PARAMS, text));

@@ -73,7 +73,7 @@ fn hex(chars: &mut std::str::Chars<'_>, letter: char, digits: usize) -> Result<c
     let code = u32::from_str_radix(&written, 16).ok();
     let code = code.filter(|_| written.len() == digits && !written.starts_with('+'));
     code.and_then(char::from_u32).ok_or_else(|| {
-        format!("\\{letter}{written} is not a character: write {digits} hex digits of one")
+        format!("\\{letter}{written} is not a character: write the {digits} hex digits of its code")
     })
 }
 

@@ -225,7 +225,7 @@ impl AttendShape {
         let divides = n_kv_heads > 0 && n_heads > 0 && n_heads.is_multiple_of(n_kv_heads);
         let reason = if !divides {
             format!(
-                "there are {n_heads} query heads, and the CUDA kernels need a multiple of the {n_kv_heads} key heads"
+                "there are {n_heads} query heads, but the CUDA kernels need a multiple of the {n_kv_heads} key heads"
             )
         } else if !(1..=MAX_HEAD_DIM).contains(&head_dim) {
             format!(

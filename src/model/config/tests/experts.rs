@@ -84,7 +84,7 @@ fn invalid_values_of_deepseek_and_glm_are_rejected() {
         ),
         (
             json!({"n_routed_experts": 16, "topk_group": 2}),
-            "a token may use 2 groups, which have 4 experts, fewer than the 8 per token",
+            "the topk_group 2 groups of a token have 4 experts, but each token uses 8",
         ),
         (
             json!({"mlp_layer_types": ["dense"], "architectures": ["Glm4MoeLiteForCausalLM"]}),

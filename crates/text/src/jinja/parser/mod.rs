@@ -143,7 +143,7 @@ impl Parser {
             token::Kind::VariableBegin => "begin of print statement".to_owned(),
             token::Kind::VariableEnd => "end of print statement".to_owned(),
             token::Kind::Name(name) => format!("{name:?}"),
-            token::Kind::Text(_) => "a text".to_owned(),
+            token::Kind::Text(_) => "a string".to_owned(),
             token::Kind::Int(number) => number.clone(),
             token::Kind::Float(number) => number.to_string(),
             token::Kind::Sign(sign) => format!("{sign:?}"),
