@@ -8,6 +8,7 @@
 //! flushes and pauses, requested by the embedding program, the host), outbox (messages, counters). Files with rules:
 //!
 //! - intake: `submit`, `cancel`, `stop_found`
+//! - resume: requests that a dead unit has left
 //! - planning: `next` (settlements, candidates, decode)
 //! - order: the queue's order; the policy's probes of the cache (`prefixes_probed`)
 //! - planned: `step_planned` (grants become a step)
@@ -49,6 +50,7 @@ mod preemption;
 mod queue;
 mod requests;
 mod results;
+mod resume;
 mod retraction;
 mod row_states;
 mod rules;

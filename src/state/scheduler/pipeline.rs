@@ -85,6 +85,11 @@ impl Pipeline {
         }
     }
 
+    /// Numbers the steps from `step` on, unless they have larger numbers already.
+    pub(super) fn number_from(&mut self, step: StepId) {
+        self.next_step = self.next_step.max(step);
+    }
+
     /// A plan or probe is open.
     #[inline]
     pub(super) fn is_planning(&self) -> bool {

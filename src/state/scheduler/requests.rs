@@ -30,6 +30,10 @@ impl Requests {
         seq
     }
 
+    pub(super) fn begin_after(&mut self, n_sequences: u64) {
+        self.table.begin_after(n_sequences);
+    }
+
     #[inline]
     pub(super) fn get(&self, seq: SeqId) -> Option<&Sequence> {
         self.table.get(seq)

@@ -6,7 +6,7 @@ use crate::cache::prefix_history::Departure;
 use crate::pool::pages::{NodeLock, Pages, RowWindows};
 use crate::pooling::Pooling;
 use crate::scheduler::row_states::RowStates;
-use crate::scheduler::submission::Submission;
+use crate::scheduler::submission::{Resumption, Submission};
 use crate::scheduler::tier::SequenceTier;
 use souffleur_base::ids::{RowId, SeqId, StepId};
 
@@ -122,6 +122,34 @@ impl Sequence {
             kept_output: 0,
             publish: false,
         }
+    }
+
+    /// A sequence that continues after the tokens that its client was told. Its times are on the clock of `now_s`.
+    pub fn resumed(resumption: Resumption, now_s: f64) -> Self {
+        let Resumption {
+            mut submission,
+            told,
+            input_logprobs,
+            cached_tokens,
+            retractions,
+            age_s,
+            running_s,
+        } = resumption;
+        submission.submitted_s = now_s - age_s;
+        let was_told = !told.is_empty();
+        if was_told {
+            submission.opening = told;
+        }
+        let mut sequence = Self::new(submission);
+        sequence.is_opening_sent |= was_told;
+        sequence.cached_tokens = cached_tokens;
+        sequence.retractions = retractions;
+        sequence.running_since_s = running_s.map(|running_s| now_s - running_s);
+        sequence.admitted_s = sequence.running_since_s;
+        if input_logprobs > 0 {
+            sequence.count_input_logprobs(input_logprobs as usize);
+        }
+        sequence
     }
 
     /// Prompt tokens among the first `tokens`; the rest are a grammar's opening tokens, cached with the prompt.
@@ -247,6 +275,11 @@ pub struct SequenceTable {
 }
 
 impl SequenceTable {
+    /// Assigns only ids that a table in which at most `n` sequences were inserted has not assigned.
+    pub fn begin_after(&mut self, n: u64) {
+        self.next_generation = self.next_generation.max(n);
+    }
+
     pub fn insert(&mut self, sequence: Sequence) -> SeqId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);

@@ -48,6 +48,47 @@ pub struct Submission {
     pub timeouts: RequestTimeouts,
 }
 
+/// A request that continues in another unit, or in a later generation of its unit.
+#[derive(Clone, Debug)]
+pub struct Resumption {
+    /// The submission as the first unit got it.
+    pub submission: Submission,
+    /// The output tokens that the client was told, among them the submission's opening; empty before the first token.
+    pub told: Arc<[u32]>,
+    /// Log probabilities of prompt tokens that the client was told.
+    pub input_logprobs: u32,
+    /// Prompt tokens from the cache at the first admission; `None` before it.
+    pub cached_tokens: Option<u32>,
+    pub retractions: u32,
+    /// Seconds since the intake.
+    pub age_s: f64,
+    /// Seconds since the first admission; `None` before it.
+    pub running_s: Option<f64>,
+}
+
+impl Resumption {
+    /// True if the request was admitted before: it is not queued by the policy again.
+    pub fn has_run(&self) -> bool {
+        self.running_s.is_some() || self.cached_tokens.is_some() || !self.told.is_empty()
+    }
+}
+
+/// The smallest ids that a unit may assign. All smaller ones may have been assigned by its earlier generations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IdFloor {
+    /// The number of the first step.
+    pub step: u64,
+    /// The number of sequences before the first one.
+    pub sequences: u64,
+}
+
+/// Requests for a unit to continue, oldest first.
+#[derive(Clone, Debug, Default)]
+pub struct Resume {
+    pub floor: IdFloor,
+    pub requests: Vec<Resumption>,
+}
+
 /// Time limits after which a request fails with `timeout`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RequestTimeouts {
