@@ -7,7 +7,7 @@
 //! (embeddings), [`pool`] (memory), [`cache`] (prefixes), [`tiers`] (the KV store), [`detok`] (detokenizer), [`output`]
 //! (parsers of tool calls and reasoning), [`answer`] (detokenizer and parsers), [`sampling`], [`grammar`] (constrained
 //! output), [`step`] (an executor's work), [`plan`] (transactions between scheduler, cache and pools), [`scheduler`],
-//! [`control`] (scheduler, cache and pools together).
+//! [`control`] (scheduler, cache and pools together), [`supervision`] (restarts after a death).
 
 pub mod control;
 pub mod grammar;
@@ -18,6 +18,7 @@ pub mod pooling;
 pub mod sampling;
 pub mod scheduler;
 pub mod step;
+pub mod supervision;
 
 pub use souffleur_base::{prompt_vectors, request_limits};
 pub use souffleur_output::{answer, detok, output};

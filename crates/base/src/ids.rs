@@ -68,6 +68,11 @@ numeric_id! {
     Ticket(u64)
 }
 
+numeric_id! {
+    /// A unit: the actors that share one scheduler and one executor. An engine with replicas has several.
+    UnitId(u32)
+}
+
 impl IntakeId {
     /// The bit that marks health probes. As a part of the id, it is also in the scheduler's message log.
     const PROBE: u64 = 1 << 63;

@@ -1,0 +1,303 @@
+//! Decides which actors are started anew after a death, and when the process must end.
+//!
+//! - [`Supervision`]: which actors a death replaces ([`Level`]), and the generations of units
+//! - [`Intensity`]: how many restarts are allowed in a period; one more ends the process
+//! - [`blame`]: which request caused a death
+//! - [`quarantine`]: requests like one that caused deaths are refused for a while
+//!
+//! Nothing here reads a clock: callers pass the time in seconds, on any clock that never goes back.
+
+pub mod blame;
+mod intensity;
+pub mod quarantine;
+#[cfg(test)]
+mod tests;
+
+use blame::Suspicion;
+use souffleur_base::ids::UnitId;
+
+pub use intensity::{Intensity, Restarts};
+
+/// The generation of each unit when the engine starts.
+pub const FIRST_GENERATION: u64 = 1;
+
+/// A unit between two restarts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Incarnation {
+    pub unit: UnitId,
+    /// Increases with each restart of the unit.
+    pub generation: u64,
+}
+
+/// The actors and threads of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Member {
+    Scheduler,
+    RadixCache,
+    Allocator,
+    /// The actor in front of the executor's thread.
+    Executor,
+    /// The thread with the weights and the KV memory.
+    ExecutorThread,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// The Tokenizer, which serves all units. Tokenizers are numbered from [`FIRST_GENERATION`].
+    Tokenizer { number: u64 },
+    /// A member of a unit, with the unit's generation; for the executor's thread [`Supervision::executor_since`].
+    Member { member: Member, since: Incarnation },
+}
+
+/// How much a failure replaces: each level more than the one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Nothing: one request fails.
+    Request,
+    /// Nothing: the results of the steps in flight are computed again.
+    Step,
+    /// The Scheduler, the RadixCache, the Allocator and the executor's front. The weights stay in memory.
+    Control,
+    /// These and the executor's thread: the weights are loaded again.
+    Executor,
+    Process,
+}
+
+impl Level {
+    /// The value of metrics' labels.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::Step => "step",
+            Self::Control => "control",
+            Self::Executor => "executor",
+            Self::Process => "process",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ruling {
+    /// The report is late: the member was replaced, or its unit was retired.
+    Ignored,
+    /// The Scheduler recovers by itself.
+    Recovers,
+    Restart(Restart),
+    /// Too many restarts: every request ends, and the process exits with a failure.
+    GivesUp,
+}
+
+/// Actors to start. The remaining actors of their units stop first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restart {
+    pub level: Level,
+    /// The number of the Tokenizer to start, if it died.
+    pub tokenizer: Option<u64>,
+    pub units: Vec<Incarnation>,
+}
+
+/// The limits of restarts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rules {
+    /// Restarts of all units and of the Tokenizer together.
+    pub restarts: Intensity,
+    /// Lost steps of one unit; one more restarts its executor.
+    pub lost_steps: Intensity,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            restarts: Intensity {
+                limit: 5,
+                period_s: 60.0,
+            },
+            lost_steps: Intensity {
+                limit: 20,
+                period_s: 60.0,
+            },
+        }
+    }
+}
+
+/// What hosts have set. Every unit starts with it, also if the unit that received it has died since.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Desired {
+    pub paused: bool,
+    /// `None` for the configured policy.
+    pub schedule_policy: Option<String>,
+    /// `None` for the configured policy.
+    pub radix_eviction_policy: Option<String>,
+}
+
+#[derive(Debug)]
+pub struct Supervision {
+    rules: Rules,
+    restarts: Restarts,
+    units: Vec<Unit>,
+    tokenizer: u64,
+    pub desired: Desired,
+}
+
+#[derive(Clone, Debug)]
+struct Unit {
+    generation: u64,
+    /// The generation in which the executor's thread was started. The other members start with each generation.
+    executor_since: u64,
+    lost_steps: Restarts,
+    /// Of the deaths since a generation was started last.
+    suspicion: Suspicion,
+    is_retired: bool,
+}
+
+impl Supervision {
+    /// The supervision of units 0 to `n_units`, which are started by the caller in [`FIRST_GENERATION`].
+    pub fn new(rules: Rules, n_units: u32) -> Self {
+        let unit = Unit {
+            generation: FIRST_GENERATION,
+            executor_since: FIRST_GENERATION,
+            lost_steps: Restarts::default(),
+            suspicion: Suspicion::Nothing,
+            is_retired: false,
+        };
+        Self {
+            rules,
+            restarts: Restarts::default(),
+            units: vec![unit; n_units as usize],
+            tokenizer: FIRST_GENERATION,
+            desired: Desired::default(),
+        }
+    }
+
+    /// Decides on a death, which requests of the unit may have caused. A restart counts once, even if it replaces
+    /// several actors.
+    pub fn died(&mut self, death: Death, suspicion: Suspicion, now_s: f64) -> Ruling {
+        if !self.is_current(death) {
+            return Ruling::Ignored;
+        }
+        if !self.restarts.note(self.rules.restarts, now_s) {
+            return Ruling::GivesUp;
+        }
+        Ruling::Restart(match death {
+            Death::Tokenizer { .. } => self.restart_all(),
+            Death::Member { member, since } => {
+                self.suspect(since.unit, suspicion);
+                self.restart(member, since.unit)
+            }
+        })
+    }
+
+    /// Decides on a lost step, from which the Scheduler recovers unless there are too many.
+    pub fn lost_step(&mut self, at: Incarnation, now_s: f64) -> Ruling {
+        let allowed = self.rules.lost_steps;
+        let Some(unit) = self.current_mut(at) else {
+            return Ruling::Ignored;
+        };
+        if unit.lost_steps.note(allowed, now_s) {
+            return Ruling::Recovers;
+        }
+        let since = Incarnation {
+            unit: at.unit,
+            generation: unit.executor_since,
+        };
+        let member = Member::ExecutorThread;
+        self.died(Death::Member { member, since }, Suspicion::Nothing, now_s)
+    }
+
+    /// Asks whether a generation is still to be started. Returns which of its requests may have caused the deaths
+    /// before it, or `None` if a later generation replaces it.
+    pub fn start(&mut self, at: Incarnation) -> Option<Suspicion> {
+        let unit = self.current_mut(at)?;
+        Some(std::mem::replace(&mut unit.suspicion, Suspicion::Nothing))
+    }
+
+    /// The generation under which the executor's thread of a unit reports its death, also if a later generation starts
+    /// the thread because this one was never built.
+    pub fn executor_since(&self, unit: UnitId) -> u64 {
+        self.units[unit.index()].executor_since
+    }
+
+    /// The unit is not started again; another one takes over its requests.
+    pub fn retire(&mut self, unit: UnitId) {
+        if let Some(unit) = self.units.get_mut(unit.index()) {
+            unit.is_retired = true;
+        }
+    }
+
+    /// Restarts that are left before the process gives up, if none of the counted ones has expired.
+    pub fn restarts_left(&self) -> usize {
+        self.restarts.left(self.rules.restarts)
+    }
+
+    fn is_current(&self, death: Death) -> bool {
+        match death {
+            Death::Tokenizer { number } => number == self.tokenizer,
+            Death::Member { member, since } => {
+                let unit = self.units.get(since.unit.index());
+                unit.is_some_and(|unit| {
+                    let started = match member {
+                        Member::ExecutorThread => unit.executor_since,
+                        _ => unit.generation,
+                    };
+                    !unit.is_retired && since.generation == started
+                })
+            }
+        }
+    }
+
+    fn current_mut(&mut self, at: Incarnation) -> Option<&mut Unit> {
+        let unit = self.units.get_mut(at.unit.index())?;
+        (unit.generation == at.generation && !unit.is_retired).then_some(unit)
+    }
+
+    fn restart(&mut self, member: Member, id: UnitId) -> Restart {
+        let level = match member {
+            Member::ExecutorThread => Level::Executor,
+            _ => Level::Control,
+        };
+        Restart {
+            level,
+            tokenizer: None,
+            units: vec![self.advance(id, level)],
+        }
+    }
+
+    /// Of several deaths before a start, the first one shows the cause.
+    fn suspect(&mut self, unit: UnitId, suspicion: Suspicion) {
+        let unit = &mut self.units[unit.index()];
+        let earlier = std::mem::replace(&mut unit.suspicion, Suspicion::Nothing);
+        unit.suspicion = earlier.or(suspicion);
+    }
+
+    /// The results that were sent to the dead Tokenizer are lost, so all units compute them again. A suspect may lack
+    /// more results than its trial repeats, so the suspicion of an earlier death is dropped.
+    fn restart_all(&mut self) -> Restart {
+        self.tokenizer += 1;
+        for unit in &mut self.units {
+            unit.suspicion = Suspicion::Nothing;
+        }
+        let all = (0..self.units.len()).filter(|unit| !self.units[*unit].is_retired);
+        let all: Vec<UnitId> = all.map(|unit| UnitId::new(unit as u32)).collect();
+        Restart {
+            level: Level::Control,
+            tokenizer: Some(self.tokenizer),
+            units: all
+                .into_iter()
+                .map(|unit| self.advance(unit, Level::Control))
+                .collect(),
+        }
+    }
+
+    fn advance(&mut self, id: UnitId, level: Level) -> Incarnation {
+        let unit = &mut self.units[id.index()];
+        unit.generation += 1;
+        if level == Level::Executor {
+            unit.executor_since = unit.generation;
+            unit.lost_steps = Restarts::default();
+        }
+        Incarnation {
+            unit: id,
+            generation: unit.generation,
+        }
+    }
+}
