@@ -7,9 +7,11 @@
 //! (embeddings), [`pool`] (memory), [`cache`] (prefixes), [`tiers`] (the KV store), [`detok`] (detokenizer), [`output`]
 //! (parsers of tool calls and reasoning), [`answer`] (detokenizer and parsers), [`sampling`], [`grammar`] (constrained
 //! output), [`step`] (an executor's work), [`plan`] (transactions between scheduler, cache and pools), [`scheduler`],
-//! [`control`] (scheduler, cache and pools together), [`supervision`] (restarts after a death).
+//! [`control`] (scheduler, cache and pools together), [`supervision`] (restarts after a death), [`docket`]
+//! (requests that survive a death).
 
 pub mod control;
+pub mod docket;
 pub mod grammar;
 #[cfg(feature = "actix")]
 mod messages;

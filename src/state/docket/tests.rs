@@ -1,0 +1,214 @@
+use super::*;
+use crate::scheduler::news::FinishReason;
+use crate::scheduler::submission::{CancelFlag, RequestTimeouts};
+use crate::supervision::blame::Signature;
+
+const UNIT: UnitId = UnitId::new(0);
+
+fn at(generation: u64) -> Incarnation {
+    Incarnation {
+        unit: UNIT,
+        generation,
+    }
+}
+
+fn enter(docket: &mut Docket, unit: UnitId) -> IntakeId {
+    let intake = docket.next_intake();
+    let request = Submission {
+        intake,
+        logprobs: None,
+        prompt: [1, 2, 3].into(),
+        rid: RequestId::new(format!("r{intake}")),
+        namespace: Default::default(),
+        sampling: Default::default(),
+        opening: Default::default(),
+        anchors: Default::default(),
+        grammar: None,
+        vectors: None,
+        bypasses_cache: false,
+        pooling: None,
+        priority: None,
+        cancel: CancelFlag::default(),
+        submitted_s: 0.0,
+        timeouts: RequestTimeouts::default(),
+    };
+    docket.enter(request, unit, 1.0);
+    intake
+}
+
+fn news(intake: IntakeId, tokens: &[u32]) -> RequestTokens {
+    RequestTokens {
+        intake,
+        tokens: tokens.into(),
+        logprobs: None,
+        cached_tokens: 2,
+        loaded_tokens: 0,
+        num_retractions: 1,
+        end: None,
+    }
+}
+
+fn last(intake: IntakeId, token: u32) -> RequestTokens {
+    let end = RequestEnd::Finished(FinishReason::Abort);
+    RequestTokens {
+        end: Some(Box::new(end)),
+        ..news(intake, &[token])
+    }
+}
+
+/// The posts in short: `s1` submits request 1, `r1:5` resumes it after five tokens, `w1:5` withdraws it.
+fn shown(posts: &[Post]) -> String {
+    let shown = posts.iter().map(|post| match post {
+        Post::Submit(request) => format!("s{}", request.intake),
+        Post::Withdraw { rid, kept } => format!("w{}:{kept}", &rid.as_str()[1..]),
+        Post::Resume(resume) => {
+            let requests = resume.requests.iter();
+            let requests = requests.map(|resumed| {
+                let (intake, told) = (resumed.submission.intake, resumed.told.len());
+                format!("r{intake}:{told}")
+            });
+            format!("[{}]", requests.collect::<Vec<_>>().join(" "))
+        }
+    });
+    shown.collect::<Vec<_>>().join(" ")
+}
+
+/// A docket with three posted requests, of which the first was told two tokens.
+fn running() -> Docket {
+    let mut docket = Docket::default();
+    docket.open(at(1), &Suspicion::Nothing);
+    for _ in 0..3 {
+        enter(&mut docket, UNIT);
+    }
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[] s0 s1 s2");
+    assert!(docket.note(at(1), &[news(IntakeId::new(0), &[7, 8])]));
+    docket
+}
+
+fn cause(place: &str) -> Suspicion {
+    Suspicion::All(Signature {
+        actor: "scheduler",
+        place: place.into(),
+    })
+}
+
+#[test]
+fn requests_wait_for_their_unit_and_are_posted_once() {
+    let mut docket = Docket::default();
+    enter(&mut docket, UNIT);
+    assert!(docket.posts(UNIT, 1.0).is_empty());
+    docket.open(at(1), &Suspicion::Nothing);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[] s0");
+    assert!(docket.posts(UNIT, 1.0).is_empty());
+}
+
+#[test]
+fn a_new_generation_gets_all_requests_with_what_was_told_and_no_old_message_counts() {
+    let mut docket = running();
+    docket.ended(IntakeId::new(1));
+    docket.admitted(IntakeId::new(0), 2.0);
+    assert_eq!(docket.open(at(2), &Suspicion::Nothing), None);
+    assert!(!docket.note(at(1), &[news(IntakeId::new(0), &[9])]));
+    assert_eq!(docket.stale_messages(), 1);
+    let posts = docket.posts(UNIT, 5.0);
+    assert_eq!(shown(&posts), "[r0:2 r2:0]");
+    let Post::Resume(resume) = &posts[0] else {
+        panic!("{posts:?}");
+    };
+    assert_eq!((resume.floor.step, resume.floor.sequences), (1 << 40, 3));
+    let first = &resume.requests[0];
+    assert_eq!(*first.told, [7, 8]);
+    let counts = (first.cached_tokens, first.retractions, first.input_logprobs);
+    assert_eq!(counts, (Some(2), 1, 0));
+    assert_eq!((first.age_s, first.running_s), (4.0, Some(3.0)));
+    assert!(first.has_run() && !resume.requests[1].has_run());
+}
+
+#[test]
+fn an_end_that_was_noted_is_due_and_the_request_is_not_posted_again() {
+    let mut docket = running();
+    assert!(docket.note(
+        at(1),
+        &[last(IntakeId::new(0), 9), news(IntakeId::new(0), &[1])]
+    ));
+    docket.open(at(2), &Suspicion::Nothing);
+    assert_eq!(docket.ends_due(), [IntakeId::new(0)]);
+    let entry = docket.get(IntakeId::new(0)).expect("it is due");
+    assert_eq!(entry.told(), [7, 8, 9]);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r1:0 r2:0]");
+    docket.ended(IntakeId::new(0));
+    assert_eq!(docket.len(), 2);
+}
+
+#[test]
+fn suspects_are_posted_one_by_one_and_others_wait_until_all_are_cleared() {
+    let mut docket = running();
+    docket.open(at(2), &cause("a"));
+    let new = enter(&mut docket, UNIT);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2]");
+    assert!(docket.note(at(2), &[news(IntakeId::new(0), &[9])]));
+    assert!(docket.posts(UNIT, 1.0).is_empty());
+    assert!(docket.note(at(2), &[news(IntakeId::new(0), &[10])]));
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "w0:4 [r1:0]");
+    // A token that was in flight when the request was withdrawn.
+    assert!(docket.note(at(2), &[news(IntakeId::new(0), &[11])]));
+    assert!(docket.note(at(2), &[last(IntakeId::new(1), 1)]));
+    docket.ended(IntakeId::new(1));
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r2:0]");
+    for token in [1, 2] {
+        assert!(docket.note(at(2), &[news(IntakeId::new(2), &[token])]));
+    }
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), format!("[r0:5] s{new}"));
+}
+
+#[test]
+fn a_withdrawn_request_waits_for_the_result_of_a_later_post() {
+    let mut docket = running();
+    docket.ended(IntakeId::new(2));
+    docket.open(at(2), &cause("a"));
+    docket.posts(UNIT, 1.0);
+    for token in [9, 10] {
+        assert!(docket.note(at(2), &[news(IntakeId::new(0), &[token])]));
+    }
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "w0:4 [r1:0]");
+    // The client of the suspect has gone: the owner cancels it.
+    docket.ended(IntakeId::new(1));
+    assert!(docket.posts(UNIT, 1.0).is_empty());
+    assert!(docket.note(at(2), &[news(IntakeId::new(0), &[11])]));
+    assert!(docket.posts(UNIT, 1.0).is_empty());
+    assert!(docket.note(at(2), &[last(IntakeId::new(1), 1)]));
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:5]");
+}
+
+#[test]
+fn a_request_that_dies_alone_twice_by_one_cause_fails_and_the_others_continue() {
+    let mut docket = running();
+    docket.open(at(2), &cause("a"));
+    docket.posts(UNIT, 1.0);
+    assert_eq!(docket.open(at(3), &cause("b")), None);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2]");
+    assert_eq!(docket.open(at(4), &cause("a")), Some(IntakeId::new(0)));
+    assert_eq!(docket.ends_due(), [IntakeId::new(0)]);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r1:0 r2:0]");
+}
+
+#[test]
+fn another_unit_takes_over_the_requests_of_a_retired_one() {
+    let mut docket = running();
+    let other = UnitId::new(1);
+    let there = Incarnation {
+        unit: other,
+        generation: 1,
+    };
+    docket.open(there, &Suspicion::Nothing);
+    enter(&mut docket, other);
+    docket.posts(other, 1.0);
+    docket.hand_over(UNIT, other);
+    assert!(!docket.note(at(1), &[news(IntakeId::new(0), &[9])]));
+    assert_eq!(shown(&docket.posts(other, 1.0)), "[r0:2 r1:0 r2:0]");
+    assert!(docket.note(there, &[news(IntakeId::new(0), &[9])]));
+    assert_eq!(
+        docket.get(IntakeId::new(0)).map(|entry| entry.told().len()),
+        Some(3)
+    );
+}
