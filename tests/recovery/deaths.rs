@@ -80,10 +80,11 @@ impl World<'_> {
     }
 
     fn kill_member(&mut self, unit: usize, member: Member) -> Death {
-        let since = match member {
+        let (since, in_hand) = match member {
             Member::ExecutorThread => {
                 let thread = self.units[unit].thread.take();
-                thread.expect("only a running thread dies").since
+                let thread = thread.expect("only a running thread dies");
+                (thread.since, thread.generation)
             }
             _ => {
                 let control = self.units[unit].control.as_mut();
@@ -94,12 +95,13 @@ impl World<'_> {
                     Member::RadixCache => drop(control.cache.take()),
                     _ => drop(control.pools.take()),
                 }
-                control.generation
+                (control.generation, control.generation)
             }
         };
         Death::Member {
             member,
             since: incarnation(unit, since),
+            in_hand,
         }
     }
 

@@ -46,7 +46,13 @@ pub enum Death {
     /// The Tokenizer, which serves all units. Tokenizers are numbered from [`FIRST_GENERATION`].
     Tokenizer { number: u64 },
     /// A member of a unit, with the unit's generation; for the executor's thread [`Supervision::executor_since`].
-    Member { member: Member, since: Incarnation },
+    /// `in_hand` is the generation whose work the member had in hand: a thread that has not got its reset yet runs a
+    /// step of an older one.
+    Member {
+        member: Member,
+        since: Incarnation,
+        in_hand: u64,
+    },
 }
 
 /// How much a failure replaces: each level more than the one before it.
@@ -180,8 +186,15 @@ impl Supervision {
         }
         Ruling::Restart(match death {
             Death::Tokenizer { .. } => self.restart_all(),
-            Death::Member { member, since } => {
-                self.suspect(since.unit, suspicion);
+            Death::Member {
+                member,
+                since,
+                in_hand,
+            } => {
+                // The results of an older generation are dropped: a suspect may lack more than its trial repeats.
+                if self.units[since.unit.index()].generation == in_hand {
+                    self.suspect(since.unit, suspicion);
+                }
                 self.restart(member, since.unit)
             }
         })
@@ -200,8 +213,12 @@ impl Supervision {
             unit: at.unit,
             generation: unit.executor_since,
         };
-        let member = Member::ExecutorThread;
-        self.died(Death::Member { member, since }, Suspicion::Nothing, now_s)
+        let death = Death::Member {
+            member: Member::ExecutorThread,
+            since,
+            in_hand: at.generation,
+        };
+        self.died(death, Suspicion::Nothing, now_s)
     }
 
     /// Asks whether a generation is still to be started. Returns which of its requests may have caused the deaths
@@ -232,7 +249,7 @@ impl Supervision {
     fn is_current(&self, death: Death) -> bool {
         match death {
             Death::Tokenizer { number } => number == self.tokenizer,
-            Death::Member { member, since } => {
+            Death::Member { member, since, .. } => {
                 let unit = self.units.get(since.unit.index());
                 unit.is_some_and(|unit| {
                     let started = match member {

@@ -7,7 +7,11 @@ use souffleur_base::ids::{IntakeId, RequestId};
 fn member(member: Member, generation: u64) -> Death {
     let unit = UnitId::new(0);
     let since = Incarnation { unit, generation };
-    Death::Member { member, since }
+    Death::Member {
+        member,
+        since,
+        in_hand: generation,
+    }
 }
 
 fn died(supervision: &mut Supervision, death: Death, now_s: f64) -> Ruling {
@@ -127,6 +131,19 @@ fn the_first_suspicion_is_kept_until_the_start_but_not_beyond_the_death_of_a_tok
     supervision.died(member(Member::Scheduler, 3), second, 0.0);
     died(&mut supervision, Death::Tokenizer { number: 1 }, 0.0);
     assert_eq!(supervision.start(at(5)), Some(Suspicion::Nothing));
+}
+
+#[test]
+fn the_death_of_an_executor_that_ran_an_older_step_makes_no_suspects() {
+    let mut supervision = Supervision::new(Rules::default(), 1);
+    let unit = UnitId::new(0);
+    let at = |generation| Incarnation { unit, generation };
+    died(&mut supervision, member(Member::Scheduler, 1), 0.0);
+    let suspicion = Suspicion::All(cause("a"));
+    supervision.died(member(Member::ExecutorThread, 1), suspicion.clone(), 0.0);
+    assert_eq!(supervision.start(at(3)), Some(Suspicion::Nothing));
+    supervision.died(member(Member::ExecutorThread, 3), suspicion.clone(), 0.0);
+    assert_eq!(supervision.start(at(4)), Some(suspicion));
 }
 
 #[test]
