@@ -87,6 +87,9 @@ impl World<'_> {
                 (thread.since, thread.generation)
             }
             _ => {
+                if member == Member::Scheduler {
+                    self.count_retractions(unit);
+                }
                 let control = self.units[unit].control.as_mut();
                 let control = control.expect("only a running actor dies");
                 control.ledger.close();
@@ -107,6 +110,7 @@ impl World<'_> {
 
     /// Ends all actors of a unit, and drops their messages.
     pub fn kill_control(&mut self, unit: usize) {
+        self.count_retractions(unit);
         if let Some(control) = &self.units[unit].control {
             control.ledger.close();
         }

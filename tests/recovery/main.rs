@@ -74,6 +74,8 @@ fn add(sum: &mut Seen, seen: Seen) {
     sum.gave_up += seen.gave_up;
     sum.stale_messages += seen.stale_messages;
     sum.retractions += seen.retractions;
+    sum.with_retractions += seen.with_retractions;
+    sum.resumed_retracted += seen.resumed_retracted;
     sum.dead_letters += seen.dead_letters;
     sum.handed_over += seen.handed_over;
     sum.weights_loaded += seen.weights_loaded;
@@ -135,11 +137,15 @@ fn no_schedule_of_messages_and_deaths_loses_a_request() {
         sum.convicted,
         sum.gave_up,
         sum.stale_messages,
-        sum.retractions,
+        sum.resumed_retracted,
         sum.dead_letters,
         sum.handed_over,
     ];
     assert!(counts.iter().all(|count| *count > 0), "{sum:?}");
+    assert!(
+        sum.with_retractions > n / 20,
+        "few schedules retract: {sum:?}"
+    );
     assert!(sum.weights_loaded > n, "no restart loaded weights: {sum:?}");
 }
 

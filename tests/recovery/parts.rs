@@ -205,6 +205,8 @@ pub struct Client {
     pub ends: Vec<End>,
     /// The most tokens that the docket had for the request.
     pub told: usize,
+    /// The last number of retractions that the client was told.
+    pub retractions: u32,
     /// Deaths that the request caused.
     pub kills: u32,
 }
@@ -233,6 +235,10 @@ pub struct Seen {
     pub gave_up: u64,
     pub stale_messages: u64,
     pub retractions: u64,
+    /// Schedules in which a Scheduler retracted.
+    pub with_retractions: u64,
+    /// Requests that were resumed after a retraction.
+    pub resumed_retracted: u64,
     pub dead_letters: u64,
     pub handed_over: u64,
     pub weights_loaded: u64,
@@ -249,7 +255,7 @@ pub fn setup(scenario: &Scenario) -> ControlSetup {
             chunk_tokens: scenario.chunk_tokens,
             prefix_wait: true,
             rules: BatchRules::default(),
-            schedule_conservativeness: 0.1,
+            schedule_conservativeness: if scenario.overcommits { 0.0 } else { 0.1 },
             max_pins: 0,
             queue: QueueRules {
                 priority: PriorityOrder::Ignored,

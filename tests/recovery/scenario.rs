@@ -1,5 +1,7 @@
 //! A schedule: requests, deaths, pauses, and the seed of the order in which messages are handled.
 
+use std::ops::RangeInclusive;
+
 /// SplitMix64: the same sequence at every run, on every machine.
 pub struct Random(u64);
 
@@ -19,7 +21,7 @@ impl Random {
         (self.next() % limit as u64) as usize
     }
 
-    fn within(&mut self, range: std::ops::RangeInclusive<usize>) -> usize {
+    fn within(&mut self, range: RangeInclusive<usize>) -> usize {
         range.start() + self.below(range.end() - range.start() + 1)
     }
 
@@ -71,6 +73,8 @@ pub struct Scenario {
     pub n_rows: u32,
     pub chunk_tokens: Option<usize>,
     pub policy: &'static str,
+    /// Running requests reserve almost no memory for their outputs, so these can outgrow the pool.
+    pub overcommits: bool,
     pub n_units: u32,
     /// The second unit is not started again: the first one takes over its requests.
     pub retires: bool,
@@ -85,11 +89,37 @@ pub struct Scenario {
 
 const FAMILY: [u32; 8] = [11, 12, 13, 14, 15, 16, 17, 18];
 
+struct Load {
+    overcommits: bool,
+    outputs: RangeInclusive<usize>,
+    /// Requests arrive before this move.
+    arrivals: usize,
+    /// The pool's tokens beyond those of the longest request.
+    spare_tokens: RangeInclusive<usize>,
+    last_death: usize,
+}
+
+const ROOMY: Load = Load {
+    overcommits: false,
+    outputs: 1..=6,
+    arrivals: 40,
+    spare_tokens: 14..=50,
+    last_death: 120,
+};
+
+/// Prompts fit into the tokens that a request leaves, and the outputs outgrow them.
+const OVERCOMMITTED: Load = Load {
+    overcommits: true,
+    outputs: 20..=30,
+    arrivals: 20,
+    spare_tokens: 8..=20,
+    last_death: 300,
+};
+
 impl Scenario {
     pub fn from_seed(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let page_size = [1, 1, 4][random.below(3)];
-        let tokens = random.within(32..=72) as u32;
         let is_storm = random.percent(8);
         let n_deaths = if is_storm {
             random.within(6..=9)
@@ -97,7 +127,14 @@ impl Scenario {
             random.below(4)
         };
         let n_asks = random.within(1..=4);
-        let mut asks: Vec<Ask> = (0..n_asks).map(|_| ask(&mut random)).collect();
+        let load = if n_asks > 1 && random.percent(40) {
+            OVERCOMMITTED
+        } else {
+            ROOMY
+        };
+        let mut asks: Vec<Ask> = (0..n_asks).map(|_| ask(&mut random, &load)).collect();
+        let spare = random.within(load.spare_tokens);
+        let tokens = tokens_for_longest(&asks, page_size as usize) + spare;
         // Which results a dead unit had sent is certain only with mailboxes.
         let has_mailboxes = random.percent(60);
         if has_mailboxes && random.percent(40) {
@@ -110,7 +147,7 @@ impl Scenario {
         }
         let mut deaths: Vec<DeathPlan> = (0..n_deaths)
             .map(|_| DeathPlan {
-                at: random.within(1..=120) as u32,
+                at: random.within(1..=load.last_death) as u32,
                 after_effects: random.below(5) as u32,
             })
             .collect();
@@ -120,10 +157,11 @@ impl Scenario {
             order: seed | 1,
             has_mailboxes,
             page_size,
-            n_pages: tokens.div_ceil(page_size),
+            n_pages: (tokens as u32).div_ceil(page_size),
             n_rows: random.within(2..=5) as u32,
             chunk_tokens: random.percent(30).then_some(4),
             policy: ["fcfs", "fcfs", "lpm"][random.below(3)],
+            overcommits: load.overcommits,
             n_units,
             retires: n_units == 2 && random.percent(50),
             tick_s: [0.01, 0.01, 1.0, 15.0][random.below(4)],
@@ -153,6 +191,7 @@ impl Scenario {
             !self.has_mailboxes,
             self.chunk_tokens.is_some(),
             self.policy != "fcfs",
+            self.overcommits,
         ];
         let asks: usize = self.asks.iter().map(of_ask).sum();
         let deaths: usize = self.deaths.iter().map(of_death).sum();
@@ -187,6 +226,7 @@ impl Scenario {
         add(&|smaller: &mut Self| smaller.has_mailboxes = true);
         add(&|smaller: &mut Self| smaller.chunk_tokens = None);
         add(&|smaller: &mut Self| smaller.policy = "fcfs");
+        add(&|smaller: &mut Self| smaller.overcommits = false);
         for place in 0..self.asks.len() {
             add(&|smaller: &mut Self| smaller.asks[place].poison = None);
             add(&|smaller: &mut Self| smaller.asks[place].stop_at = None);
@@ -219,13 +259,20 @@ impl Scenario {
     }
 }
 
-fn ask(random: &mut Random) -> Ask {
+/// Tokens of a pool in which each of the requests fits alone: the Scheduler wants more than a page for each beyond its
+/// prompt and output.
+fn tokens_for_longest(asks: &[Ask], page_size: usize) -> usize {
+    let all = asks.iter().map(|ask| ask.prompt.len() + ask.max_new_tokens);
+    all.max().unwrap_or(0) + page_size + 1
+}
+
+fn ask(random: &mut Random, load: &Load) -> Ask {
     let shared = random.below(FAMILY.len() + 1);
     let mut prompt = FAMILY[..shared].to_vec();
     prompt.extend((0..random.within(1..=4)).map(|_| random.below(64) as u32));
-    let max_new_tokens = random.within(1..=6);
+    let max_new_tokens = random.within(load.outputs.clone());
     Ask {
-        at: random.below(40) as u32,
+        at: random.below(load.arrivals) as u32,
         prompt,
         max_new_tokens,
         stop_at: random

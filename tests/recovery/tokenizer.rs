@@ -60,7 +60,8 @@ impl World<'_> {
         let ask = &self.scenario.asks[number];
         let sampling = SamplingParams {
             max_new_tokens: ask.max_new_tokens as u32,
-            ignore_eos: true,
+            // No token is an end of sequence here; the Scheduler reserves all outputs of requests that ignore them.
+            ignore_eos: !self.scenario.overcommits,
             sampling_seed: Some(number as u64),
             ..SamplingParams::default()
         };
@@ -114,6 +115,9 @@ impl World<'_> {
             self.check(told >= before, || {
                 format!("request {ask}: told {before}, then {told}")
             });
+            if !update.tokens.is_empty() {
+                self.check_retractions(ask, update.num_retractions);
+            }
             if self.advance_text(ask, &update.tokens) {
                 stops.push(ask);
             } else if let Some(end) = update.end {
@@ -128,6 +132,14 @@ impl World<'_> {
             self.send_post(from.unit, withdraw);
         }
         self.send_posts(from.unit);
+    }
+
+    /// The count of a request's retractions goes on after deaths.
+    fn check_retractions(&mut self, ask: usize, retractions: u32) {
+        let before = std::mem::replace(&mut self.clients[ask].retractions, retractions);
+        self.check(retractions >= before, || {
+            format!("request {ask}: {before} retractions, then {retractions}")
+        });
     }
 
     /// Sends tokens to a client. Returns true if they complete a stop string, which ends the request.
@@ -228,6 +240,9 @@ impl World<'_> {
         for mut post in self.docket.posts(unit, self.now_s) {
             if let Post::Resume(resume) = &mut post {
                 self.seen.resumed += resume.requests.len() as u64;
+                let retracted = resume.requests.iter();
+                let retracted = retracted.filter(|request| request.retractions > 0);
+                self.seen.resumed_retracted += retracted.count() as u64;
                 if self.fault == Some(Fault::EntryTwice) {
                     resume.requests.extend(resume.requests.last().cloned());
                 }

@@ -159,7 +159,11 @@ impl<'a> World<'a> {
     }
 
     fn add_counts(&mut self) {
+        for unit in 0..self.units.len() {
+            self.count_retractions(unit);
+        }
         let seen = &mut self.seen;
+        seen.with_retractions = u64::from(seen.retractions > 0);
         seen.moves = u64::from(self.moves);
         seen.deaths = u64::from(self.random_deaths);
         seen.gave_up = u64::from(self.has_given_up);
@@ -170,12 +174,14 @@ impl<'a> World<'a> {
         }
         for unit in &self.units {
             seen.handed_over += u64::from(unit.is_retired);
-            let scheduler = unit
-                .control
-                .as_ref()
-                .and_then(|control| control.scheduler.as_ref());
-            seen.retractions += scheduler.map_or(0, |scheduler| scheduler.stats().retractions);
         }
+    }
+
+    /// Adds the retractions of a unit's Scheduler, at its end.
+    pub fn count_retractions(&mut self, unit: usize) {
+        let control = self.units[unit].control.as_ref();
+        let scheduler = control.and_then(|control| control.scheduler.as_ref());
+        self.seen.retractions += scheduler.map_or(0, |scheduler| scheduler.stats().retractions);
     }
 
     /// Makes one move; false if there is none.
