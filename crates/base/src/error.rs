@@ -262,7 +262,7 @@ pub enum StepError {
     #[error("the step was refused before it ran: {0}")]
     Rejected(String),
     /// Failed after a kernel launch: K/V of this step and of later steps is invalid.
-    #[error("the results are invalid: {0}; send the request again")]
+    #[error("the results are invalid: {0}")]
     Lost(String),
 }
 
