@@ -1,116 +1,35 @@
-//! The Executor actor, and the OS thread that runs its steps and owns the weights, the KV buffers and the sampler.
-//!
-//! The thread runs steps through [`souffleur_executor::Executor`]. The channel to the thread holds two steps, and the
-//! scheduler never has more than two in flight, so the actor never waits.
+//! Runs the steps of a unit on the executor's thread, and answers them in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, ActorContext, Context, Handler};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
-use tokio::sync::oneshot;
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
-use crate::death::{DeathNote, StopActor, stop_actor};
-use crate::mailbox::{Mailbox, Posted};
-use crate::messages::{RunStep, SequencesEnded, StepDone};
-use souffleur_base::error::{LoadError, StepError};
+use crate::death::DeathNote;
+use crate::mailbox::Mailbox;
+use crate::messages::{RunStep, StepDone};
+use souffleur_base::error::StepError;
 use souffleur_base::ids::{SeqId, StepId};
 use souffleur_executor::Launch;
 use souffleur_executor::ended::{EndedRows, SkippedRows};
 use souffleur_metrics::MailboxMetrics;
 use souffleur_state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 
-/// Capacity of the channel from the actor to the thread.
-const QUEUED_STEPS: usize = 2;
-
 /// Time that the thread waits for the next step before it polls the device for the end of the step in flight.
 const GLANCE: Duration = Duration::from_micros(20);
 
-pub struct Executor {
-    sender: StepSender,
-    note: DeathNote,
+pub(super) struct StepReceiver {
+    pub(super) steps: Receiver<RunStep>,
+    pub(super) ended: Receiver<SeqId>,
 }
 
-pub struct StepSender {
-    steps: Sender<RunStep>,
-    /// Ended sequences, which overtake queued steps. The thread reads them before each step, so the channel holds at
-    /// most as many ids as the last steps had rows.
-    ended: Sender<SeqId>,
+pub(super) struct Answers {
+    pub(super) done: Mailbox<StepDone>,
+    pub(super) note: DeathNote,
 }
 
-struct StepReceiver {
-    steps: Receiver<RunStep>,
-    ended: Receiver<SeqId>,
-}
-
-/// An executor thread that has not received the mailbox for its answers yet.
-pub struct ExecutorThread {
-    sender: StepSender,
-    answers: Sender<Answers>,
-    thread: JoinHandle<()>,
-}
-
-struct Answers {
-    done: Mailbox<StepDone>,
-    note: DeathNote,
-}
-
-/// Makes an executor on its own thread; called again when a unit is rebuilt.
-pub type ExecutorFactory =
-    dyn Fn() -> Result<Box<dyn souffleur_executor::Executor>, LoadError> + Send + Sync;
-
-impl ExecutorThread {
-    /// Starts a thread that loads the executor; the receiver gets the result of loading. `eos_token_ids` end outputs.
-    ///
-    /// # Errors
-    /// If the thread cannot be started.
-    pub fn spawn(
-        factory: std::sync::Arc<ExecutorFactory>,
-        eos_token_ids: std::sync::Arc<[u32]>,
-    ) -> std::io::Result<(Self, oneshot::Receiver<Result<(), LoadError>>)> {
-        let (steps, queued) = bounded(QUEUED_STEPS);
-        let (ended, ended_ids) = unbounded();
-        let (answers, connection) = bounded(1);
-        let (loaded, is_loaded) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name("souffleur-executor".to_owned())
-            .stack_size(souffleur_state::grammar::STACK_BYTES)
-            .spawn(move || {
-                let executor = match factory() {
-                    Ok(executor) => executor,
-                    Err(error) => return drop(loaded.send(Err(error))),
-                };
-                // The receiver is gone if the engine was dropped meanwhile.
-                let _ = loaded.send(Ok(()));
-                if let Ok(answers) = connection.recv() {
-                    let receiver = StepReceiver {
-                        steps: queued,
-                        ended: ended_ids,
-                    };
-                    run_steps(executor, EndedRows::new(eos_token_ids), receiver, answers);
-                }
-            })?;
-        Ok((
-            Self {
-                sender: StepSender { steps, ended },
-                answers,
-                thread,
-            },
-            is_loaded,
-        ))
-    }
-
-    /// Gives the thread the mailbox for its answers. Returns the senders for the actor, and the thread to join.
-    pub fn connect(self, done: Mailbox<StepDone>, note: DeathNote) -> (StepSender, JoinHandle<()>) {
-        // If the thread has died, the note in the rejected message reports this when it is dropped.
-        let _ = self.answers.send(Answers { done, note });
-        (self.sender, self.thread)
-    }
-}
-
-fn run_steps(
+pub(super) fn run_steps(
     executor: Box<dyn souffleur_executor::Executor>,
     rows: EndedRows,
     StepReceiver { steps, ended }: StepReceiver,
@@ -259,49 +178,4 @@ impl StepRunner {
 
 fn is_empty(plan: &StepPlan) -> bool {
     plan.rows.is_empty() && plan.starts.is_empty() && plan.table.is_empty() && plan.copies.is_none()
-}
-
-impl Executor {
-    pub fn new(sender: StepSender, note: DeathNote) -> Self {
-        Self { sender, note }
-    }
-}
-
-impl Actor for Executor {
-    type Context = Context<Self>;
-}
-
-impl Handler<Posted<RunStep>> for Executor {
-    type Result = ();
-
-    fn handle(&mut self, posted: Posted<RunStep>, ctx: &mut Context<Self>) {
-        let (step, _timer) = posted.open();
-        if self.sender.steps.try_send(step).is_err() {
-            // Either the thread has ended and its note reported this, or there is a third step: the unit is broken.
-            tracing::error!(
-                "cannot send a step to the executor thread (its queue is full or it has ended): rebuilding the engine"
-            );
-            ctx.terminate();
-        }
-    }
-}
-
-impl Handler<Posted<SequencesEnded>> for Executor {
-    type Result = ();
-
-    fn handle(&mut self, posted: Posted<SequencesEnded>, _: &mut Context<Self>) {
-        let (SequencesEnded { seqs }, _timer) = posted.open();
-        for seq in seqs {
-            // If the thread has ended, its note has reported this.
-            let _ = self.sender.ended.send(seq);
-        }
-    }
-}
-
-impl Handler<StopActor> for Executor {
-    type Result = ();
-
-    fn handle(&mut self, _: StopActor, ctx: &mut Context<Self>) {
-        stop_actor(&mut self.note, ctx);
-    }
 }
