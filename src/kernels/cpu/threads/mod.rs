@@ -73,6 +73,7 @@ struct Shared {
     /// Whether a step is in flight: more kernels come soon.
     awake: AtomicBool,
     stop: AtomicBool,
+    /// Whether an item of the current kernel has panicked.
     panicked: AtomicBool,
 }
 
@@ -305,7 +306,7 @@ impl ThreadPool {
     /// the total in multiply-adds.
     ///
     /// # Panics
-    /// If an item panics, or if there are 2^32 items or more.
+    /// If an item panics, or if there are 2^32 items or more. The pool can be used again afterwards.
     pub fn for_each(&mut self, n_items: usize, cost: usize, item: Item<'_>) {
         if n_items <= 1 || cost < MIN_SHARED_COST || self.workers.is_empty() {
             (0..n_items).for_each(item);
@@ -330,8 +331,9 @@ impl ThreadPool {
                 std::thread::yield_now()
             }
         }
+        // Cleared first, so that the pool can run the next kernel after the caller has caught this panic.
         assert!(
-            !self.shared.panicked.load(Ordering::Relaxed),
+            !self.shared.panicked.swap(false, Ordering::Relaxed),
             "a compute kernel panicked, see the panic message above"
         );
     }

@@ -120,6 +120,58 @@ fn panic_in_an_item_reaches_the_caller() {
     assert!(result.is_err());
 }
 
+/// Runs every item of some kernels, and checks that each item ran once.
+fn check_kernels(pool: &mut ThreadPool, what: &str) {
+    const N_ITEMS: usize = 64;
+    for cost in [0, MIN_SHARED_COST] {
+        let counts: Vec<_> = (0..N_ITEMS).map(|_| AtomicUsize::new(0)).collect();
+        let count = |i: usize| {
+            counts[i].fetch_add(1, Ordering::Relaxed);
+        };
+        let mut lanes = vec![(); pool.n_threads()];
+        pool.for_each(N_ITEMS, cost, &count);
+        pool.for_each_with(&mut lanes, N_ITEMS, cost, &|_, i| count(i));
+        pool.for_each_in_runs(N_ITEMS, cost, &count);
+        let counts = counts.into_iter().map(AtomicUsize::into_inner);
+        assert!(counts.eq([3; N_ITEMS]), "{what}, cost {cost}");
+    }
+}
+
+#[test]
+fn kernels_run_after_one_that_panics() {
+    type Kernel = fn(&mut ThreadPool, usize, Item<'_>);
+    let kernels: [(&str, Kernel); 3] = [
+        ("for_each", |pool, cost, item| pool.for_each(8, cost, item)),
+        ("for_each_with", |pool, cost, item| {
+            let mut lanes = vec![(); pool.n_threads()];
+            pool.for_each_with(&mut lanes, 8, cost, &|_, i| item(i));
+        }),
+        ("for_each_in_runs", |pool, cost, item| {
+            pool.for_each_in_runs(8, cost, item);
+        }),
+    ];
+    let nodes: [&[usize]; 3] = [&[1], &[3], &[1, 2]];
+    for threads in nodes {
+        let mut pool = ThreadPool::on_nodes(threads).expect("threads start");
+        for (name, kernel) in kernels {
+            // At cost 0 a kernel runs on its caller only.
+            for cost in [0, MIN_SHARED_COST] {
+                let what = format!("{name} at cost {cost} on {threads:?}");
+                // The panics of two kernels in succession both reach the caller.
+                for planted in [5, 0] {
+                    let item = |i: usize| assert_ne!(i, planted, "planted");
+                    let run = AssertUnwindSafe(|| kernel(&mut pool, cost, &item));
+                    assert!(catch_unwind(run).is_err(), "{what}");
+                }
+                check_kernels(&mut pool, &what);
+                pool.wake();
+                check_kernels(&mut pool, &what);
+                pool.rest();
+            }
+        }
+    }
+}
+
 const DIVISIONS: [(&[usize], &[usize]); 5] = [
     (&[1, 1], &[3, 4]),
     (&[2, 1], &[0, 9]),
