@@ -46,8 +46,9 @@
 //! - [`actors`]: the actors and the messages between them; [`actors::prefix_index`] is the cache without a model
 //! - [`state`]: the pure data structures that the actors own, some of which travel in messages
 //! - [`grammar`]: compiles constraints on an output into grammars (structured output)
-//! - [`executor`]: the trait that runs steps, for executors of hosts
+//! - [`executor`]: the trait that runs steps, for executors of hosts; [`beat`]: how a long step shows progress
 //! - [`record`]: the message log, and its replay
+//! - [`chaos`]: faults that an engine injects into itself, for tests of its recovery
 //! - [`ids`]: the newtypes of all ids
 //!
 //! The features `server`, `cli` (the binary, with `server` and `hub`), `hub` and `cuda` are on by default; without them
@@ -58,15 +59,16 @@
 //!
 //! All other items are public only for the binary and the tests, hidden from this documentation, and may change.
 
-pub use souffleur_base::{error, ids};
+pub use souffleur_base::{beat, error, ids};
 #[doc(inline)]
 pub use souffleur_bundled as bundled;
 #[doc(inline)]
 pub use souffleur_request::{self as request, admission, sink};
 #[doc(inline)]
 pub use {
-    souffleur_actors as actors, souffleur_config as config, souffleur_engine as engine,
-    souffleur_executor as executor, souffleur_record as record, souffleur_state as state,
+    souffleur_actors as actors, souffleur_chaos as chaos, souffleur_config as config,
+    souffleur_engine as engine, souffleur_executor as executor, souffleur_record as record,
+    souffleur_state as state,
 };
 #[doc(hidden)]
 pub use {

@@ -5,12 +5,14 @@ use actix::{Actor, Context, Handler, Recipient};
 use crate::death::{DeathNote, StopActor, stop_actor};
 use crate::mailbox::{Mailbox, Posted};
 use crate::messages::{ReservePages, StepPlanned};
-use souffleur_state::plan::reserve_pages;
+use souffleur_chaos::{Actor as Place, Chaos, Kind, Phase, Point};
+use souffleur_state::plan::{Reservation, reserve_pages};
 use souffleur_state::pool::pools::Pools;
 
 pub struct Allocator {
     pools: Pools,
     planned: GrantReceiver,
+    chaos: Chaos,
     note: DeathNote,
 }
 
@@ -25,7 +27,27 @@ impl Allocator {
         Self {
             pools,
             planned,
+            chaos: Chaos::default(),
             note,
+        }
+    }
+
+    pub fn with_chaos(self, chaos: Chaos) -> Self {
+        Self { chaos, ..self }
+    }
+
+    fn reserve(&mut self, mut request: ReservePages) -> StepPlanned {
+        let is_empty = request.demands.is_empty() && request.growing.is_empty();
+        let point = Point::new(Place::Allocator, Phase::Middle, "ReservePages");
+        if is_empty || self.chaos.at(point, &[Kind::Refuse]).is_none() {
+            return reserve_pages(&mut self.pools, request);
+        }
+        let demands = std::mem::take(&mut request.demands);
+        let demanded: usize = demands.iter().map(|demand| demand.pages as usize).sum();
+        let missing_pages = demanded + std::mem::take(&mut request.growing).len();
+        StepPlanned {
+            reservation: Reservation::Short { missing_pages },
+            ..reserve_pages(&mut self.pools, request)
         }
     }
 }
@@ -38,12 +60,18 @@ impl Handler<Posted<Box<ReservePages>>> for Allocator {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<Box<ReservePages>>, _: &mut Context<Self>) {
+        self.chaos
+            .strike(Place::Allocator, Phase::Entry, "ReservePages");
         let (reserve, _timer) = posted.open();
-        let planned = Box::new(reserve_pages(&mut self.pools, *reserve));
+        let planned = Box::new(self.reserve(*reserve));
+        self.chaos
+            .strike(Place::Allocator, Phase::Middle, "ReservePages");
         match &self.planned {
             GrantReceiver::Scheduler(scheduler) => scheduler.post(planned),
             GrantReceiver::Host(host) => host.do_send(planned),
         }
+        self.chaos
+            .strike(Place::Allocator, Phase::Exit, "ReservePages");
     }
 }
 

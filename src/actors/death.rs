@@ -32,7 +32,12 @@ impl Obituary {
         self.to = None;
     }
 
-    /// Reports the death now, on behalf of a thread that has ended.
+    /// True if the death would be reported: the actor was not told to stop.
+    pub fn is_armed(&self) -> bool {
+        self.to.is_some()
+    }
+
+    /// Reports the death now, on behalf of a thread that has ended or has caught its panic.
     pub fn report(&mut self, panicked: bool) {
         if let Some(to) = self.to.take() {
             to.do_send(ActorDied {
@@ -84,6 +89,12 @@ impl DeathNote {
 
     pub fn disarm(&mut self) {
         self.obituary.disarm();
+    }
+
+    /// As [`Obituary::report`].
+    pub fn report(&mut self, panicked: bool) {
+        self.ledger.close();
+        self.obituary.report(panicked);
     }
 }
 

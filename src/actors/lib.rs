@@ -11,16 +11,20 @@
 //! ```
 
 pub mod allocator;
+pub mod beats;
 pub mod call;
 pub mod death;
+mod doors;
 pub mod executor;
 pub mod kv_store;
+mod links;
 pub mod mailbox;
 pub mod messages;
 pub mod prefix_index;
 pub mod radix_cache;
 pub mod rebuild;
 pub mod scheduler;
+pub mod status;
 pub mod tokenizer;
 mod tree_tap;
 pub mod unit;

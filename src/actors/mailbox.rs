@@ -73,13 +73,7 @@ impl<M> Posted<M> {
     pub fn open(mut self) -> (M, HandlerTimer) {
         let message = self.message.take().expect("a message must be opened once");
         self.metrics.left();
-        (
-            message,
-            HandlerTimer {
-                started: Instant::now(),
-                metrics: self.metrics.clone(),
-            },
-        )
+        (message, HandlerTimer::start(&self.metrics))
     }
 }
 
@@ -95,6 +89,17 @@ impl<M> Drop for Posted<M> {
 pub struct HandlerTimer {
     started: Instant,
     metrics: Arc<MailboxMetrics>,
+}
+
+impl HandlerTimer {
+    fn start(metrics: &Arc<MailboxMetrics>) -> Self {
+        let started = Instant::now();
+        metrics.began(started);
+        Self {
+            started,
+            metrics: metrics.clone(),
+        }
+    }
 }
 
 impl Drop for HandlerTimer {
@@ -116,10 +121,7 @@ impl InFlight {
     }
 
     pub fn open(self) -> HandlerTimer {
-        HandlerTimer {
-            started: Instant::now(),
-            metrics: self.metrics.clone(),
-        }
+        HandlerTimer::start(&self.metrics)
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Messages are plain data. Buffers, pages, rows and locks move inside them; `Debug` prints counts.
 
+mod store;
+
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -9,24 +11,25 @@ use actix::{Message, Recipient};
 use serde::Serialize;
 
 use crate::call::Prompts;
+use crate::links::SchedulerLinks;
 use crate::mailbox::{HandlerTimer, InFlight};
 use crate::scheduler::steps::PastStep;
 use souffleur_base::error::{RequestError, StepError};
-use souffleur_base::ids::{IntakeId, RequestId, SeqId, StepId, Ticket};
+use souffleur_base::ids::{IntakeId, RequestId, SeqId, StepId};
 use souffleur_metrics::EngineLoad;
 use souffleur_request::sink::EventSink;
 use souffleur_request::{CancelFlag, GenerateRequest};
 use souffleur_state::cache::changes::TreeNote;
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::prefix_history::{PrefixEvent, PrefixReport, StoredMiss};
+use souffleur_state::cache::prefix_history::{PrefixEvent, PrefixReport};
 use souffleur_state::scheduler::CacheFlushed;
 use souffleur_state::scheduler::live::{LivePin, LivePool, LiveRequest};
 use souffleur_state::scheduler::news::RequestTokens;
 use souffleur_state::scheduler::stats::EngineStats;
-use souffleur_state::scheduler::submission::Submission;
-use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder};
+use souffleur_state::scheduler::submission::{Resume, Submission};
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
-use souffleur_store::Answer;
+use souffleur_state::supervision::blame::Suspicion;
+use souffleur_state::supervision::{Desired, Incarnation};
 
 pub use crate::call::Asked;
 pub use souffleur_request::sink::TokenEvent;
@@ -39,6 +42,13 @@ pub use souffleur_request::sink::TokenEvent;
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Generate {
+    call: Option<NewCall>,
+    /// Gets the call if it is dropped unread, with a dead Tokenizer's mailbox.
+    heir: Option<Recipient<Unread>>,
+}
+
+#[derive(Debug)]
+struct NewCall {
     asked: Vec<Asked>,
     prompts: Prompts,
     in_flight: InFlight,
@@ -63,15 +73,38 @@ impl Generate {
     /// Like [`Generate::call`], with prompts that were already examined.
     pub fn with_prompts(asked: Vec<Asked>, prompts: Prompts) -> Self {
         Self {
-            asked,
-            prompts,
-            in_flight: InFlight::enter("tokenizer", "Generate"),
+            call: Some(NewCall {
+                asked,
+                prompts,
+                in_flight: InFlight::enter("tokenizer", "Generate"),
+            }),
+            heir: None,
         }
     }
 
+    /// The Watchdog gets the call if no Tokenizer reads it.
+    pub fn returning_to(mut self, heir: Recipient<Unread>) -> Self {
+        self.heir = Some(heir);
+        self
+    }
+
     /// Takes the call out of the mailbox: it no longer counts as queued, and the timer times its handler until dropped.
-    pub(crate) fn open(self) -> (Vec<Asked>, Prompts, HandlerTimer) {
-        (self.asked, self.prompts, self.in_flight.open())
+    pub(crate) fn open(mut self) -> (Vec<Asked>, Prompts, HandlerTimer) {
+        let call = self.call.take().expect("a call must be opened once");
+        (call.asked, call.prompts, call.in_flight.open())
+    }
+}
+
+impl Drop for Generate {
+    fn drop(&mut self) {
+        if let Some(heir) = self.heir.take()
+            && let Some(call) = self.call.take()
+        {
+            heir.do_send(Unread(Self {
+                call: Some(call),
+                heir: None,
+            }));
+        }
     }
 }
 
@@ -79,12 +112,27 @@ impl Generate {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct TokensReady {
+    /// The Scheduler's unit and generation. The Tokenizer drops results of older generations: they are computed again.
+    pub from: Incarnation,
     /// One entry for each request that advanced, in batch order.
     pub batch: Vec<RequestTokens>,
     /// For cache-miss diagnostics: admissions and evictions since the last such message, in their order.
     pub prefixes: Vec<PrefixEvent>,
     /// First admissions since the last such message, with their times.
     pub admissions: Vec<(IntakeId, Instant)>,
+}
+
+/// Watchdog -> Tokenizer, after a unit was started: the Tokenizer sends its Scheduler all live requests of earlier
+/// generations, then those that arrived meanwhile.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Relink {
+    pub at: Incarnation,
+    pub links: SchedulerLinks,
+    /// The requests that may have caused the death of the generation before.
+    pub suspicion: Suspicion,
+    /// When the first actor died that was restarted now; `None` for the first start.
+    pub down_since: Option<Instant>,
 }
 
 /// Host or server -> Tokenizer, rare: where a request's prompt diverged from the tree, and why. `None` for an id
@@ -104,7 +152,15 @@ pub struct Submit {
     pub request: Box<Submission>,
 }
 
-/// Host or server -> Scheduler, rare: cancels a request, whose flag the sender raises first. Unknown ids are ignored
+/// Tokenizer -> Scheduler, the first message of each generation: requests of earlier generations, which continue after
+/// the tokens that their clients were told.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct ResumeRequests {
+    pub resume: Box<Resume>,
+}
+
+/// Host or server -> Tokenizer -> Scheduler, rare: cancels a request, whose flag the sender raises first. Unknown ids are ignored
 /// and counted. No step planned afterwards contains the request.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
@@ -131,25 +187,7 @@ pub struct StopFound {
 /// Allocator -> Scheduler, once per plan. Answers `PlanStep` or `ReservePages`.
 pub use souffleur_state::plan::StepPlanned;
 
-/// KvStore -> Scheduler: the store's reports, in any order.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub enum StoreNews {
-    /// True once the store serves; false once it has failed permanently.
-    Serves(bool),
-    /// Answers [`StoreOrder::Find`], also when the store is late.
-    Found { seq: SeqId, found: PrefixFound },
-    /// Answers [`StoreOrder::Fetch`], also when the store is late.
-    Fetched {
-        ticket: Ticket,
-        /// Blocks fetched, counted from the first requested one.
-        blocks: usize,
-        /// Why fewer blocks than requested were fetched.
-        miss: Option<StoredMiss>,
-    },
-    /// Answers [`StoreOrder::Write`], on success and failure.
-    Written { ticket: Ticket, kept: bool },
-}
+pub use store::{ServeUnit, StoreAnswered, StoreNews, StoreOrders, UseStore};
 
 /// Executor thread -> Scheduler, once per step, in step order.
 #[derive(Message)]
@@ -257,12 +295,27 @@ pub struct GetStats;
 #[rtype(result = "EngineLoad")]
 pub struct GetLoad;
 
-/// Server -> Scheduler, several times per second while a client watches the console: all that the console shows.
+/// Server -> Scheduler, several times per second while a client watches the console, and for `/debug/requests`: the
+/// requests, steps and pools.
 #[derive(Debug, Message)]
 #[rtype(result = "Box<EngineView>")]
 pub struct GetView {
     /// The answer has the newest steps after this one.
     pub steps_after: u64,
+    pub requests: ViewedRequests,
+}
+
+/// The requests that an [`EngineView`] has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ViewedRequests {
+    /// At most so many: running ones first.
+    First(usize),
+    One(RequestId),
+}
+
+impl ViewedRequests {
+    /// Those that the console shows.
+    pub const CONSOLE: Self = Self::First(64);
 }
 
 /// Answers [`GetView`].
@@ -275,8 +328,8 @@ pub struct EngineView {
     pub steps: Vec<PastStep>,
     /// The number of the step that ended last; 0 before the first.
     pub newest_step: u64,
-    /// At most 64.
     pub requests: Vec<LiveRequest>,
+    /// The number of all requests.
     pub n_requests: usize,
     pub pools: Vec<LivePool>,
     pub pins: Vec<LivePin>,
@@ -360,12 +413,14 @@ pub struct SequencesEnded {
 
 // To the Watchdog.
 
-/// A dying actor or thread -> Watchdog, which rebuilds the unit. (If the KV store died, the unit runs without it.)
+/// A dying actor or thread -> Watchdog, which starts the dead actors again. (While the KV store is started again, the
+/// unit runs without it.)
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct ActorDied {
     pub actor: &'static str,
-    /// The generation of the actor's unit: a late report from an earlier generation is ignored.
+    /// The generation of the actor's unit, or the number of the Tokenizer or the KvStore: the Watchdog ignores late
+    /// reports.
     pub generation: u64,
     pub panicked: bool,
 }
@@ -373,13 +428,12 @@ pub struct ActorDied {
 /// Scheduler -> Watchdog, rare: all settings made by hosts so far, for the unit that is built after a death.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Message)]
 #[rtype(result = "()")]
-pub struct HostSettings {
-    pub paused: bool,
-    /// The scheduling policy that was requested last; `None` for the configured one.
-    pub schedule_policy: Option<String>,
-    /// The eviction policy that was requested last; `None` for the configured one.
-    pub radix_eviction_policy: Option<String>,
-}
+pub struct HostSettings(pub Desired);
+
+/// The mailbox of a dead Tokenizer -> Watchdog, which sends it to the next one: a call that no Tokenizer has read.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Unread(pub Generate);
 
 impl std::fmt::Debug for TokensReady {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -398,53 +452,4 @@ impl std::fmt::Debug for StepDone {
 
 // To hosts.
 
-/// The addresses of the current actors, as recipients, which hide the actor types.
-///
-/// When an actor dies, all are rebuilt, and the old addresses are closed: a request that is sent to them fails with
-/// `engine_down`, `send` returns `MailboxError::Closed`, and a one-way message (a cancel) is dropped, since no request
-/// of that generation is left. `EngineHandle::doors` returns the new addresses.
-#[derive(Clone)]
-pub struct Doors {
-    pub generate: Recipient<Generate>,
-    pub cancel: Recipient<CancelRequest>,
-    pub cancel_all: Recipient<CancelAll>,
-    pub peek: Recipient<PeekPrefix>,
-    pub pin: Recipient<PinPrefix>,
-    pub unpin: Recipient<UnpinPrefix>,
-    pub pin_softly: Recipient<PinSoftly>,
-    pub unpin_softly: Recipient<UnpinSoftly>,
-    pub set_policy: Recipient<SetPolicy>,
-    pub flush: Recipient<FlushCache>,
-    pub pause: Recipient<SetPaused>,
-    pub stats: Recipient<GetStats>,
-    pub load: Recipient<GetLoad>,
-    pub view: Recipient<GetView>,
-    pub tree_notes: Recipient<TakeTreeNotes>,
-    pub locks: Recipient<GetLocks>,
-    pub prefix_report: Recipient<GetPrefixReport>,
-    pub drain: Recipient<Drain>,
-}
-
-impl Doors {
-    /// False once the actors have stopped and new addresses are needed.
-    pub fn are_open(&self) -> bool {
-        self.generate.connected()
-    }
-}
-
-// To the KvStore.
-
-/// Scheduler -> KvStore, when it has work: orders, in sequence.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct StoreOrders {
-    /// The orders. All but `Discard` are answered by `StoreNews`.
-    pub orders: Vec<StoreOrder>,
-    /// The executor's prefill rate in tokens per second; `None` before the first prefill.
-    pub prefill_tokens_per_s: Option<f64>,
-}
-
-/// The store's thread -> KvStore: an answer of the store.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct StoreAnswered(pub Answer);
+pub use crate::doors::Doors;

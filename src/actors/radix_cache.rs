@@ -10,6 +10,7 @@ use crate::messages::{
     GetLocks, PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages, TakeTreeNotes,
 };
 use crate::tree_tap::TreeTap;
+use souffleur_chaos::{Actor as Place, Chaos, Phase};
 use souffleur_kv_events::ChangeFeed;
 use souffleur_metrics::CacheMetrics;
 use souffleur_state::cache::changes::Observer;
@@ -31,6 +32,7 @@ pub struct RadixCache {
     /// A timer for the next call of the feed is set.
     is_feed_scheduled: bool,
     metrics: CacheMetrics,
+    chaos: Chaos,
     note: DeathNote,
 }
 
@@ -44,6 +46,7 @@ impl RadixCache {
             tap: None,
             is_feed_scheduled: false,
             metrics: CacheMetrics::register(),
+            chaos: Chaos::default(),
             note,
         }
     }
@@ -60,6 +63,14 @@ impl RadixCache {
             self.cache.restart_changes(Observer::Publisher);
         }
         Self { feed, ..self }
+    }
+
+    pub fn with_chaos(self, chaos: Chaos) -> Self {
+        Self { chaos, ..self }
+    }
+
+    fn strike(&self, phase: Phase, message: &'static str) {
+        self.chaos.strike(Place::RadixCache, phase, message);
     }
 
     fn note_for_console(&mut self) {
@@ -97,9 +108,11 @@ impl Handler<Posted<Box<PlanStep>>> for RadixCache {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<Box<PlanStep>>, ctx: &mut Context<Self>) {
+        self.strike(Phase::Entry, "PlanStep");
         let (plan, _timer) = posted.open();
         let started = Instant::now();
         let reserve = plan_step(&mut self.cache, *plan);
+        self.strike(Phase::Middle, "PlanStep");
         if reserve.verdict.evicted_tokens > 0 {
             let tokens = reserve.verdict.evicted_tokens as u64;
             self.metrics
@@ -107,6 +120,7 @@ impl Handler<Posted<Box<PlanStep>>> for RadixCache {
         }
         self.allocator.post(Box::new(reserve));
         self.feed(ctx);
+        self.strike(Phase::Exit, "PlanStep");
     }
 }
 
@@ -114,13 +128,16 @@ impl Handler<Posted<Box<ProbePrefixes>>> for RadixCache {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<Box<ProbePrefixes>>, ctx: &mut Context<Self>) {
+        self.strike(Phase::Entry, "ProbePrefixes");
         let (probe, _timer) = posted.open();
         let probed = Box::new(probe_prefixes(&mut self.cache, *probe));
+        self.strike(Phase::Middle, "ProbePrefixes");
         self.scheduler
             .as_ref()
             .expect("the radix cache actor must know the scheduler before a probe arrives")
             .post(probed);
         self.feed(ctx);
+        self.strike(Phase::Exit, "ProbePrefixes");
     }
 }
 

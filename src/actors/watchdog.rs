@@ -1,24 +1,39 @@
-//! The Watchdog: stops the whole unit and builds a new one when an actor or the executor thread dies.
+//! The Watchdog: starts dead actors again, with the smallest restart that cures.
 //!
-//! A handler that panics may leave pages and tree inconsistent, so all actors are replaced together. Every request in
-//! flight gets one `Failed(engine_down)`, which its sink sends when it is dropped with the Tokenizer. A failed build is
-//! retried after growing waits. After the last attempt the Watchdog reports the failure to the host.
+//! A handler that panics may leave pages and tree inconsistent, so the control actors are replaced together. The
+//! executor's thread, which has the weights, is replaced only if it has ended, and the Tokenizer, which has the live
+//! requests and their clients, only if it has died itself: its requests go to the next one. The KvStore is started
+//! again alone. A failed load of the executor is retried after growing waits. After the last attempt, and after too
+//! many restarts in a short time, the Watchdog ends every request and reports the failure to the host.
+
+mod hang;
+mod restart;
 
 use std::sync::{Arc, RwLock};
+use std::time::Instant;
 
-use actix::{
-    Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message,
-    ResponseFuture, SpawnHandle, WrapFuture,
-};
+use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle};
 use tokio::sync::{oneshot, watch};
 
-use crate::messages::{ActorDied, Doors, HostSettings};
-use crate::rebuild::RebuildRules;
-use crate::unit::{Blueprint, Survivor, Unit};
-use souffleur_base::error::{LoadError, StartError};
-use souffleur_metrics::DeathMetrics;
+use crate::beats::Watch;
+use crate::executor::ExecutorThread;
+use crate::kv_store::StoreKeeper;
+use crate::messages::{ActorDied, CancelAll, Doors, Generate, HostSettings, Unread};
+use crate::status::{UnitDeath, UnitStatus, UnitWatch};
+use crate::tokenizer::arbiter::TokenizerArbiter;
+use crate::tokenizer::{Estate, HandOver};
+use crate::unit::{Blueprint, Unit};
+use souffleur_base::error::StartError;
+use souffleur_base::ids::UnitId;
+use souffleur_metrics::{DeathMetrics, RestartMetrics};
+use souffleur_state::supervision::blame::{Signature, Suspicion};
+use souffleur_state::supervision::{
+    Death, Incarnation, Level, Member, Restart, Ruling, Supervision,
+};
 
-/// The actors and threads whose death ends the unit.
+pub use souffleur_state::supervision::FIRST_GENERATION;
+
+/// The actors and threads whose death is followed by a restart.
 pub const UNIT_MEMBERS: [&str; 6] = [
     "tokenizer",
     "scheduler",
@@ -28,35 +43,24 @@ pub const UNIT_MEMBERS: [&str; 6] = [
     "executor_thread",
 ];
 
-/// Actors and threads whose death is logged and counted, without a rebuild. The next unit starts them again.
+/// The actor and the thread of the KV store. Their death is followed by a restart of the store alone.
 pub const STORE_MEMBERS: [&str; 2] = ["kv_store", "kv_store_thread"];
 
-pub const FIRST_GENERATION: u64 = 1;
+/// The only unit, so far.
+const UNIT: UnitId = UnitId::new(0);
 
-/// The addresses of the current unit's actors; `None` while there is no unit.
+/// The addresses of the current actors; `None` before the start and after the end.
 pub type AddressSlot = Arc<RwLock<Option<Doors>>>;
 
-/// Why the engine stays down; `None` while rebuilds are tried.
+/// Why the engine stays down; `None` while it runs or is restarted.
 pub type FailureWatch = watch::Receiver<Option<Arc<str>>>;
 
-/// The unit that runs, or is built next, and the last death of a member of any unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnitStatus {
-    pub generation: u64,
-    pub died: Option<UnitDeath>,
-}
+/// Engine -> Watchdog, once: load the executor and start the actors.
+#[derive(Debug, Message)]
+#[rtype(result = "Result<(), StartError>")]
+pub struct StartUnit;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnitDeath {
-    /// One of [`UNIT_MEMBERS`].
-    pub actor: &'static str,
-    /// The generation of the unit that died.
-    pub generation: u64,
-}
-
-pub type UnitWatch = watch::Receiver<UnitStatus>;
-
-/// Handle -> Watchdog: stop the unit and yourself. Answers when the executor thread has ended.
+/// Handle -> Watchdog: stop the actors and yourself. Answers when the executor thread has ended.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct StopUnit;
@@ -64,56 +68,99 @@ pub struct StopUnit;
 pub struct Watchdog {
     blueprint: Arc<Blueprint>,
     doors: AddressSlot,
+    supervision: Supervision,
+    /// The clock of the supervision.
+    started: Instant,
     unit: Option<Unit>,
-    /// The generation of the current or next unit: deaths in older ones are ignored.
-    generation: u64,
-    settings: HostSettings,
-    /// A member of the next unit died before the unit's addresses were published.
-    died_early: Option<ActorDied>,
+    executor: Option<ExecutorThread>,
+    tokenizer: Option<TokenizerArbiter>,
+    store: StoreKeeper,
+    /// What a dead Tokenizer has left for the next one.
+    estate: Option<Box<Estate>>,
+    unread: Vec<Generate>,
+    /// The next Tokenizer must cancel all requests.
+    cancels_all: bool,
+    /// What must still be replaced: deaths during a restart add to it.
+    due: Due,
+    /// A restart or a stop is under way.
     is_busy: bool,
-    rules: RebuildRules,
     failed_attempts: usize,
     next_attempt: Option<SpawnHandle>,
-    failure: watch::Sender<Option<Arc<str>>>,
+    /// Gets the outcome of the first start.
+    first: Option<oneshot::Sender<Result<(), StartError>>>,
+    /// The thread that notices hangs sets it too.
+    failure: Arc<watch::Sender<Option<Arc<str>>>>,
+    /// `None` if no thread is watched.
+    watch: Option<Watch>,
     status: watch::Sender<UnitStatus>,
     is_stopping: bool,
     waiting: Vec<oneshot::Sender<()>>,
     metrics: DeathMetrics,
+    restarts: RestartMetrics,
+    /// When the first actor died that is being restarted.
+    down_since: Option<Instant>,
     /// Notifies its receiver when it is dropped with the watchdog.
     _stopped: oneshot::Sender<()>,
 }
 
+#[derive(Debug, Default)]
+struct Due {
+    unit: bool,
+    executor: bool,
+    /// The number of the Tokenizer to start.
+    tokenizer: Option<u64>,
+}
+
+impl Due {
+    fn add(&mut self, restart: &Restart) {
+        self.unit = true;
+        self.executor |= restart.level >= Level::Executor;
+        self.tokenizer = restart.tokenizer.or(self.tokenizer);
+    }
+}
+
 impl Watchdog {
-    /// A watchdog without a unit. [`AdoptUnit`] brings the first one.
+    /// A watchdog without actors. [`StartUnit`] starts them.
     pub fn new(
         blueprint: Arc<Blueprint>,
         doors: AddressSlot,
         stopped: oneshot::Sender<()>,
     ) -> Self {
+        let store = StoreKeeper::new(
+            (blueprint.store.clone(), blueprint.chaos.clone()),
+            blueprint.rebuild,
+            blueprint.rules.restarts,
+        );
         Self {
-            rules: blueprint.rebuild,
+            supervision: Supervision::new(blueprint.rules, 1),
+            started: Instant::now(),
             failed_attempts: 0,
             next_attempt: None,
-            failure: watch::Sender::new(None),
-            status: watch::Sender::new(UnitStatus {
-                generation: FIRST_GENERATION,
-                died: None,
-            }),
+            first: None,
+            failure: Arc::new(watch::Sender::new(None)),
+            watch: None,
+            status: watch::Sender::new(UnitStatus::new(blueprint.rules.restarts)),
             blueprint,
             doors,
             unit: None,
-            generation: FIRST_GENERATION,
-            settings: HostSettings::default(),
-            died_early: None,
+            executor: None,
+            tokenizer: None,
+            store,
+            estate: None,
+            unread: Vec::new(),
+            cancels_all: false,
+            due: Due::default(),
             is_busy: false,
             is_stopping: false,
             waiting: Vec::new(),
             metrics: DeathMetrics::register(&[&UNIT_MEMBERS[..], &STORE_MEMBERS[..]].concat()),
+            restarts: RestartMetrics::register(),
+            down_since: None,
             _stopped: stopped,
         }
     }
 
-    /// The returned receiver gets a reason when the watchdog has given up rebuilding.
+    /// The returned receiver gets a reason when the watchdog has given up.
     pub fn failure(&self) -> FailureWatch {
         self.failure.subscribe()
     }
@@ -122,162 +169,108 @@ impl Watchdog {
         self.status.subscribe()
     }
 
-    fn publish(&mut self, unit: Unit, ctx: &mut Context<Self>) {
-        self.generation = unit.generation();
+    fn publish(&self, doors: Option<Doors>) {
         *self
             .doors
             .write()
-            .expect("a holder of the lock of the doors must not panic") = Some(unit.doors());
-        self.unit = Some(unit);
-        if let Some(died) = self.died_early.take() {
-            ctx.notify(died);
-        }
+            .expect("a holder of the lock of the doors must not panic") = doors;
     }
 
-    fn unpublish(&mut self) -> Option<Unit> {
-        *self
-            .doors
-            .write()
-            .expect("a holder of the lock of the doors must not panic") = None;
-        self.unit.take()
+    /// True once no actor will be started again.
+    fn is_over(&self) -> bool {
+        self.is_stopping || self.failure.borrow().is_some()
     }
 
-    /// Builds the next unit once the `dead` one, if any, has stopped.
-    fn rebuild(&mut self, dead: Option<Unit>, ctx: &mut Context<Self>) {
-        self.is_busy = true;
-        // Further deaths in the dead unit are ignored: they are reported with the old generation.
-        self.generation += 1;
-        let generation = self.generation;
-        self.status
-            .send_modify(|status| status.generation = generation);
-        let (blueprint, generation) = (self.blueprint.clone(), self.generation);
-        let stopped = async move {
-            if let Some(dead) = dead {
-                dead.stop().await;
+    /// The death as the supervision knows it.
+    fn death(&self, died: &ActorDied) -> Option<Death> {
+        let thread_lives = self.executor.as_ref().is_some_and(ExecutorThread::is_alive);
+        let member = match died.actor {
+            "tokenizer" => {
+                let number = died.generation;
+                return Some(Death::Tokenizer { number });
             }
+            "scheduler" => Member::Scheduler,
+            "radix_cache" => Member::RadixCache,
+            "allocator" => Member::Allocator,
+            "executor" => Member::Executor,
+            // The thread has caught the panic, and waits for the next unit.
+            "executor_thread" if thread_lives => Member::Executor,
+            "executor_thread" => Member::ExecutorThread,
+            _ => return None,
         };
-        // The settings are read after the stop: until then, the old Scheduler may accept new ones.
-        let build = move |(), watchdog: &mut Self, ctx: &mut Context<Self>| {
-            let begins_with = (survivor(&ctx.address()), watchdog.settings.clone());
-            Unit::build(blueprint, generation, begins_with).into_actor(watchdog)
-        };
-        let opened = |rebuilt, watchdog: &mut Self, ctx: &mut Context<Self>| {
-            watchdog.rebuilt(rebuilt, ctx);
-        };
-        ctx.spawn(stopped.into_actor(self).then(build).map(opened));
+        let mut generation = died.generation;
+        let executor_since = self.supervision.executor_since(UNIT);
+        if member == Member::ExecutorThread && generation >= executor_since {
+            generation = executor_since;
+        }
+        Some(Death::Member {
+            member,
+            since: Incarnation {
+                unit: UNIT,
+                generation,
+            },
+            in_hand: died.generation,
+        })
     }
 
-    fn rebuilt(&mut self, rebuilt: Result<Unit, StartError>, ctx: &mut Context<Self>) {
-        self.is_busy = false;
-        match rebuilt {
-            Ok(unit) if self.is_stopping => self.stop_unit(unit, ctx),
-            Ok(unit) => {
-                self.failed_attempts = 0;
-                tracing::warn!(generation = unit.generation(), "engine rebuilt");
-                self.publish(unit, ctx);
-            }
-            Err(_) if self.is_stopping => self.stop_if_idle(ctx),
-            Err(error) => self.try_again(&error, ctx),
-        }
-    }
-
-    fn try_again(&mut self, error: &StartError, ctx: &mut Context<Self>) {
-        self.failed_attempts += 1;
-        let attempts = self.failed_attempts;
-        if let StartError::Load(LoadError::Replaced { .. }) = error {
-            // The files hold another model than the one that clients know by this name.
-            tracing::error!(%error, "not rebuilding the engine: its model files were replaced; it stays down");
-            return self.give_up(&format!("the engine died and will not be rebuilt: {error}"));
-        }
-        let Some(wait) = self.rules.wait_after(attempts) else {
-            tracing::error!(%error, attempts, "failed to rebuild the engine: it stays down until a restart");
-            let reason = format!("the engine died and {attempts} attempts to rebuild it failed");
-            return self.give_up(&format!("{reason}; the last error: {error}"));
-        };
-        let wait_s = wait.as_secs_f64();
-        tracing::error!(%error, attempts, wait_s, "failed to rebuild the engine: trying again");
-        let next = ctx.run_later(wait, |watchdog, ctx| {
-            watchdog.next_attempt = None;
-            watchdog.rebuild(None, ctx);
-        });
-        self.next_attempt = Some(next);
-    }
-
-    fn continue_without_store(&self, died: &ActorDied) {
-        if self.is_stopping {
-            return;
-        }
-        self.metrics.died(died.actor);
+    fn restart(&mut self, restart: &Restart, died: &ActorDied, ctx: &mut Context<Self>) {
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,
-            "the KV store died: prefixes are cached in memory only, until the engine is rebuilt after a failure, \
-             or restarted"
+            level = restart.level.as_str(),
+            restarts_left = self.supervision.restarts_left(),
+            "an actor died: restarting, live requests continue"
         );
-    }
-
-    fn give_up(&mut self, reason: &str) {
-        self.failure.send_replace(Some(reason.into()));
-    }
-
-    fn stop_unit(&mut self, unit: Unit, ctx: &mut Context<Self>) {
-        self.is_busy = true;
-        ctx.spawn(unit.stop().into_actor(self).map(|(), watchdog, ctx| {
-            watchdog.is_busy = false;
-            watchdog.stop_if_idle(ctx);
-        }));
-    }
-
-    /// Stops the watchdog if this was requested and no task is in flight.
-    fn stop_if_idle(&mut self, ctx: &mut Context<Self>) {
-        if !self.is_stopping || self.is_busy {
-            return;
+        self.due.add(restart);
+        self.restarts.restarted(restart);
+        let generation = self.supervision.newest(UNIT).generation;
+        let left = self.supervision.restarts_left();
+        self.status.send_modify(|status| {
+            status.generation = generation;
+            status.restarting(restart, left);
+        });
+        if self.next_attempt.is_none() {
+            self.replace(ctx);
         }
-        for waiting in self.waiting.drain(..) {
-            // The waiting side may be gone.
-            let _ = waiting.send(());
-        }
-        ctx.stop();
-    }
-}
-
-pub fn survivor(watchdog: &Addr<Watchdog>) -> Survivor {
-    Survivor {
-        died: watchdog.clone().recipient(),
-        keeper: watchdog.clone().recipient(),
     }
 }
 
 impl Actor for Watchdog {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        self.watch_threads(ctx);
+    }
 }
 
 impl Drop for Watchdog {
-    /// The unit stops with the watchdog, also when the host has stopped its Arbiter.
+    /// The actors stop with the watchdog, also when the host has stopped its Arbiter.
     fn drop(&mut self) {
         if let Ok(mut doors) = self.doors.write() {
             *doors = None;
         }
-        let has_given_up = self.failure.borrow().is_some();
-        if !self.is_stopping && !has_given_up {
-            self.give_up(
-                "the engine's supervisor panicked (see the log), or the host program stopped the engine's actix \
-                 Arbiter: start the engine again",
-            );
+        self.status.send_modify(UnitStatus::stopped);
+        if !self.is_over() {
+            let reason = "the engine's supervisor panicked (see the log), or the host program stopped the engine's \
+                          actix Arbiter: start the engine again";
+            self.failure.send_replace(Some(reason.into()));
         }
     }
 }
 
-/// Engine -> Watchdog, once: the first unit.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct AdoptUnit(pub Unit);
+impl Handler<StartUnit> for Watchdog {
+    type Result = ResponseFuture<Result<(), StartError>>;
 
-impl Handler<AdoptUnit> for Watchdog {
-    type Result = ();
-
-    fn handle(&mut self, adopt: AdoptUnit, ctx: &mut Context<Self>) {
-        self.publish(adopt.0, ctx);
+    fn handle(&mut self, _: StartUnit, ctx: &mut Context<Self>) -> Self::Result {
+        let (started, is_started) = oneshot::channel();
+        self.first = Some(started);
+        self.is_busy = true;
+        self.start_tokenizer(FIRST_GENERATION, ctx);
+        self.load(ctx);
+        Box::pin(async move {
+            let stopped = |_| Err(StartError::Thread("the watchdog was stopped".to_owned()));
+            is_started.await.unwrap_or_else(stopped)
+        })
     }
 }
 
@@ -286,33 +279,94 @@ impl Handler<ActorDied> for Watchdog {
 
     fn handle(&mut self, died: ActorDied, ctx: &mut Context<Self>) {
         if STORE_MEMBERS.contains(&died.actor) {
-            return self.continue_without_store(&died);
+            return self.store_died(&died, ctx);
         }
-        if self.is_stopping || died.generation != self.generation {
+        if self.is_over() {
             return;
         }
-        let Some(unit) = self.unpublish() else {
-            self.died_early = Some(died);
+        let Some(death) = self.death(&died) else {
             return;
         };
+        let now_s = self.started.elapsed().as_secs_f64();
+        let cause = Suspicion::All(Signature {
+            actor: died.actor,
+            place: Arc::default(),
+        });
+        let ruling = self.supervision.died(death, cause, now_s);
+        if ruling == Ruling::Ignored {
+            return;
+        }
         self.metrics.died(died.actor);
         let (actor, generation) = (died.actor, died.generation);
-        let death = UnitDeath { actor, generation };
+        let at = Instant::now();
+        self.down_since.get_or_insert(at);
+        let death = UnitDeath {
+            actor,
+            generation,
+            at,
+        };
         self.status.send_modify(|status| status.died = Some(death));
-        tracing::error!(
-            actor = died.actor,
-            panicked = died.panicked,
-            "an actor died: rebuilding the engine"
-        );
-        self.rebuild(Some(unit), ctx);
+        match ruling {
+            Ruling::Ignored | Ruling::Recovers => (),
+            Ruling::Restart(restart) => self.restart(&restart, &died, ctx),
+            Ruling::GivesUp => {
+                let restarts = self.blueprint.rules.restarts;
+                let reason = format!(
+                    "{actor} died after {} restarts within {} s, which is the limit (--max-restarts): see the log for \
+                     the causes",
+                    restarts.limit, restarts.period_s
+                );
+                tracing::error!(reason, "the engine ends: its actors die too often");
+                self.give_up(&reason, ctx);
+            }
+        }
+    }
+}
+
+impl Handler<HandOver> for Watchdog {
+    type Result = ();
+
+    fn handle(&mut self, HandOver(estate): HandOver, _: &mut Context<Self>) {
+        if !self.is_over() {
+            self.estate = Some(estate);
+        }
+    }
+}
+
+impl Handler<Unread> for Watchdog {
+    type Result = ();
+
+    fn handle(&mut self, Unread(generate): Unread, ctx: &mut Context<Self>) {
+        if self.is_over() {
+            return;
+        }
+        let generate = generate.returning_to(ctx.address().recipient());
+        match &self.tokenizer {
+            Some(running) if running.tokenizer.connected() => running.tokenizer.do_send(generate),
+            _ => self.unread.push(generate),
+        }
+    }
+}
+
+/// A host that finds no Tokenizer cancels all requests here.
+impl Handler<CancelAll> for Watchdog {
+    type Result = ();
+
+    fn handle(&mut self, cancel: CancelAll, _: &mut Context<Self>) {
+        match &self.tokenizer {
+            Some(running) if running.tokenizer.connected() => running.tokenizer.do_send(cancel),
+            _ => self.cancels_all = true,
+        }
     }
 }
 
 impl Handler<HostSettings> for Watchdog {
     type Result = ();
 
-    fn handle(&mut self, settings: HostSettings, _: &mut Context<Self>) {
-        self.settings = settings;
+    fn handle(&mut self, HostSettings(desired): HostSettings, _: &mut Context<Self>) {
+        self.status
+            .send_modify(|status| status.is_paused = desired.paused);
+        self.supervision.desired = desired;
     }
 }
 
@@ -322,14 +376,17 @@ impl Handler<StopUnit> for Watchdog {
     fn handle(&mut self, _: StopUnit, ctx: &mut Context<Self>) -> Self::Result {
         let (stopped, is_stopped) = oneshot::channel();
         self.waiting.push(stopped);
+        if !self.is_over() {
+            // A shutdown loses no request.
+            self.blueprint.tokenizer.admission.expect_drops();
+        }
         self.is_stopping = true;
+        self.watch = None;
+        self.publish(None);
         if let Some(next_attempt) = self.next_attempt.take() {
             ctx.cancel_future(next_attempt);
         }
-        match self.unpublish() {
-            Some(unit) => self.stop_unit(unit, ctx),
-            None => self.stop_if_idle(ctx),
-        }
+        self.stop_all(ctx);
         Box::pin(async move {
             // A dropped sender means that the System is gone, which is a stop too.
             let _ = is_stopped.await;

@@ -8,9 +8,20 @@ use souffleur::error::StartError;
 pub enum Failure {
     Usage(String),
     Failed(String),
+    /// The engine has failed permanently while it served.
+    Ended(String),
 }
 
 impl Failure {
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Failed(_) => 1,
+            Self::Usage(_) => 2,
+            // EX_SOFTWARE of sysexits.h.
+            Self::Ended(_) => 70,
+        }
+    }
+
     pub fn failed(reason: impl Display) -> Self {
         Self::Failed(reason.to_string())
     }
@@ -23,7 +34,7 @@ impl Failure {
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Self::Usage(reason) | Self::Failed(reason)) = self;
+        let (Self::Usage(reason) | Self::Failed(reason) | Self::Ended(reason)) = self;
         f.write_str(reason)
     }
 }

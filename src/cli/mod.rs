@@ -1,7 +1,7 @@
 //! The command line: parses the arguments, loads the settings and runs a command.
 //!
-//! Exit codes: 0 for success, 1 for a failure, 2 for an invalid command line or configuration. A failure prints one
-//! line to stderr.
+//! Exit codes: 0 for success, 1 for a failure, 2 for an invalid command line or configuration, 70 for a server whose
+//! engine has failed permanently. A failure prints one line to stderr.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -155,13 +155,11 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    let (code, reason) = match run(cli) {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(Failure::Usage(reason)) => (2, reason),
-        Err(Failure::Failed(reason)) => (1, reason),
+    let Err(failure) = run(cli) else {
+        return ExitCode::SUCCESS;
     };
-    let _ = writeln!(std::io::stderr(), "souffleur: {reason}");
-    ExitCode::from(code)
+    let _ = writeln!(std::io::stderr(), "souffleur: {failure}");
+    ExitCode::from(failure.exit_code())
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {

@@ -64,6 +64,7 @@ fn show(replayed: &Replayed) {
         plans,
         steps,
         requests,
+        resumed,
         prompt_tokens,
         output_tokens,
     } = replayed.counts;
@@ -73,6 +74,11 @@ fn show(replayed: &Replayed) {
     say(format_args!(
         "requests      {requests}: {prompt_tokens} prompt tokens, {output_tokens} tokens generated"
     ));
+    if resumed > 0 {
+        say(format_args!(
+            "resumed       {resumed} times: requests continued after an actor died"
+        ));
+    }
     let ending = match (&replayed.difference, replayed.ending) {
         (Some(_), _) => "not reached",
         (None, LogEnd::Closed) => "the engine stopped",

@@ -27,6 +27,9 @@ use crate::cli::settings::log::LogFormat;
 /// How often histogram samples, which accumulate in memory, are sorted into buckets.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
+/// How long clients may continue to read their answers after the engine has failed permanently.
+const END_LIMIT: Duration = Duration::from_millis(1500);
+
 /// Time after which a server that is not ready says that it listens.
 const QUIET: Duration = Duration::from_millis(500);
 
@@ -94,7 +97,7 @@ async fn serve(
                 Ok(Err(error)) => break Err(error),
                 Err(_) => break Err(Failure::failed("the thread that starts the engine panicked")),
             },
-            reason = failure(&slot), if !is_starting => break Err(Failure::failed(reason)),
+            reason = failure(&slot), if !is_starting => break Err(Failure::Ended(reason.to_string())),
             signal = signals.next() => {
                 tracing::info!(signal = signal.name(), deadline_s, "stopping once running requests have ended; a second signal exits at once");
                 break Ok(());
@@ -109,8 +112,16 @@ async fn serve(
     service::stopping();
     rt::spawn(async move { signals.next().await.exit() });
     let _ = stop.send(());
-    let served = finish(serving.await);
-    grpc.ended().await;
+    let ending = async {
+        let served = finish(serving.await);
+        grpc.ended().await;
+        served
+    };
+    let served = match outcome {
+        // All requests have ended. A thread that hangs must not delay the exit.
+        Err(Failure::Ended(_)) => rt::time::timeout(END_LIMIT, ending).await.unwrap_or(Ok(())),
+        _ => ending.await,
+    };
     outcome.and(served)
 }
 
@@ -245,17 +256,21 @@ mod tests {
     use metrics_exporter_prometheus::PrometheusBuilder;
     use souffleur::engine::{Engine, EngineParts, ModelInfo};
     use souffleur::error::{LoadError, StepError};
-    use souffleur::executor::Executor;
+    use souffleur::executor::{DeviceLost, Executor};
     use souffleur::state::step::{StepOutput, StepPlan};
 
     use super::*;
 
-    /// An executor that panics in its first step.
+    /// An executor that panics in its first step, and cannot be used afterwards.
     struct PanickingExecutor;
 
     impl Executor for PanickingExecutor {
         fn run(&mut self, _: &StepPlan) -> Result<StepOutput, StepError> {
             panic!("the device is gone");
+        }
+
+        fn reset(&mut self) -> Result<(), DeviceLost> {
+            Err(DeviceLost("there is no device".to_owned()))
         }
     }
 
@@ -350,7 +365,7 @@ mod tests {
         let traces = Tracing::default();
         let listeners = (listener, GrpcListener::default());
         let served = serve(server_config, start, listeners, metrics, traces, banner);
-        let Err(Failure::Failed(reason)) = System::new().block_on(served) else {
+        let Err(Failure::Ended(reason)) = System::new().block_on(served) else {
             panic!("serve must fail");
         };
         let expected = "the engine died and 3 attempts to rebuild it failed; the last error: there is no device";

@@ -1,7 +1,8 @@
 //! Reports the state of the server to systemd (`Type=notify`), if `NOTIFY_SOCKET` is set.
 //!
 //! `WATCHDOG=1` is sent only after a message went through the Scheduler and back, so systemd restarts a server whose
-//! Scheduler hangs. An engine that is being rebuilt is no hang.
+//! Scheduler hangs. An engine whose actors are restarted is no hang. A hang of the executor or the tokenizer ends the
+//! process by itself, after `watchdog_timeout_s`.
 
 use std::env;
 use std::sync::OnceLock;

@@ -154,3 +154,13 @@ fn switches_can_have_a_value() {
         Some(5)
     );
 }
+
+#[test]
+fn exit_codes_tell_usage_failures_and_the_end_of_an_engine_apart() {
+    let failures = [
+        Failure::Usage(String::new()),
+        Failure::Failed(String::new()),
+        Failure::Ended(String::new()),
+    ];
+    assert_eq!(failures.map(|failure| failure.exit_code()), [2, 1, 70]);
+}

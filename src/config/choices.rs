@@ -5,12 +5,14 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::keys::{Form, KeyType};
+use super::validate::{MAX_RESTART_PERIOD_S, MAX_RESTARTS};
 use souffleur_base::kv_layout::KvDtype;
 use souffleur_kernels::cpu::Numa;
 use souffleur_kernels::dtype::{Dtype, Quantization};
 use souffleur_kernels::gemm::GemmWish;
 use souffleur_model::loader::LoadFormat;
 use souffleur_model::sparsity::ChannelType;
+use souffleur_state::supervision::Intensity;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -154,6 +156,67 @@ impl From<Device> for String {
     }
 }
 
+/// How many restarts are allowed in any period: `5/60s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MaxRestarts {
+    pub limit: u32,
+    pub period_s: u32,
+}
+
+impl MaxRestarts {
+    pub const DEFAULT: Self = Self {
+        limit: 5,
+        period_s: 60,
+    };
+
+    pub fn intensity(self) -> Intensity {
+        Intensity {
+            limit: self.limit as usize,
+            period_s: f64::from(self.period_s),
+        }
+    }
+}
+
+impl FromStr for MaxRestarts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |digits: &str, most: u32| {
+            let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+            let number: Option<u32> = digits.parse().ok().filter(|_| is_number);
+            number.filter(|number| *number <= most)
+        };
+        let parse = || {
+            let (limit, period) = text.split_once('/')?;
+            let period_s = number(period.strip_suffix('s')?, MAX_RESTART_PERIOD_S)?;
+            let limit = number(limit, MAX_RESTARTS)?;
+            (period_s > 0).then_some(Self { limit, period_s })
+        };
+        parse().ok_or_else(|| {
+            format!(
+                "is {text:?}, must be RESTARTS/SECONDSs, as 5/60s for at most 5 restarts in any 60 seconds: 0 to \
+                 {MAX_RESTARTS} restarts, 1 to {MAX_RESTART_PERIOD_S} seconds"
+            )
+        })
+    }
+}
+
+impl TryFrom<String> for MaxRestarts {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<MaxRestarts> for String {
+    fn from(restarts: MaxRestarts) -> Self {
+        let MaxRestarts { limit, period_s } = restarts;
+        format!("{limit}/{period_s}s")
+    }
+}
+
 impl DtypeChoice {
     /// The requested type; `None` means the type of the weights.
     pub fn named(self) -> Option<Dtype> {
@@ -217,4 +280,50 @@ impl KeyType for GemmWish {
 
 impl KeyType for Device {
     const FORM: Form = Form::Checked(|name| name.parse::<Device>().map(drop));
+}
+
+impl KeyType for MaxRestarts {
+    const FORM: Form = Form::Checked(|text| text.parse::<MaxRestarts>().map(drop));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn max_restarts_are_read_and_written_in_one_form() {
+        for (text, limit, period_s) in [
+            ("5/60s", 5, 60),
+            ("0/1s", 0, 1),
+            ("1000/86400s", 1000, 86_400),
+        ] {
+            let restarts = MaxRestarts { limit, period_s };
+            assert_eq!(text.parse::<MaxRestarts>(), Ok(restarts));
+            assert_eq!(String::from(restarts), text);
+        }
+        assert_eq!("5/60s".parse::<MaxRestarts>(), Ok(MaxRestarts::DEFAULT));
+        for text in [
+            "",
+            "5",
+            "5/",
+            "/60s",
+            "5/60",
+            "5/60 s",
+            "5/60m",
+            "5/0s",
+            "-1/60s",
+            "+5/60s",
+            "1001/60s",
+            "5/86401s",
+            "5/60s/1",
+            "5.5/60s",
+            "99999999999/60s",
+        ] {
+            let reason = text.parse::<MaxRestarts>().expect_err(text);
+            assert!(
+                reason.starts_with(&format!("is {text:?}, must be ")),
+                "{reason}"
+            );
+        }
+    }
 }

@@ -16,6 +16,7 @@ use souffleur_state::pool::pages::PageSize;
 use souffleur_state::request_limits::RequestLimits;
 use souffleur_state::scheduler::BatchRules;
 use souffleur_state::scheduler::policy::PriorityOrder;
+use souffleur_state::supervision::Rules;
 
 /// With priority scheduling, this many requests are admitted beyond `max_queued_requests`, so that the scheduler can
 /// reject the one with the lowest priority. Further requests are rejected at any priority.
@@ -139,6 +140,19 @@ impl EngineConfig {
     pub fn log_long_requests(&self) -> Option<Duration> {
         let every = Duration::from_secs_f64(self.log_long_requests_s);
         (!every.is_zero()).then_some(every)
+    }
+
+    pub fn supervision_rules(&self) -> Rules {
+        Rules {
+            restarts: self.max_restarts.intensity(),
+            ..Rules::default()
+        }
+    }
+
+    /// The time without progress after which a thread hangs; `None` for never.
+    pub fn watchdog_timeout(&self) -> Option<Duration> {
+        let timeout = Duration::from_secs_f64(self.watchdog_timeout_s);
+        (!timeout.is_zero()).then_some(timeout)
     }
 
     pub fn rebuild_rules(&self) -> RebuildRules {

@@ -6,6 +6,7 @@ use std::ops::{Bound, RangeBounds};
 use std::path::PathBuf;
 
 use souffleur_base::error::ConfigError;
+use souffleur_chaos::{Spec, SpecError};
 
 /// A section of the configuration: a struct with one field for each key.
 pub trait Keys {
@@ -74,6 +75,8 @@ pub enum Form {
     Name(&'static [&'static str]),
     /// Text that this function accepts.
     Checked(fn(&str) -> Result<(), String>),
+    /// Texts that this function accepts, separated by semicolons or given one by one.
+    CheckedList(fn(&str) -> Result<(), String>),
 }
 
 pub trait KeyType {
@@ -102,6 +105,10 @@ forms! {
     String => Form::Text;
     Vec<String> => Form::List;
     PathBuf => Form::Path;
+    Vec<Spec> => Form::CheckedList(|text| {
+        let spec: Result<Spec, SpecError> = text.parse();
+        spec.map(drop).map_err(|error| error.to_string())
+    });
 }
 whole_numbers!(u16, u32, u64, usize, i64);
 

@@ -10,8 +10,11 @@ mod validate;
 
 use std::path::PathBuf;
 
-pub use choices::{AttentionBackend, Device, DtypeChoice, KvCacheDtype, KvWritePolicy};
+pub use choices::{
+    AttentionBackend, Device, DtypeChoice, KvCacheDtype, KvWritePolicy, MaxRestarts,
+};
 use keys::Flag;
+use souffleur_chaos::Spec;
 use souffleur_kernels::cpu::Numa;
 use souffleur_kernels::dtype::Quantization;
 use souffleur_kernels::gemm::GemmWish;
@@ -22,7 +25,8 @@ use souffleur_state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVA
 use validate::{
     MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_KV_PREFETCH_S, MAX_LONG_REQUEST_S,
     MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS,
-    MAX_THREADS, MIN_KV_DISK_BYTES, MIN_KV_HOST_BYTES, MIN_KV_WRITE_SHARE, MIN_RECORD_BYTES,
+    MAX_THREADS, MAX_WATCHDOG_TIMEOUT_S, MIN_KV_DISK_BYTES, MIN_KV_HOST_BYTES, MIN_KV_WRITE_SHARE,
+    MIN_RECORD_BYTES,
 };
 
 const MODEL: Flag = Flag::under("Model");
@@ -352,8 +356,22 @@ crate::keys! {
         #[flag(LOG.takes("SECONDS"))]
         #[range(0.0..=MAX_LONG_REQUEST_S)]
         log_long_requests_s: f64 = 30.0,
-        /// Number of attempts to restart the engine after a part of it has died; if all fail, the server exits with
-        /// code 1.
+        /// Most restarts in any period after parts of the engine have died; with one more death the server exits with
+        /// code 70.
+        ///
+        /// 5/60s allows 5 restarts in any 60 seconds. With 0/60s the first death ends the server.
+        #[flag(FAILURE.takes("RESTARTS/SECONDSs"))]
+        max_restarts: MaxRestarts = MaxRestarts::DEFAULT,
+        /// Seconds after which a thread that has work and makes no progress counts as hung, and the server exits with
+        /// code 70; 0 for never.
+        ///
+        /// Progress of a step is each layer of the model, so a long prefill is no hang. The flag is also called
+        /// --watchdog-timeout.
+        #[flag(FAILURE.takes("SECONDS").alias("watchdog-timeout"))]
+        #[range(0.0..=MAX_WATCHDOG_TIMEOUT_S)]
+        watchdog_timeout_s: f64 = 300.0,
+        /// Number of attempts to load the model again after the executor has died; if all fail, the server exits with
+        /// code 70.
         #[flag(FAILURE.takes("N"))]
         #[range(1..=MAX_REBUILD_ATTEMPTS)]
         rebuild_attempts: usize = 5,
@@ -363,5 +381,12 @@ crate::keys! {
         #[flag(FAILURE.takes("SECONDS"))]
         #[range(0.0..=MAX_REBUILD_BACKOFF_S)]
         rebuild_backoff_s: f64 = 1.0,
+        /// Faults to inject for tests of the recovery, such as actor=radix_cache,kind=panic,probability=0.001,seed=7;
+        /// several are separated by semicolons, or given by repeating the flag.
+        ///
+        /// docs/chaos.md lists actors, kinds and keys. A server that listens on another address than loopback needs
+        /// `--chaos-force`.
+        #[flag(FAILURE.takes("SPEC"))]
+        chaos: Vec<Spec> = Vec::new(),
     }
 }

@@ -30,6 +30,12 @@ pub(super) const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
 pub(super) const MIN_RECORD_BYTES: u64 = 64 << 10;
 /// With the default waits, this number of attempts takes more than 16 hours.
 pub(super) const MAX_REBUILD_ATTEMPTS: usize = 1000;
+/// Largest limit of restarts in a period.
+pub(super) const MAX_RESTARTS: u32 = 1000;
+/// Longest period of that limit, in seconds: a day.
+pub(super) const MAX_RESTART_PERIOD_S: u32 = 86_400;
+/// Longest time without progress before a thread counts as hung, in seconds: a day.
+pub(super) const MAX_WATCHDOG_TIMEOUT_S: f64 = 86_400.0;
 /// Longest interval of the log of long-running requests, in seconds: a day.
 pub(super) const MAX_LONG_REQUEST_S: f64 = 86_400.0;
 /// Longest wait between two attempts to rebuild the actors, in seconds.

@@ -14,9 +14,11 @@ use souffleur_actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetPrefixReport,
     GetStats, PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
 };
-use souffleur_actors::watchdog::{AddressSlot, FailureWatch, StopUnit, UnitWatch, Watchdog};
+use souffleur_actors::status::UnitWatch;
+use souffleur_actors::watchdog::{AddressSlot, FailureWatch, StopUnit, Watchdog};
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::RequestId;
+use souffleur_chaos::Chaos;
 use souffleur_kv_events::{KvEventSubscription, KvEventsInfo, KvEventsOutlet, SubscribeError};
 use souffleur_metrics::{EngineLoad, RequestMetrics};
 use souffleur_model::text::TextModel;
@@ -35,6 +37,8 @@ type AdmitOne = fn(&Arc<Admission>) -> Result<Permit, RequestError>;
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
 /// The time that a shutdown then waits for the running step.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+/// The time after which a shutdown asks for a restarted Tokenizer.
+const DRAIN_RETRY: Duration = Duration::from_millis(5);
 const DOWN_REASON: &str = "it is being rebuilt or has stopped: try again later";
 
 /// A host's access to one engine. Cheap to clone; the engine stops when the last clone is dropped.
@@ -61,6 +65,7 @@ pub(super) struct Inner {
     pub(super) store_bytes: Option<u64>,
     pub(super) thread: RwLock<Option<JoinHandle<()>>>,
     pub(super) next_soft_pin: AtomicU64,
+    pub(super) chaos: Chaos,
 }
 
 impl Drop for Inner {
@@ -79,8 +84,8 @@ impl EngineHandle {
     /// Sends a request. The stream ends with exactly one terminal event.
     ///
     /// # Errors
-    /// [`RequestError::Overloaded`] or [`RequestError::ShuttingDown`] at admission, [`RequestError::EngineDown`] while
-    /// the engine is being rebuilt; everything else arrives as the terminal event.
+    /// [`RequestError::Overloaded`] or [`RequestError::ShuttingDown`] at admission, [`RequestError::EngineDown`] after the
+    /// engine's end; everything else arrives as the terminal event. While actors are restarted, requests wait.
     pub fn generate(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
         let mut generations = self.generate_all(vec![request])?;
         Ok(generations.pop().expect("one request makes one generation"))
@@ -166,7 +171,7 @@ impl EngineHandle {
             let canceller = Canceller {
                 rid: request.rid.clone(),
                 flag: cancel.clone(),
-                recipient: doors.cancel.clone(),
+                doors: self.inner.doors.clone(),
             };
             Asked {
                 sink: sink(request.rid.clone(), permit, canceller),
@@ -175,9 +180,9 @@ impl EngineHandle {
             }
         };
         let asked: Vec<_> = requests.into_iter().zip(permits).map(to_asked).collect();
-        doors
-            .generate
-            .do_send(Generate::with_prompts(asked, prompts));
+        let call = Generate::with_prompts(asked, prompts);
+        let watchdog = self.inner.watchdog.clone().recipient();
+        doors.generate.do_send(call.returning_to(watchdog));
         Ok(())
     }
 
@@ -193,8 +198,11 @@ impl EngineHandle {
     }
 
     pub fn cancel_all(&self) {
-        if let Ok(doors) = self.doors() {
-            doors.cancel_all.do_send(CancelAll);
+        let doors = self.doors().ok();
+        match doors.filter(|doors| doors.cancel_all.connected()) {
+            Some(doors) => doors.cancel_all.do_send(CancelAll),
+            // The Tokenizer has died: the next one cancels.
+            None => self.inner.watchdog.do_send(CancelAll),
         }
     }
 
@@ -280,11 +288,11 @@ impl EngineHandle {
             .map_err(down)
     }
 
-    /// The recipients of the engine's current actors, for hosts that send messages. A rebuild replaces the actors, and
-    /// hosts then get new recipients here ([`Doors::are_open`]).
+    /// The recipients of the engine's current actors, for hosts that send messages. A restart replaces actors, and hosts
+    /// then get new recipients here ([`Doors::are_open`]).
     ///
     /// # Errors
-    /// [`RequestError::EngineDown`] while the engine is being rebuilt, and after its stop.
+    /// [`RequestError::EngineDown`] after the engine's end.
     pub fn doors(&self) -> Result<Doors, RequestError> {
         let doors = self
             .inner
@@ -341,9 +349,9 @@ impl EngineHandle {
         self.inner.admission.requests()
     }
 
-    /// True while the actors live: false while they are being rebuilt, and after the stop.
+    /// True while all actors live: false while some are restarted, so that requests wait, and after the stop.
     pub fn is_alive(&self) -> bool {
-        self.doors().is_ok()
+        self.inner.status.borrow().is_up && self.doors().is_ok()
     }
 
     /// True once no actors will ever run again: the engine was stopped, or it has failed ([`EngineHandle::failed`]).
@@ -353,9 +361,10 @@ impl EngineHandle {
         failure.borrow().is_some() || failure.has_changed().is_err()
     }
 
-    /// Waits until the engine has failed permanently, and returns the reason: an actor died and no attempt to rebuild
-    /// the actors worked, the model's files have changed since they were loaded, or the host stopped the actors'
-    /// Arbiter. Never completes for an engine that was shut down. Cancel-safe.
+    /// Waits until the engine has failed permanently, and returns the reason: actors died too often, a thread hangs, no
+    /// attempt to load the model again worked, the model's files have changed since they were loaded, or the host
+    /// stopped the actors' Arbiter. A thread that hangs keeps its memory until the process ends. Never completes for an
+    /// engine that was shut down. Cancel-safe.
     pub async fn failed(&self) -> Arc<str> {
         let mut failure = self.inner.failure.clone();
         let reason = match failure.wait_for(Option::is_some).await {
@@ -384,13 +393,10 @@ impl EngineHandle {
     /// load weights, returns without waiting for them. Needs a tokio runtime with a timer.
     pub async fn shutdown(&self, deadline: Duration) {
         self.close_admission();
-        if let Ok(doors) = self.doors() {
-            let drained = tokio::time::timeout(deadline, doors.drain.send(Drain)).await;
-            if drained.is_err() {
-                doors.cancel_all.do_send(CancelAll);
-                // Requests that are still in flight get their terminal event when the actors stop.
-                let _ = tokio::time::timeout(CANCEL_GRACE, doors.drain.send(Drain)).await;
-            }
+        if tokio::time::timeout(deadline, self.drain()).await.is_err() {
+            self.cancel_all();
+            // Requests that are still in flight get their terminal event when the actors stop.
+            let _ = tokio::time::timeout(CANCEL_GRACE, self.drain()).await;
         }
         let stopped = tokio::time::timeout(STOP_GRACE, self.inner.watchdog.send(StopUnit)).await;
         if stopped.is_err() {
@@ -407,6 +413,18 @@ impl EngineHandle {
             .take();
         if let Some(thread) = thread {
             join(thread).await;
+        }
+    }
+}
+
+impl EngineHandle {
+    /// Waits until no request is left. Asks the next Tokenizer if one dies meanwhile.
+    async fn drain(&self) {
+        while let Ok(doors) = self.doors() {
+            if doors.drain.send(Drain).await.is_ok() {
+                return;
+            }
+            tokio::time::sleep(DRAIN_RETRY).await;
         }
     }
 }
@@ -428,7 +446,7 @@ pub(super) fn down(_: MailboxError) -> RequestError {
 pub struct Canceller {
     rid: RequestId,
     flag: CancelFlag,
-    recipient: Recipient<CancelRequest>,
+    doors: AddressSlot,
 }
 
 impl Canceller {
@@ -439,10 +457,14 @@ impl Canceller {
     /// Cancels; the terminal event still comes.
     pub fn cancel(&self) {
         self.flag.raise();
-        self.recipient.do_send(CancelRequest {
-            rid: self.rid.clone(),
-            flag: Some(self.flag.clone()),
-        });
+        let doors = self.doors.read();
+        // Without actors, the next Scheduler reads the flag when it resumes the request.
+        if let Some(doors) = doors.ok().as_ref().and_then(|doors| doors.as_ref()) {
+            doors.cancel.do_send(CancelRequest {
+                rid: self.rid.clone(),
+                flag: Some(self.flag.clone()),
+            });
+        }
     }
 }
 

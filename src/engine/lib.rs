@@ -4,6 +4,7 @@
 //! engine's metrics, install a recorder before starting the engine.
 
 mod card;
+mod chaos;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(not(feature = "cuda"))]
@@ -28,11 +29,11 @@ use actix::Actor;
 use actix_rt::{ArbiterHandle, System};
 use tokio::sync::oneshot;
 
-use souffleur_actors::unit::{Blueprint, Unit};
-use souffleur_actors::watchdog::{
-    AddressSlot, AdoptUnit, FIRST_GENERATION, FailureWatch, StopUnit, UnitWatch, Watchdog, survivor,
-};
+use souffleur_actors::status::UnitWatch;
+use souffleur_actors::unit::Blueprint;
+use souffleur_actors::watchdog::{AddressSlot, FailureWatch, StartUnit, StopUnit, Watchdog};
 use souffleur_base::error::StartError;
+use souffleur_chaos::Chaos;
 use souffleur_config::EngineConfig;
 use souffleur_kv_events::KvEventsOutlet;
 use souffleur_metrics::{Capacity, RequestMetrics};
@@ -87,7 +88,7 @@ impl Engine {
         config.validate()?;
         let blueprint = parts.blueprint(&config)?;
         let admission = blueprint.tokenizer.admission.clone();
-        let kv_events = blueprint.kv_events_outlet();
+        let (kv_events, chaos) = (blueprint.kv_events_outlet(), blueprint.chaos.clone());
         let doors = AddressSlot::default();
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let thread_doors = doors.clone();
@@ -119,6 +120,7 @@ impl Engine {
         let launch = Launch {
             admission,
             kv_events,
+            chaos,
             doors,
             supervisor,
             thread: Some(thread),
@@ -166,7 +168,7 @@ impl Engine {
             blueprint,
         } = setup;
         let admission = blueprint.tokenizer.admission.clone();
-        let kv_events = blueprint.kv_events_outlet();
+        let (kv_events, chaos) = (blueprint.kv_events_outlet(), blueprint.chaos.clone());
         let doors = AddressSlot::default();
         let (ready, is_ready) = oneshot::channel();
         let arbiter_doors = doors.clone();
@@ -183,6 +185,7 @@ impl Engine {
         let launch = Launch {
             admission,
             kv_events,
+            chaos,
             doors,
             supervisor,
             thread: None,
@@ -238,15 +241,13 @@ struct Supervisor {
 type Supervision = (Supervisor, oneshot::Receiver<()>);
 
 async fn launch(blueprint: Blueprint, doors: AddressSlot) -> Result<Supervision, StartError> {
-    let blueprint = Arc::new(blueprint);
     let (stopped, is_stopped) = oneshot::channel();
-    let watchdog = Watchdog::new(blueprint.clone(), doors, stopped);
+    let watchdog = Watchdog::new(Arc::new(blueprint), doors, stopped);
     let (failure, status) = (watchdog.failure(), watchdog.status());
     let watchdog = watchdog.start();
-    let start_from = (survivor(&watchdog), Default::default());
-    let unit = Unit::build(blueprint, FIRST_GENERATION, start_from).await?;
-    let adopted = watchdog.send(AdoptUnit(unit)).await;
-    adopted.map_err(|error| StartError::Thread(format!("the watchdog did not answer: {error}")))?;
+    let started = watchdog.send(StartUnit).await;
+    started
+        .map_err(|error| StartError::Thread(format!("the watchdog did not answer: {error}")))??;
     let supervisor = Supervisor {
         watchdog,
         failure,
@@ -258,6 +259,7 @@ async fn launch(blueprint: Blueprint, doors: AddressSlot) -> Result<Supervision,
 struct Launch {
     admission: Arc<Admission>,
     kv_events: Option<KvEventsOutlet>,
+    chaos: Chaos,
     doors: AddressSlot,
     supervisor: Supervisor,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -282,6 +284,7 @@ fn new_inner(config: &EngineConfig, parts: EngineParts, launch: Launch, began: I
         store_bytes: parts.store.map(|store| store.config.disk_bytes),
         thread: RwLock::new(launch.thread),
         next_soft_pin: AtomicU64::new(1),
+        chaos: launch.chaos,
     }
 }
 

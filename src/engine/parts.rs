@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::card::ModelCard;
+use crate::chaos::with_chaos;
 use crate::gpu::{self, Gpu};
 use crate::memory::{context_length, memory_plan};
 use crate::origin::from_the_same_files;
@@ -16,12 +17,14 @@ use crate::progress::Progress;
 use crate::store::{record_weight_files, store_setup, tier_limits};
 use crate::text::ModelText;
 use crate::threads::threads;
+use souffleur_actors::beats::Beats;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
 use souffleur_actors::tokenizer::{AnswerFormats, TokenizerSettings};
 use souffleur_actors::unit::Blueprint;
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_bundled as bundled;
+use souffleur_chaos::Chaos;
 use souffleur_config::{Device, EngineConfig};
 use souffleur_executor::Executor;
 use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
@@ -29,6 +32,7 @@ use souffleur_executor::memory_plan::MemoryPlan;
 use souffleur_grammar::{GrammarCompiler, GrammarLimits};
 use souffleur_kernels::cpu::KernelPath;
 use souffleur_kv_events::KvEventPublisher;
+use souffleur_metrics::request_lost;
 use souffleur_model::generation::{GenerationConfig, eos_token_ids};
 use souffleur_model::sparsity::ModelSparsity;
 use souffleur_model::text::{TextModel, TurnMarks};
@@ -255,8 +259,13 @@ impl EngineParts {
                 max_evicted_pages: config.prefix_diagnostics_pages,
             }),
             request_limits: config.request_limits(),
-            admission: Admission::new(config.max_admitted_requests(), config.max_queued_tokens),
+            admission: Admission::new(
+                config.max_admitted_requests(),
+                config.max_queued_tokens,
+                request_lost,
+            ),
         };
+        let chaos = Chaos::new(&config.chaos);
         let control = ControlSetup {
             limits,
             schedule_policy: config.schedule_policy.clone(),
@@ -264,17 +273,20 @@ impl EngineParts {
         };
         Ok(Blueprint {
             model_name: info.served_model_name.clone(),
-            record: record(config, info, &control)?,
+            record: record(config, info, &control, &chaos)?,
             kv_events: config
                 .kv_events()?
-                .map(|events| KvEventPublisher::start(events, page_size))
+                .map(|events| KvEventPublisher::start(chaos.clone(), events, page_size))
                 .transpose()?,
             control,
             tokenizer,
-            executor: self.executor.clone(),
+            executor: with_chaos(self.executor.clone(), &chaos),
             store: self.store.clone(),
             rebuild: config.rebuild_rules(),
+            rules: config.supervision_rules(),
+            beats: Beats::new(config.watchdog_timeout()),
             log_long_requests: config.log_long_requests(),
+            chaos,
         })
     }
 }
@@ -396,6 +408,7 @@ fn record(
     config: &EngineConfig,
     info: &ModelInfo,
     control: &ControlSetup,
+    chaos: &Chaos,
 ) -> Result<Option<Arc<LogSink>>, ConfigError> {
     let Some(path) = &config.record else {
         return Ok(None);
@@ -404,7 +417,7 @@ fn record(
         double_sparsity: info.double_sparsity.as_deref().map(str::to_owned),
         ..Header::new(control)
     };
-    let sink = LogSink::create(path, config.record_max_bytes, &header);
+    let sink = LogSink::create(chaos.clone(), path, config.record_max_bytes, &header);
     sink.map(Some).map_err(|error| ConfigError {
         key: "record".to_owned(),
         reason: format!("is {}, which cannot be written: {error}", path.display()),

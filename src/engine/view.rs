@@ -1,21 +1,31 @@
-//! Methods of [`EngineHandle`] for the server's console.
+//! Methods of [`EngineHandle`] for the server's console and its `/debug` routes.
 
 use std::sync::Arc;
 
 use crate::handle::{EngineHandle, down};
-use souffleur_actors::messages::{EngineView, GetLocks, GetView, TakeTreeNotes, TreeNotes};
-use souffleur_actors::watchdog::UnitStatus;
+use souffleur_actors::messages::{
+    EngineView, GetLocks, GetView, TakeTreeNotes, TreeNotes, ViewedRequests,
+};
+use souffleur_actors::status::UnitStatus;
 use souffleur_base::error::RequestError;
+use souffleur_chaos::SpecState;
 
 pub use souffleur_actors::messages::TreeReader;
 
 impl EngineHandle {
-    /// Queues, pools, requests, and the newest steps after the step `steps_after`.
+    /// Queues, pools, requests, and the newest steps after the step `steps_after`; `u64::MAX` for no steps.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].
-    pub async fn view(&self, steps_after: u64) -> Result<Box<EngineView>, RequestError> {
-        let view = GetView { steps_after };
+    pub async fn view(
+        &self,
+        steps_after: u64,
+        requests: ViewedRequests,
+    ) -> Result<Box<EngineView>, RequestError> {
+        let view = GetView {
+            steps_after,
+            requests,
+        };
         self.doors()?.view.send(view).await.map_err(down)
     }
 
@@ -43,9 +53,19 @@ impl EngineHandle {
             .map_err(down)
     }
 
-    /// The generation of the unit that runs or is built next, and the last death.
+    /// The generation of the unit that runs or is built next, its restarts and the last death. Sends no message.
     pub fn unit_status(&self) -> UnitStatus {
         *self.inner.status.borrow()
+    }
+
+    /// The faults that the engine injects into itself, and how often each has fired.
+    pub fn chaos(&self) -> Vec<SpecState> {
+        self.inner.chaos.describe()
+    }
+
+    /// The prompt tokens of the requests in flight, as counted for the admission.
+    pub fn prompt_tokens_inside(&self) -> usize {
+        self.inner.admission.prompt_tokens()
     }
 
     /// Why the engine has failed permanently; `None` if it has not.

@@ -19,9 +19,9 @@ use smallvec::smallvec;
 use self::hashes::{fake_logits, fake_state, mix, sample};
 use self::refusal::rejected;
 use self::windows::FakeWindows;
-use crate::Executor;
 use crate::host::StoreLink;
 use crate::script::Script;
+use crate::{DeviceLost, Executor};
 use souffleur_base::error::StepError;
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use souffleur_state::grammar::RowGrammar;
@@ -431,6 +431,11 @@ impl Executor for FakeExecutor {
             step: plan.step,
             rows,
         })
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.rows.clear();
+        Ok(())
     }
 }
 

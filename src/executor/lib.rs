@@ -6,6 +6,7 @@
 
 #[doc(hidden)]
 pub mod calibration;
+pub mod chaos;
 mod check;
 #[doc(hidden)]
 pub mod cpu;
@@ -29,6 +30,7 @@ mod script;
 pub mod scripted;
 mod wanted;
 
+use souffleur_base::beat::Beat;
 use souffleur_base::error::StepError;
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
 
@@ -74,7 +76,36 @@ pub trait Executor: Send {
     fn recycle(&mut self, rows: Vec<RowResult>) {
         drop(rows);
     }
+
+    /// Called once, before the first step. The engine counts each step as a sign of life; an executor whose steps can
+    /// take longer than the watchdog's timeout must also beat during a step, for example at the end of each layer. An
+    /// executor that wraps another one should call the other one's method.
+    fn set_beat(&mut self, beat: Beat) {
+        drop(beat);
+    }
+
+    /// Forgets all rows, the steps in flight, and what a step that panicked has left half done. Weights and KV memory
+    /// stay.
+    ///
+    /// Called after a lost step, after a panic in another method, and before the steps of another unit. Later plans
+    /// start their rows anew; they may reuse ids of rows, but not of steps. An executor that wraps another one must
+    /// call the other one's method.
+    ///
+    /// # Errors
+    /// If the device cannot run further steps: a new executor must be loaded.
+    fn reset(&mut self) -> Result<(), DeviceLost>;
+
+    /// Runs a work item that panics on the executor's compute threads, as a faulty kernel does: for
+    /// [`chaos`]. By default the calling thread panics.
+    fn run_faulty_item(&mut self, cause: &str) {
+        panic!("{cause}");
+    }
 }
+
+/// The device cannot run further steps, as after the loss of a CUDA context. The text says why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DeviceLost(pub String);
 
 #[derive(Debug)]
 pub enum Launch {

@@ -18,7 +18,7 @@ use souffleur_state::step::{
 
 pub(super) struct Rows {
     rows: Vec<Option<Row>>,
-    /// Rows that were in use when a step was lost, until they start again.
+    /// Rows that were in use when a step was lost or the rows were forgotten, until they start again.
     lost: FxHashSet<RowId>,
     limits: Limits,
     scratch: check::Scratch,
@@ -46,6 +46,12 @@ impl Rows {
         let ids = (0..).map(RowId::new);
         let used = ids.zip(&self.rows).filter(|(_, row)| row.is_some());
         self.lost.extend(used.map(|(id, _)| id));
+    }
+
+    /// Forgets all rows. As after [`Self::lose`], a plan that continues one of them is refused.
+    pub(super) fn forget(&mut self) {
+        self.lose();
+        self.rows.fill_with(|| None);
     }
 
     /// Refuses a plan that contradicts itself or the rows, or continues lost rows; a refusal changes nothing.

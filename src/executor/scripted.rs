@@ -3,9 +3,9 @@
 //! In all else it works like the [fake executor](crate::fake): it checks the K/V of its rows, and a retracted row
 //! resumes where it stopped. Log probabilities are made up but deterministic; the chosen token is the most likely one.
 
-use crate::Executor;
 use crate::fake::{FakeExecutor, FakeOptions};
 pub use crate::script::Script;
+use crate::{DeviceLost, Executor};
 use souffleur_base::error::StepError;
 use souffleur_state::step::{StepOutput, StepPlan};
 
@@ -25,6 +25,10 @@ impl ScriptedExecutor {
 impl Executor for ScriptedExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         self.inner.run(plan)
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.inner.reset()
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! If the queue overflows, changes are dropped until the publisher has drained it. Then the cache sends an event that
 //! tells subscribers to discard all blocks, and reports its contents again, one part after each plan. It sends no part
-//! while the queue is more than half full, so that a large cache does not overflow the queue again.
+//! while the queue is more than half full, so that a large cache does not overflow the queue again. The same follows
+//! after a death of the publisher, which loses the list that it has in hand.
 //!
 //! The changes are not sent with a plan's messages, because cache probes also change the tree. They need not wait for
 //! the end of the plan, because a plan that the Allocator refuses does not undo them.
@@ -28,14 +29,59 @@ pub(super) struct ChangeList {
     /// The generation of the actors that sent the changes.
     pub generation: u64,
     pub changes: Vec<CacheChange>,
-    pub give_back: Sender<EmptiedList>,
+    /// Set by the publisher once it has published all changes.
+    pub is_read: bool,
+    /// Gets the list back when it is dropped.
+    give_back: Option<Sender<EmptiedList>>,
 }
 
-/// An emptied list of changes that the publisher has read.
+impl ChangeList {
+    pub(super) fn new(
+        generation: u64,
+        changes: Vec<CacheChange>,
+        give_back: Sender<EmptiedList>,
+    ) -> Self {
+        Self {
+            generation,
+            changes,
+            is_read: false,
+            give_back: Some(give_back),
+        }
+    }
+
+    /// Takes the changes out of a list that was not sent.
+    fn into_changes(mut self) -> Vec<CacheChange> {
+        self.give_back = None;
+        std::mem::take(&mut self.changes)
+    }
+}
+
+impl Drop for ChangeList {
+    fn drop(&mut self) {
+        let Some(give_back) = self.give_back.take() else {
+            return;
+        };
+        let mut changes = std::mem::take(&mut self.changes);
+        let n_changes = changes.len();
+        let n_tokens = changes.iter().map(CacheChange::n_tokens).sum();
+        changes.clear();
+        // Sending fails if the feed was dropped.
+        let _ = give_back.try_send(EmptiedList {
+            changes,
+            n_changes,
+            n_tokens,
+            is_lost: !self.is_read,
+        });
+    }
+}
+
+/// An emptied list of changes.
 pub(super) struct EmptiedList {
     pub changes: Vec<CacheChange>,
     pub n_changes: usize,
     pub n_tokens: usize,
+    /// The publisher died with the list in hand, or dropped it after its death.
+    pub is_lost: bool,
 }
 
 /// The sending end of the queue, which the cache owns.
@@ -136,19 +182,15 @@ impl ChangeFeed {
         if is_full {
             return self.drop_list(changes);
         }
-        let list = ChangeList {
-            generation: self.generation,
-            changes,
-            give_back: self.give_back.clone(),
-        };
+        let list = ChangeList::new(self.generation, changes, self.give_back.clone());
         match self.queue.try_send(list) {
             Ok(()) => {
                 self.queued_changes += n_changes;
                 self.queued_tokens += n_tokens;
             }
-            Err(TrySendError::Full(list)) => self.drop_list(list.changes),
+            Err(TrySendError::Full(list)) => self.drop_list(list.into_changes()),
             // The next call detects the closed channel, too.
-            Err(TrySendError::Closed(list)) => self.recycle(list.changes),
+            Err(TrySendError::Closed(list)) => self.recycle(list.into_changes()),
         }
     }
 
@@ -162,6 +204,10 @@ impl ChangeFeed {
         while let Ok(list) = self.emptied.try_recv() {
             self.queued_changes -= list.n_changes;
             self.queued_tokens -= list.n_tokens;
+            if list.is_lost {
+                self.metrics.lost(list.n_changes);
+                self.has_lost = true;
+            }
             self.recycle(list.changes);
         }
     }
@@ -227,9 +273,7 @@ mod tests {
         fn read(&mut self) -> Option<String> {
             let mut list = self.queue.try_recv().ok()?;
             let mut text = String::new();
-            let n_tokens = list.changes.iter().map(CacheChange::n_tokens).sum();
-            let n_changes = list.changes.len();
-            for change in list.changes.drain(..) {
+            for change in &list.changes {
                 text.push_str(match change {
                     CacheChange::Stored { .. } => "stored ",
                     CacheChange::Split { .. } => "split ",
@@ -237,13 +281,7 @@ mod tests {
                     CacheChange::Cleared => "cleared ",
                 });
             }
-            let emptied = EmptiedList {
-                changes: list.changes,
-                n_changes,
-                n_tokens,
-            };
-            let sent = list.give_back.try_send(emptied);
-            sent.expect("the channel has capacity");
+            list.is_read = true;
             Some(text)
         }
     }
@@ -339,6 +377,20 @@ mod tests {
         all_read.push_str(&world.read().unwrap_or_default());
         assert_eq!(all_read.matches("stored").count(), 1000);
         assert_eq!(all_read.matches("cleared").count(), 1, "one report");
+    }
+
+    #[test]
+    fn changes_that_a_dying_publisher_had_in_hand_are_reported_again() {
+        let mut world = World::new(100);
+        assert!(!world.feed.pass_on(&mut world.tree));
+        world.insert(&[1]);
+        assert!(!world.feed.pass_on(&mut world.tree));
+        assert_eq!(world.read().as_deref(), Some("cleared "));
+        // A panic drops the list.
+        drop(world.queue.try_recv());
+        world.insert(&[2]);
+        assert!(!world.feed.pass_on(&mut world.tree));
+        assert_eq!(world.read().as_deref(), Some("cleared stored stored "));
     }
 
     #[test]

@@ -15,12 +15,16 @@ pub(super) trait Connection: AsyncRead + AsyncWrite + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection for S {}
 
-/// A bound endpoint that is not yet registered with a runtime.
+/// A bound endpoint, from which the listeners of runtimes are made.
 pub(super) enum BoundEndpoint {
     Tcp(std::net::TcpListener),
     #[cfg(unix)]
-    /// The file is removed before the listener closes, so that no other process finds a stale file.
-    Ipc(SocketFile, std::os::unix::net::UnixListener),
+    /// The file is removed before the listener closes, so that no other process finds a stale file: fields are dropped
+    /// in the order of their declaration.
+    Ipc {
+        _file: SocketFile,
+        listener: std::os::unix::net::UnixListener,
+    },
 }
 
 impl BoundEndpoint {
@@ -50,18 +54,20 @@ impl BoundEndpoint {
         match self {
             Self::Tcp(listener) => Some(listener.local_addr().ok()?.port()),
             #[cfg(unix)]
-            Self::Ipc(..) => None,
+            Self::Ipc { .. } => None,
         }
     }
 
-    pub fn register(self) -> io::Result<Listener> {
+    /// A listener of the current runtime. The endpoint stays bound when it is dropped.
+    pub fn register(&self) -> io::Result<Listener> {
         Ok(match self {
-            Self::Tcp(listener) => Listener::Tcp(tokio::net::TcpListener::from_std(listener)?),
+            Self::Tcp(listener) => {
+                Listener::Tcp(tokio::net::TcpListener::from_std(listener.try_clone()?)?)
+            }
             #[cfg(unix)]
-            Self::Ipc(file, listener) => Listener::Ipc {
-                _file: file,
-                listener: tokio::net::UnixListener::from_std(listener)?,
-            },
+            Self::Ipc { listener, .. } => {
+                Listener::Ipc(tokio::net::UnixListener::from_std(listener.try_clone()?)?)
+            }
         })
     }
 }
@@ -69,11 +75,7 @@ impl BoundEndpoint {
 pub(super) enum Listener {
     Tcp(tokio::net::TcpListener),
     #[cfg(unix)]
-    /// The file is removed before the listener closes, since fields are dropped in the order of their declaration.
-    Ipc {
-        _file: SocketFile,
-        listener: tokio::net::UnixListener,
-    },
+    Ipc(tokio::net::UnixListener),
 }
 
 impl Listener {
@@ -90,7 +92,7 @@ impl Listener {
                 (Box::new(stream), Some(peer))
             }
             #[cfg(unix)]
-            Self::Ipc { listener, .. } => (Box::new(listener.accept().await?.0), None),
+            Self::Ipc(listener) => (Box::new(listener.accept().await?.0), None),
         })
     }
 }
@@ -147,7 +149,10 @@ fn bind_file(path: &Path) -> io::Result<BoundEndpoint> {
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
-    Ok(BoundEndpoint::Ipc(file, socket.into()))
+    Ok(BoundEndpoint::Ipc {
+        _file: file,
+        listener: socket.into(),
+    })
 }
 
 #[cfg(not(unix))]

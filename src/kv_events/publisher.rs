@@ -3,22 +3,27 @@
 //! The thread belongs to the engine and outlives restarts of the actors: the first change of a new generation's tree is
 //! [`CacheChange::Cleared`], and queued changes of the previous generation are dropped.
 //!
+//! After a panic the thread begins anew: its sockets stay bound, and the batches' numbers continue. It publishes a
+//! clear event and drops all changes until the feed, which gets back the list that was in hand, sends all content.
+//!
 //! [`CacheChange::Cleared`]: souffleur_state::cache::changes::CacheChange::Cleared
 
 use std::cell::RefCell;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::RecvTimeoutError;
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::task::{JoinSet, LocalSet, yield_now};
 
 use super::batch::{EventBatches, KvEvent};
 use super::config::{Endpoint, KvEventsConfig, invalid_config};
-use super::feed::{ChangeFeed, ChangeList, EmptiedList, MAX_QUEUED_LISTS};
+use super::feed::{ChangeFeed, ChangeList, MAX_QUEUED_LISTS};
 use super::listener::BoundEndpoint;
 use super::mirror::BlockMirror;
 use super::ring::{Ring, RingLimits};
@@ -26,11 +31,19 @@ use super::sockets::{self, Sockets};
 use super::subscription::{self, Reader, Subscriptions};
 use super::wire;
 use souffleur_base::error::ConfigError;
+use souffleur_chaos::{Actor, Chaos, Phase};
 use souffleur_metrics::{DeathMetrics, KvEventMetrics};
+use souffleur_state::cache::changes::CacheChange;
 use souffleur_state::pool::pages::PageSize;
+use souffleur_state::supervision::{Intensity, Restarts};
 
 /// The thread's name in the death metric.
 const NAME: &str = "kv_events";
+/// A publisher that dies more often ends.
+const ALLOWED_RESTARTS: Intensity = Intensity {
+    limit: 5,
+    period_s: 60.0,
+};
 /// The longest time that `drop` waits for the thread to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -77,11 +90,12 @@ struct ThreadInputs {
     config: KvEventsConfig,
     page_size: PageSize,
     queue: mpsc::Receiver<ChangeList>,
-    readers: mpsc::Receiver<Reader>,
+    readers: Arc<Mutex<mpsc::Receiver<Reader>>>,
     stopped: oneshot::Receiver<()>,
     subscribers: Option<BoundEndpoint>,
     replays: Option<BoundEndpoint>,
     metrics: KvEventMetrics,
+    chaos: Chaos,
 }
 
 fn log_start(info: &KvEventsInfo) {
@@ -125,7 +139,11 @@ impl KvEventPublisher {
     ///
     /// # Errors
     /// The endpoint cannot be bound, or the thread or its runtime cannot be started.
-    pub fn start(config: KvEventsConfig, page_size: PageSize) -> Result<Self, ConfigError> {
+    pub fn start(
+        chaos: Chaos,
+        config: KvEventsConfig,
+        page_size: PageSize,
+    ) -> Result<Self, ConfigError> {
         let subscribers = match config.endpoint.remote() {
             None => Some(BoundEndpoint::bind("endpoint", &config.endpoint)?),
             Some(_) => None,
@@ -148,29 +166,13 @@ impl KvEventPublisher {
             stopped,
             subscribers,
             replays,
-            readers,
+            readers: Arc::new(Mutex::new(readers)),
             metrics: metrics.clone(),
+            chaos,
         };
         let thread = std::thread::Builder::new().name("souffleur-events".to_owned());
         let deaths = DeathMetrics::register(&[NAME]);
-        let spawned = thread.spawn(move || {
-            let watch = DeathWatch(Some(deaths));
-            // Created in this thread, since a runtime must not be dropped inside another runtime.
-            let runtime = Builder::new_current_thread().enable_all().build();
-            match runtime {
-                Ok(runtime) => {
-                    let _ = running.send(Ok(()));
-                    run(&runtime, inputs, watch);
-                    // Does not wait for DNS lookups, which may outlast every timeout.
-                    runtime.shutdown_background();
-                }
-                Err(error) => {
-                    watch.disarm();
-                    drop(running.send(Err(error)));
-                }
-            }
-            drop(running);
-        });
+        let spawned = thread.spawn(move || run_thread(inputs, deaths, running));
         spawned.map_err(|error| {
             invalid_config(format!(
                 "is on, but the KV event publisher's thread failed to start: {error}; raise the limit of threads \
@@ -227,66 +229,85 @@ impl Drop for KvEventPublisher {
     }
 }
 
-/// Counts and logs the thread's death, unless disarmed.
-struct DeathWatch(Option<DeathMetrics>);
-
-impl DeathWatch {
-    fn disarm(mut self) {
-        self.0 = None;
-    }
-
-    fn failed(mut self, error: &io::Error) {
-        if let Some(deaths) = self.0.take() {
-            deaths.died(NAME);
-            tracing::error!(%error, "the KV event publisher died: nothing is published until the server is restarted");
+/// `running` gets the outcome of the start, and is dropped when the thread ends.
+fn run_thread(
+    inputs: ThreadInputs,
+    deaths: DeathMetrics,
+    running: crossbeam_channel::Sender<io::Result<()>>,
+) {
+    // Created in this thread, since a runtime must not be dropped inside another runtime.
+    let runtime = Builder::new_current_thread().enable_all().build();
+    match runtime {
+        Ok(runtime) => {
+            let _ = running.send(Ok(()));
+            run(&runtime, inputs, &deaths);
+            // Does not wait for DNS lookups, which may outlast every timeout.
+            runtime.shutdown_background();
         }
+        Err(error) => drop(running.send(Err(error))),
     }
 }
 
-impl Drop for DeathWatch {
-    fn drop(&mut self) {
-        if let Some(deaths) = self.0.take() {
-            deaths.died(NAME);
-            let panicked = std::thread::panicking();
-            tracing::error!(
-                panicked,
-                "the KV event publisher died: nothing is published until the server is restarted"
-            );
-        }
-    }
-}
-
-fn run(runtime: &Runtime, inputs: ThreadInputs, watch: DeathWatch) {
-    let tasks = LocalSet::new();
-    match tasks.block_on(runtime, publish(inputs)) {
-        Ok(()) => watch.disarm(),
-        Err(error) => watch.failed(&error),
-    }
-}
-
-async fn publish(inputs: ThreadInputs) -> io::Result<()> {
-    let ThreadInputs {
-        config,
-        page_size,
-        mut queue,
-        mut stopped,
-        subscribers,
-        replays,
-        readers,
-        metrics,
-    } = inputs;
+/// Publishes until the publisher is stopped, or has died too often.
+fn run(runtime: &Runtime, mut inputs: ThreadInputs, deaths: &DeathMetrics) {
     let limits = RingLimits {
-        replayed: config.buffer_steps,
-        waiting: config.hwm,
+        replayed: inputs.config.buffer_steps,
+        waiting: inputs.config.hwm,
     };
     let sockets = Rc::new(Sockets {
-        topic: config.topic.clone(),
+        topic: inputs.config.topic.clone(),
         ring: RefCell::new(Ring::new(limits)),
         published: watch::Sender::new(0),
         complaints: Default::default(),
-        metrics,
+        metrics: inputs.metrics.clone(),
     });
-    // These tasks run until the thread ends.
+    let mut state = PublisherState::new(inputs.config.clone(), inputs.page_size);
+    let (began, mut restarts) = (Instant::now(), Restarts::default());
+    loop {
+        let tasks = LocalSet::new();
+        let publishing = publish(&mut inputs, &mut state, &sockets);
+        let ended = catch_unwind(AssertUnwindSafe(|| tasks.block_on(runtime, publishing)));
+        let reason = match ended {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "it panicked".to_owned(),
+        };
+        deaths.died(NAME);
+        if !restarts.note(ALLOWED_RESTARTS, began.elapsed().as_secs_f64()) {
+            tracing::error!(
+                reason,
+                "the KV event publisher died too often: nothing is published until the server is restarted"
+            );
+            return;
+        }
+        tracing::error!(
+            reason,
+            "the KV event publisher died: it begins anew with a clear event"
+        );
+        state.forget();
+    }
+}
+
+/// Publishes until the publisher is stopped.
+///
+/// # Errors
+/// An endpoint's listener cannot be made, or a task that serves clients has panicked.
+async fn publish(
+    inputs: &mut ThreadInputs,
+    state: &mut PublisherState,
+    sockets: &Rc<Sockets>,
+) -> io::Result<()> {
+    let ThreadInputs {
+        config,
+        queue,
+        stopped,
+        subscribers,
+        replays,
+        readers,
+        chaos,
+        ..
+    } = inputs;
+    // These tasks run until this function returns.
     let mut serving = JoinSet::new();
     match subscribers {
         Some(bound) => {
@@ -303,17 +324,22 @@ async fn publish(inputs: ThreadInputs) -> io::Result<()> {
         let listener = bound.register()?;
         serving.spawn_local(sockets::accept_replay_clients(listener, sockets.clone()));
     }
+    let readers = readers.clone();
     serving.spawn_local(subscription::serve_readers(readers, sockets.clone()));
-    let mut state = PublisherState::new(config, page_size);
+    if state.awaits_clear {
+        state.publish(&[KvEvent::Cleared], sockets);
+    }
     loop {
         let next = tokio::select! {
             biased;
-            _ = &mut stopped => None,
+            _ = &mut *stopped => None,
             Some(Err(panicked)) = serving.join_next() => return Err(io::Error::other(panicked)),
             next = queue.recv() => next,
         };
         let Some(next) = next else { return Ok(()) };
-        state.take(next, &sockets);
+        chaos.strike(Actor::KvEvents, Phase::Entry, "ChangeList");
+        state.take(next, sockets);
+        chaos.strike(Actor::KvEvents, Phase::Exit, "ChangeList");
         // Lets the socket tasks run between two plans.
         yield_now().await;
     }
@@ -325,6 +351,8 @@ struct PublisherState {
     generation: u64,
     mirror: BlockMirror,
     events: EventBatches,
+    /// The publisher has died: changes are dropped until the whole content follows.
+    awaits_clear: bool,
 }
 
 impl PublisherState {
@@ -334,38 +362,43 @@ impl PublisherState {
             generation: 0,
             mirror: BlockMirror::new(page_size, config.block_size, config.format),
             events: EventBatches::new(config.block_size),
+            awaits_clear: false,
             config,
         }
     }
 
-    fn take(&mut self, list: ChangeList, sockets: &Sockets) {
-        let ChangeList {
-            generation,
-            mut changes,
-            give_back,
-        } = list;
-        if generation > self.generation {
-            self.generation = generation;
-            let (block_size, format) = (self.config.block_size, self.config.format);
-            self.mirror = BlockMirror::new(self.page_size, block_size, format);
+    fn empty_mirror(&self) -> BlockMirror {
+        BlockMirror::new(self.page_size, self.config.block_size, self.config.format)
+    }
+
+    fn forget(&mut self) {
+        self.mirror = self.empty_mirror();
+        self.events = EventBatches::new(self.config.block_size);
+        self.awaits_clear = true;
+    }
+
+    fn take(&mut self, mut list: ChangeList, sockets: &Sockets) {
+        if list.generation > self.generation {
+            self.generation = list.generation;
+            self.mirror = self.empty_mirror();
         }
-        let n_changes = changes.len();
-        let mut n_tokens = 0;
-        for change in changes.drain(..) {
-            n_tokens += change.n_tokens();
-            if generation == self.generation {
-                self.mirror.apply(&change, &mut self.events);
+        if list.generation == self.generation {
+            for change in &list.changes {
+                self.apply(change);
             }
         }
         for batch in self.events.take() {
             self.publish(&batch, sockets);
         }
-        // Sending fails if the feed was dropped.
-        let _ = give_back.try_send(EmptiedList {
-            changes,
-            n_changes,
-            n_tokens,
-        });
+        // A feed whose changes are lost sends the whole content.
+        list.is_read = !self.awaits_clear;
+    }
+
+    fn apply(&mut self, change: &CacheChange) {
+        self.awaits_clear &= !matches!(change, CacheChange::Cleared);
+        if !self.awaits_clear {
+            self.mirror.apply(change, &mut self.events);
+        }
     }
 
     fn publish(&self, batch: &[KvEvent], sockets: &Sockets) {
@@ -401,67 +434,5 @@ pub(super) fn named(batch: &[KvEvent]) -> Vec<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-
-    use super::super::config::{Encoding, IdFormat};
-    use super::*;
-    use souffleur_state::cache::changes::CacheChange;
-
-    fn started() -> (KvEventPublisher, PrometheusHandle) {
-        let config = KvEventsConfig {
-            endpoint: Endpoint::Tcp {
-                host: "127.0.0.1".to_owned(),
-                port: 0,
-            },
-            replay_endpoint: None,
-            buffer_steps: 4,
-            hwm: None,
-            max_queue_size: 16,
-            topic: String::new(),
-            format: IdFormat::default(),
-            encoding: Encoding::default(),
-            block_size: 1,
-        };
-        let recorder = PrometheusBuilder::new().build_recorder();
-        let handle = recorder.handle();
-        let page_size = PageSize::new(1).expect("positive");
-        let start = || KvEventPublisher::start(config, page_size);
-        let publisher = metrics::with_local_recorder(&recorder, start);
-        (publisher.expect("a port is free"), handle)
-    }
-
-    fn deaths(handle: &PrometheusHandle) -> Option<String> {
-        let page = handle.render();
-        let mut lines = page.lines();
-        let line = lines.find(|line| line.starts_with("souffleur_actor_deaths_total{"));
-        line.map(str::to_owned)
-    }
-
-    #[test]
-    fn a_death_is_counted_once_and_a_stop_is_not_counted() {
-        let (publisher, handle) = started();
-        let (give_back, _emptied) = mpsc::channel(1);
-        let list = ChangeList {
-            generation: 1,
-            // A split of an unknown node makes the publisher panic.
-            changes: vec![CacheChange::Split {
-                upper: 0,
-                lower: 7,
-                at: 1,
-            }],
-            give_back,
-        };
-        assert!(publisher.queue.try_send(list).is_ok());
-        assert!(publisher.ended.recv().is_err(), "its thread ends");
-        let counted = "souffleur_actor_deaths_total{actor=\"kv_events\"} 1";
-        assert_eq!(deaths(&handle).as_deref(), Some(counted));
-        drop(publisher);
-        assert_eq!(deaths(&handle).as_deref(), Some(counted));
-
-        let (publisher, handle) = started();
-        drop(publisher);
-        let none = "souffleur_actor_deaths_total{actor=\"kv_events\"} 0";
-        assert_eq!(deaths(&handle).as_deref(), Some(none));
-    }
-}
+#[path = "publisher_tests.rs"]
+mod tests;

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
@@ -134,7 +134,12 @@ impl Reader {
     }
 }
 
-pub(super) async fn serve_readers(mut new_readers: mpsc::Receiver<Reader>, sockets: Rc<Sockets>) {
+/// Only one call at a time takes new readers; the next one continues when it is dropped.
+pub(super) async fn serve_readers(
+    new_readers: Arc<Mutex<mpsc::Receiver<Reader>>>,
+    sockets: Rc<Sockets>,
+) {
+    let mut new_readers = new_readers.lock().await;
     while let Some(reader) = new_readers.recv().await {
         spawn_local(deliver(reader, sockets.clone()));
     }
@@ -178,7 +183,8 @@ pub struct KvEventSubscription {
 }
 
 impl KvEventSubscription {
-    /// Waits for the next batch; `None` once the publisher has stopped or dropped this slow reader.
+    /// Waits for the next batch; `None` once the publisher has stopped, has begun anew after a panic, or has dropped this
+    /// slow reader.
     pub async fn next(&mut self) -> Option<NumberedEvents> {
         let delivery = self.deliveries.recv().await?;
         let seq = match &delivery {

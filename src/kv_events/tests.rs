@@ -13,6 +13,7 @@ use zmq_peer::{Message, Peer};
 
 use super::batch::KvEvent;
 use super::{ChangeFeed, KvEventPublisher, KvEventsConfig, SubscribeError};
+use souffleur_chaos::Chaos;
 use souffleur_state::cache::changes::Observer;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
@@ -34,7 +35,11 @@ impl World {
     fn new(config: &Value) -> Self {
         let page_size = PageSize::new(PAGE).expect("positive");
         let config = KvEventsConfig::parse(&config.to_string(), page_size).expect("valid");
-        let publisher = KvEventPublisher::start(config.expect("KV events are on"), page_size);
+        let publisher = KvEventPublisher::start(
+            Chaos::default(),
+            config.expect("KV events are on"),
+            page_size,
+        );
         let publisher = publisher.expect("a port is free");
         let (tree, pool) = tree(page_size);
         Self {
@@ -334,7 +339,12 @@ fn the_error_for_a_port_in_use_names_the_port() {
     let json = json!({"publisher": "zmq", "endpoint": format!("tcp://*:{port}")});
     let page_size = PageSize::new(PAGE).expect("positive");
     let config = KvEventsConfig::parse(&json.to_string(), page_size).expect("valid");
-    let refused = KvEventPublisher::start(config.expect("KV events are on"), page_size).err();
+    let refused = KvEventPublisher::start(
+        Chaos::default(),
+        config.expect("KV events are on"),
+        page_size,
+    )
+    .err();
     let refused = refused.expect("the port is taken").to_string();
     for part in [
         "kv_events_config",

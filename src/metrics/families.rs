@@ -2,7 +2,7 @@
 
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 
-use super::kv_events;
+use super::{kv_events, record, recovery};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -67,7 +67,8 @@ pub fn families() -> impl Iterator<Item = Family> {
             buckets: &[],
         })
     };
-    let histograms = HISTOGRAMS.iter().map(|(name, help, buckets)| Family {
+    let histograms = HISTOGRAMS.iter().chain(&recovery::HISTOGRAMS);
+    let histograms = histograms.map(|(name, help, buckets)| Family {
         name,
         kind: Kind::Histogram,
         help,
@@ -77,11 +78,13 @@ pub fn families() -> impl Iterator<Item = Family> {
         .chain(plain(Kind::Gauge, &kv_events::GAUGES))
         .chain(plain(Kind::Counter, &COUNTERS))
         .chain(plain(Kind::Counter, &kv_events::COUNTERS))
+        .chain(plain(Kind::Counter, &record::COUNTERS))
+        .chain(plain(Kind::Counter, &recovery::COUNTERS))
         .chain(plain(Kind::Seconds, &SECONDS))
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 37] = [
+const GAUGES: [(&str, &str); 38] = [
     (
         "souffleur_build_info",
         "Always 1; the labels are the version, the commit and the features.",
@@ -190,6 +193,10 @@ const GAUGES: [(&str, &str); 37] = [
         "souffleur_actor_mailbox_depth",
         "Messages queued in an actor's mailbox.",
     ),
+    (
+        "souffleur_beat_age_seconds",
+        "Time for which a thread has had work and made no progress.",
+    ),
     ("souffleur_prefix_pins", "Prefixes pinned by hosts."),
     (
         "souffleur_soft_prefix_pins",
@@ -206,7 +213,7 @@ const GAUGES: [(&str, &str); 37] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 36] = [
+const COUNTERS: [(&str, &str); 37] = [
     (
         "sglang:prefetched_tokens_total",
         "Tokens whose K/V was read from the KV store.",
@@ -298,6 +305,10 @@ const COUNTERS: [(&str, &str); 36] = [
         "Text of prompts that was rendered and encoded, in bytes; a prompt with many samples counts once.",
     ),
     ("souffleur_actor_deaths_total", "Actors that died."),
+    (
+        "souffleur_chaos_firings_total",
+        "Faults that --chaos injected, by actor and kind.",
+    ),
     ("souffleur_steps_planned_total", "Steps planned."),
     (
         "souffleur_pages_lost_total",

@@ -2,16 +2,18 @@
 
 use metrics::{counter, gauge, histogram};
 
-use super::{GpuMetrics, KvEventMetrics, StoreMetrics};
+use super::{ChaosMetrics, GpuMetrics, KvEventMetrics, StoreMetrics};
 
-/// Registers, at 0, one series of each family whose events are rare: WebSockets, the KV store, KV events, GPUs. To be
-/// called after the recorder is installed.
+/// Registers, at 0, one series of each family whose events are rare: injected faults, WebSockets, the KV store, KV
+/// events, GPUs. To be called after the recorder is installed.
 pub fn register_rare() {
+    ChaosMetrics::register("scheduler", "panic");
     KvEventMetrics::register();
     StoreMetrics::register(1);
     GpuMetrics::register(0);
     counter!("souffleur_kv_store_short_fetches_total", "reason" => "deadline").absolute(0);
     counter!("souffleur_kv_store_unwritten_tokens_total", "reason" => "no_space").absolute(0);
+    counter!("souffleur_record_errors_total").absolute(0);
     counter!("souffleur_changing_headers_dropped_total").absolute(0);
     gauge!("souffleur_websocket_connections_active").increment(0.0);
     gauge!("souffleur_websocket_outbound_queue_depth").increment(0.0);

@@ -4,8 +4,10 @@
 //! starts. Metrics that SGLang has too get its name, labels, type and buckets, so that its dashboards work. Other
 //! metrics are called `souffleur_<noun>_<unit>[_total]`.
 
+mod beats;
 mod build_info;
 mod cache;
+mod chaos;
 mod clock;
 mod deaths;
 mod families;
@@ -17,12 +19,16 @@ mod load;
 mod mailbox;
 mod page;
 mod prefix;
+mod record;
+mod recovery;
 mod request;
 mod scheduler;
 mod store;
 
+pub use beats::BeatMetrics;
 pub use build_info::record_build;
 pub use cache::CacheMetrics;
+pub use chaos::ChaosMetrics;
 pub use clock::process_time;
 pub use deaths::DeathMetrics;
 pub use families::{Family, Kind, buckets, describe_all, families, with_counter_types};
@@ -34,6 +40,8 @@ pub use load::EngineLoad;
 pub use mailbox::{MailboxCounts, MailboxMetrics, mailbox_counts};
 pub use page::in_order;
 pub use prefix::PrefixMetrics;
+pub use record::RecordMetrics;
+pub use recovery::{RecoveryCounts, RestartMetrics, ResumeMetrics, recovery_counts, request_lost};
 pub use request::RequestMetrics;
 pub use scheduler::{Capacity, SchedulerMetrics, StepTokens};
 pub use store::{StoreMetrics, stored_bytes};

@@ -5,8 +5,11 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use metrics::{Gauge, Histogram, gauge, histogram};
+
+use super::process_time;
 
 pub struct MailboxMetrics {
     depth: Gauge,
@@ -20,6 +23,29 @@ struct Counts {
     depth: AtomicI64,
     handled: AtomicU64,
     busy_ns: AtomicU64,
+    longest_ns: AtomicU64,
+    /// When `depth` last rose from 0.
+    waiting_since: Moment,
+    handling_since: Moment,
+}
+
+/// A time on the clock of [`process_time`], in microseconds and increased by 1; 0 for none.
+#[derive(Default)]
+struct Moment(AtomicU64);
+
+impl Moment {
+    fn set(&self, at: Instant) {
+        let us = process_time(at).as_micros() as u64;
+        self.0.store(us + 1, Ordering::Relaxed);
+    }
+
+    fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    fn us(&self) -> Option<u64> {
+        self.0.load(Ordering::Relaxed).checked_sub(1)
+    }
 }
 
 /// The counts of each pair of actor and message that was registered.
@@ -36,6 +62,13 @@ pub struct MailboxCounts {
     pub handled: u64,
     /// The sum of the handlers' times.
     pub busy_us: u64,
+    /// The longest time of a handler that has ended.
+    pub longest_us: u64,
+    /// When the mailbox was last empty, on the clock of [`process_time`]: no message in it is older. `None` if it is
+    /// empty now.
+    pub waiting_since_us: Option<u64>,
+    /// When the running handler began, on the same clock; `None` if none runs.
+    pub handling_since_us: Option<u64>,
 }
 
 impl MailboxMetrics {
@@ -53,7 +86,9 @@ impl MailboxMetrics {
 
     pub fn entered(&self) {
         self.depth.increment(1.0);
-        self.counts.depth.fetch_add(1, Ordering::Relaxed);
+        if self.counts.depth.fetch_add(1, Ordering::Relaxed) <= 0 {
+            self.counts.waiting_since.set(Instant::now());
+        }
     }
 
     pub fn left(&self) {
@@ -61,17 +96,32 @@ impl MailboxMetrics {
         self.counts.depth.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// A handler has begun, which ends with [`MailboxMetrics::handled`].
+    pub fn began(&self, at: Instant) {
+        self.counts.handling_since.set(at);
+    }
+
     pub fn handled(&self, seconds: f64) {
         self.handler_seconds.record(seconds);
-        self.counts.handled.fetch_add(1, Ordering::Relaxed);
+        let counts = &self.counts;
+        counts.handling_since.clear();
+        counts.handled.fetch_add(1, Ordering::Relaxed);
+        let ns = nanoseconds(seconds);
+        if ns > counts.longest_ns.load(Ordering::Relaxed) {
+            counts.longest_ns.fetch_max(ns, Ordering::Relaxed);
+        }
         self.worked(seconds);
     }
 
     /// Adds the time of work that the message causes on another thread, which the histogram does not contain.
     pub fn worked(&self, seconds: f64) {
-        let ns = (seconds * 1e9) as u64;
+        let ns = nanoseconds(seconds);
         self.counts.busy_ns.fetch_add(ns, Ordering::Relaxed);
     }
+}
+
+fn nanoseconds(seconds: f64) -> u64 {
+    (seconds * 1e9) as u64
 }
 
 impl Counts {
@@ -89,18 +139,25 @@ impl Counts {
             depth: AtomicI64::new(0),
             handled: AtomicU64::new(0),
             busy_ns: AtomicU64::new(0),
+            longest_ns: AtomicU64::new(0),
+            waiting_since: Moment::default(),
+            handling_since: Moment::default(),
         });
         all.push(counts.clone());
         counts
     }
 
     fn read(&self) -> MailboxCounts {
+        let depth = self.depth.load(Ordering::Relaxed).max(0) as u64;
         MailboxCounts {
             actor: self.actor,
             message: self.message,
-            depth: self.depth.load(Ordering::Relaxed).max(0) as u64,
+            depth,
             handled: self.handled.load(Ordering::Relaxed),
             busy_us: self.busy_ns.load(Ordering::Relaxed) / 1000,
+            longest_us: self.longest_ns.load(Ordering::Relaxed) / 1000,
+            waiting_since_us: self.waiting_since.us().filter(|_| depth > 0),
+            handling_since_us: self.handling_since.us(),
         }
     }
 }
@@ -127,15 +184,26 @@ mod tests {
         first.entered();
         second.entered();
         first.left();
+        first.began(Instant::now());
+        let handling = of_test().and_then(|counts| counts.handling_since_us);
+        assert!(handling.is_some());
         first.handled(2e-6);
         second.worked(0.5);
+        let found = of_test().expect("the pair is registered");
+        assert!(found.waiting_since_us.is_some());
         let expected = MailboxCounts {
             actor: "of_a_test",
             message: "Message",
             depth: 1,
             handled: 1,
             busy_us: 500_002,
+            longest_us: 2,
+            handling_since_us: None,
+            ..found
         };
-        assert_eq!(of_test(), Some(expected));
+        assert_eq!(found, expected);
+        second.left();
+        let empty = of_test().expect("the pair is registered");
+        assert_eq!((empty.depth, empty.waiting_since_us), (0, None));
     }
 }

@@ -2,7 +2,7 @@
 
 use metrics::{Counter, Histogram, Label, counter, histogram};
 
-use super::{GrammarMetrics, request_labels, with_label};
+use super::{GrammarMetrics, ResumeMetrics, request_labels, with_label};
 use souffleur_request::Usage;
 
 /// Every [`code`](souffleur_base::error::RequestError::code), so that each counter exists from the start.
@@ -39,6 +39,7 @@ pub struct RequestMetrics {
     client_stalls: Counter,
     encoded_bytes: Counter,
     grammars: GrammarMetrics,
+    resumes: ResumeMetrics,
 }
 
 struct ByStreaming {
@@ -97,6 +98,7 @@ impl RequestMetrics {
             client_stalls: counter!("souffleur_client_stalls_total"),
             encoded_bytes: counter!("souffleur_encoded_prompt_bytes_total"),
             grammars: GrammarMetrics::register(model_name),
+            resumes: ResumeMetrics::register(),
         }
     }
 
@@ -189,6 +191,10 @@ impl RequestMetrics {
 
     pub fn grammars(&self) -> &GrammarMetrics {
         &self.grammars
+    }
+
+    pub fn resumes(&self) -> &ResumeMetrics {
+        &self.resumes
     }
 
     pub fn client_stalled(&self) {

@@ -11,6 +11,7 @@ pub struct StoreMetrics {
     prefetched_tokens: Counter,
     backuped_tokens: Counter,
     disk_bytes: Gauge,
+    stale_messages: Counter,
     tokens_per_block: u64,
 }
 
@@ -20,6 +21,7 @@ impl StoreMetrics {
             prefetched_tokens: counter!("sglang:prefetched_tokens_total"),
             backuped_tokens: counter!("sglang:backuped_tokens_total"),
             disk_bytes: gauge!("souffleur_kv_store_bytes"),
+            stale_messages: counter!("souffleur_stale_messages_total"),
             tokens_per_block: tokens_per_block as u64,
         }
     }
@@ -40,6 +42,11 @@ impl StoreMetrics {
     pub fn not_written(&self, reason: &'static str) {
         counter!("souffleur_kv_store_unwritten_tokens_total", "reason" => reason)
             .increment(self.tokens_per_block);
+    }
+
+    /// Counts orders of a Scheduler that was replaced.
+    pub fn stale_orders(&self) {
+        self.stale_messages.increment(1);
     }
 
     pub fn set_disk_bytes(&self, bytes: u64) {

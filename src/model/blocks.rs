@@ -19,6 +19,7 @@ pub use crate::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::loader::Loader;
 use crate::parallel_experts::ParallelExperts;
 use crate::state_mixer::StateMixer;
+use souffleur_base::beat::Beat;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::{Backend, Gate};
 
@@ -43,6 +44,8 @@ pub struct ReadTokens<'a, B: Backend> {
 pub struct Decoder<B: Backend> {
     ends: Ends<B>,
     layers: Vec<Layer<B>>,
+    /// Beats at the end of each layer.
+    beat: Beat,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -61,7 +64,13 @@ impl<B: Backend> Decoder<B> {
         Ok(Self {
             layers: layers.collect::<Result<_, LoadError>>()?,
             ends,
+            beat: Beat::default(),
         })
+    }
+
+    /// The decoder beats at the end of each layer from now on.
+    pub fn set_beat(&mut self, beat: Beat) {
+        self.beat = beat;
     }
 
     /// Runs the tokens of a step through all layers, and stores their K/V.
@@ -84,6 +93,7 @@ impl<B: Backend> Decoder<B> {
         for layer in layers {
             let mixed = layer.mix(backend, &x, &rotations, batch);
             layer.add(backend, &mut x, &mixed, (batch, inputs.as_ref()));
+            self.beat.beat();
         }
         let mut mixed = after[0].mix(backend, &x, &rotations, batch);
         let mut batch = batch;
@@ -100,9 +110,11 @@ impl<B: Backend> Decoder<B> {
             }
         }
         after[0].add(backend, &mut x, &mixed, (batch, inputs.as_ref()));
+        self.beat.beat();
         for layer in &after[1..] {
             let mixed = layer.mix(backend, &x, &rotations, batch);
             layer.add(backend, &mut x, &mixed, (batch, inputs.as_ref()));
+            self.beat.beat();
         }
         x
     }

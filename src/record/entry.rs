@@ -1,14 +1,18 @@
 //! The records of a message log: calls to the scheduler's state, and their outcomes.
 
+mod resume;
 mod step;
 mod submit;
+mod submitted;
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::resume::ResumeEntry;
 pub use self::step::StepRows;
 pub use self::submit::{NamespaceEntry, SubmitEntry};
+pub use self::submitted::Submitted;
 use crate::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest, Seq};
 use souffleur_base::error::StepError;
 use souffleur_base::ids::{IntakeId, RequestId, StepId, Ticket};
@@ -157,6 +161,13 @@ pub enum Entry {
         /// Microseconds.
         micros: u64,
     },
+    /// The unit assigns no smaller ids, see `IdFloor` of the scheduler. Not written for the first generation.
+    IdFloor {
+        step: u64,
+        sequences: u64,
+    },
+    /// A request of an earlier generation continues. A message has one record for each of its requests.
+    Resume(Box<ResumeEntry>),
 }
 
 impl Entry {
@@ -210,6 +221,7 @@ impl Entry {
             | Self::SubmitBypassing { .. }
             | Self::SubmitPooling { .. }
             | Self::SubmitLong { .. } => "Submit",
+            Self::IdFloor { .. } | Self::Resume(_) => "Resume",
             Self::Cancel { .. } => "CancelRequest",
             Self::CancelAll => "CancelAll",
             Self::StopFound { .. } => "StopFound",

@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::digest::NewsDigest;
-use crate::entry::{Entry, FlagOf};
+use crate::entry::{Entry, FlagOf, ResumeEntry};
 use crate::sink::Recorder;
 use souffleur_base::error::{RequestError, StepError};
 use souffleur_base::ids::{RequestId, SeqId, StepId, Ticket};
@@ -18,7 +18,7 @@ use souffleur_state::control::Plans;
 use souffleur_state::plan::StepPlanned;
 use souffleur_state::plan::probe::PrefixesProbed;
 use souffleur_state::scheduler::news::{FirstAdmission, RequestTokens};
-use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::scheduler::submission::{IdFloor, Resume, Submission};
 use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder};
 use souffleur_state::scheduler::{CacheFlushed, Next, Scheduler};
 use souffleur_state::step::{RowResult, StepOutput};
@@ -60,6 +60,30 @@ impl RecordedScheduler {
         self.write(|_| Entry::submit(&request));
         self.state.submit(request);
         self.write_cancels_seen();
+    }
+
+    /// See [`Scheduler::resume`]. Each request has a record and a call, since a record's size is limited. The first
+    /// message of the first generation changes nothing and is not written.
+    pub fn resume(&mut self, resume: Resume, now_s: f64) {
+        let Resume { floor, requests } = resume;
+        if floor != IdFloor::default() {
+            let IdFloor { step, sequences } = floor;
+            self.write(|_| Entry::IdFloor { step, sequences });
+            let no_requests = Resume {
+                floor,
+                ..Resume::default()
+            };
+            self.state.resume(no_requests, now_s);
+        }
+        for resumption in requests {
+            self.write(|_| Entry::Resume(Box::new(ResumeEntry::new(&resumption, now_s))));
+            let one_request = Resume {
+                requests: vec![resumption],
+                ..Resume::default()
+            };
+            self.state.resume(one_request, now_s);
+            self.write_cancels_seen();
+        }
     }
 
     pub fn cancel(&mut self, rid: &RequestId, flag: Option<&CancelFlag>) {

@@ -2,24 +2,36 @@
 //!
 //! If the disk is too slow or an entry too large, entries are dropped and counted, and a gap is marked in the log: a
 //! replay cannot continue after the gap. The scheduler never waits.
+//!
+//! After a panic the writer continues with the block that it had in hand, unless it may have written a part of it.
+//! Then, and after an error of the disk, the log ends with its last complete block.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::entry::Entry;
 use crate::file::{self, END_BYTES, Header, LogEnd, MAX_BLOCK_BYTES};
+use souffleur_chaos::{Actor, Chaos};
+use souffleur_metrics::RecordMetrics;
+use souffleur_state::supervision::{Intensity, Restarts};
 
 /// A block is sent once the buffer has this many bytes of entries.
 const BLOCK_BYTES: usize = 64 << 10;
 /// The largest number of bytes queued for the writer.
 const MAX_WAITING_BYTES: usize = 32 << 20;
 const MAX_WAITING_BLOCKS: usize = 1024;
+/// A writer that panics more often ends.
+const ALLOWED_RESTARTS: Intensity = Intensity {
+    limit: 5,
+    period_s: 60.0,
+};
 /// How long a stopping engine waits for a disk that does not respond.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -48,8 +60,13 @@ impl LogSink {
     ///
     /// # Errors
     /// The system's error, or that `path` is not a regular file.
-    pub fn create(path: &Path, max_bytes: u64, header: &Header) -> io::Result<Arc<Self>> {
-        Self::start(create_file(path)?, max_bytes, header)
+    pub fn create(
+        chaos: Chaos,
+        path: &Path,
+        max_bytes: u64,
+        header: &Header,
+    ) -> io::Result<Arc<Self>> {
+        Self::start_with_chaos(chaos, create_file(path)?, max_bytes, header)
     }
 
     /// Writes a log to any writer.
@@ -57,6 +74,15 @@ impl LogSink {
     /// # Errors
     /// The system's error from the first write or the start of the thread.
     pub fn start(
+        to: impl Write + Send + 'static,
+        max_bytes: u64,
+        header: &Header,
+    ) -> io::Result<Arc<Self>> {
+        Self::start_with_chaos(Chaos::default(), to, max_bytes, header)
+    }
+
+    pub(crate) fn start_with_chaos(
+        chaos: Chaos,
         mut to: impl Write + Send + 'static,
         max_bytes: u64,
         header: &Header,
@@ -69,20 +95,21 @@ impl LogSink {
         let (writing, writer_end) = crossbeam_channel::bounded(0);
         let mut writer = Writer {
             to,
+            chaos,
             n_bytes: opening.len() as u64,
             max_bytes,
             n_gaps: 0,
+            in_hand: Vec::new(),
+            is_writing: false,
             shared: shared.clone(),
         };
+        let metrics = RecordMetrics::register();
         std::thread::Builder::new()
             .name("souffleur-record".to_owned())
             .spawn(move || {
                 // Dropped when the thread ends, even by a panic.
                 let _writing: Sender<()> = writing;
-                if let Err(error) = writer.run(&to_write) {
-                    writer.shared.is_closed.store(true, Ordering::Relaxed);
-                    tracing::error!(%error, "failed to write the message log: recording stops");
-                }
+                write_to_the_end(&mut writer, &to_write, &metrics);
             })?;
         Ok(Arc::new(Self {
             blocks: Some(blocks),
@@ -227,20 +254,55 @@ impl Drop for Recorder {
     }
 }
 
+/// Runs the writer until the log has ended, also after panics.
+fn write_to_the_end(
+    writer: &mut Writer<impl Write>,
+    blocks: &Receiver<Vec<u8>>,
+    metrics: &RecordMetrics,
+) {
+    let (began, mut restarts) = (Instant::now(), Restarts::default());
+    loop {
+        match catch_unwind(AssertUnwindSafe(|| writer.run(blocks))) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => {
+                metrics.failed();
+                writer.shared.is_closed.store(true, Ordering::Relaxed);
+                tracing::error!(%error, "failed to write the message log: recording stops");
+                return;
+            }
+            Err(_) => metrics.died(),
+        }
+        let is_allowed = restarts.note(ALLOWED_RESTARTS, began.elapsed().as_secs_f64());
+        if !is_allowed || writer.is_writing {
+            writer.shared.is_closed.store(true, Ordering::Relaxed);
+            tracing::error!(
+                "the writer of the message log died: the log is cut, and recording stops"
+            );
+            return;
+        }
+        tracing::error!(
+            "the writer of the message log died: it continues with the block that it had in hand"
+        );
+    }
+}
+
 struct Writer<W> {
     to: W,
+    chaos: Chaos,
     n_bytes: u64,
     max_bytes: u64,
     n_gaps: u64,
+    /// The entries of the block that is written next; empty for none.
+    in_hand: Vec<u8>,
+    /// A part of a block may have been written.
+    is_writing: bool,
     shared: Arc<Shared>,
 }
 
 impl<W: Write> Writer<W> {
     fn run(&mut self, blocks: &Receiver<Vec<u8>>) -> io::Result<()> {
-        for raw in blocks {
-            let packed = file::block(&raw)?;
-            let waiting = &self.shared.waiting_bytes;
-            waiting.fetch_sub(raw.len(), Ordering::Relaxed);
+        while self.take(blocks) {
+            let packed = file::block(&self.in_hand)?;
             if !self.fits(packed.len()) {
                 tracing::info!(
                     max_bytes = self.max_bytes,
@@ -256,6 +318,19 @@ impl<W: Write> Writer<W> {
         }
         self.mark_gaps()?;
         self.end(LogEnd::Closed)
+    }
+
+    /// Takes the next block in hand, unless a panic has left one there. False once there are no more.
+    fn take(&mut self, blocks: &Receiver<Vec<u8>>) -> bool {
+        if self.in_hand.is_empty() {
+            let Ok(raw) = blocks.recv() else {
+                return false;
+            };
+            let waiting = &self.shared.waiting_bytes;
+            waiting.fetch_sub(raw.len(), Ordering::Relaxed);
+            self.in_hand = raw;
+        }
+        true
     }
 
     /// Marks new gaps. Called with an empty queue, because dropped entries are newer than queued ones.
@@ -279,8 +354,13 @@ impl<W: Write> Writer<W> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let bytes = self.chaos.before_write(Actor::Record, "write", bytes)?;
         self.n_bytes += bytes.len() as u64;
+        self.is_writing = true;
         self.to.write_all(bytes)?;
+        self.is_writing = false;
+        // After a panic from here on, the block is not written again.
+        self.in_hand.clear();
         self.to.flush()
     }
 }

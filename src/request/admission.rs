@@ -16,14 +16,19 @@ pub struct Admission {
     prompt_tokens: AtomicUsize,
     probes: AtomicUsize,
     is_closed: AtomicBool,
+    /// Called for each admitted request that is dropped without its terminal event.
+    on_loss: fn(),
+    /// The host stops the engine: requests may be dropped.
+    is_stopping: AtomicBool,
 }
 
 /// The number of permits reserved for health probes. Each server uses one; a process may run several servers.
 const MAX_PROBES: usize = 8;
 
 impl Admission {
-    /// Admits at most `max_requests` requests and `max_prompt_tokens` prompt tokens at once.
-    pub fn new(max_requests: usize, max_prompt_tokens: usize) -> Arc<Self> {
+    /// Admits at most `max_requests` requests and `max_prompt_tokens` prompt tokens at once. `on_loss` is called for each
+    /// admitted request that is dropped without its terminal event, while its client waits and no host stops the engine.
+    pub fn new(max_requests: usize, max_prompt_tokens: usize, on_loss: fn()) -> Arc<Self> {
         Arc::new(Self {
             max_requests,
             max_prompt_tokens,
@@ -31,6 +36,8 @@ impl Admission {
             prompt_tokens: AtomicUsize::new(0),
             probes: AtomicUsize::new(0),
             is_closed: AtomicBool::new(false),
+            on_loss,
+            is_stopping: AtomicBool::new(false),
         })
     }
 
@@ -86,6 +93,11 @@ impl Admission {
         self.is_closed.load(Ordering::Acquire)
     }
 
+    /// The host stops the engine: a request that is dropped from now on is not lost.
+    pub fn expect_drops(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+    }
+
     pub fn requests(&self) -> usize {
         self.requests.load(Ordering::Acquire)
     }
@@ -123,6 +135,14 @@ impl Permit {
     /// True for the permit of a probe, which does not count as a client's request.
     pub fn is_probe(&self) -> bool {
         self.kind == PermitKind::Probe
+    }
+
+    /// Takes note that the request is dropped without its terminal event.
+    pub(crate) fn lost(&self) {
+        let is_stopping = self.admission.is_stopping.load(Ordering::Acquire);
+        if !self.is_probe() && !is_stopping {
+            (self.admission.on_loss)();
+        }
     }
 
     /// Counts the prompt's tokens: first an estimate, and the exact number once the prompt is encoded. Each count
@@ -173,7 +193,7 @@ mod tests {
 
     #[test]
     fn probes_and_clients_have_separate_permits() {
-        let admission = Admission::new(1, 10);
+        let admission = Admission::new(1, 10, || ());
         let mut client = admission.admit().expect("the engine is empty");
         client.charge_prompt(10).expect("it fits");
         let mut probes: Vec<Permit> = (0..MAX_PROBES)

@@ -199,7 +199,14 @@ impl fmt::Debug for EventSink {
 
 impl Drop for EventSink {
     fn drop(&mut self) {
-        if self.target.is_some() {
+        if let Some(target) = &self.target {
+            let is_gone = match target {
+                Target::Channel { events, .. } => events.is_closed(),
+                Target::Recipient(recipient) => !recipient.connected(),
+            };
+            if let Some(permit) = self.permit.as_ref().filter(|_| !is_gone) {
+                permit.lost();
+            }
             let reason = if self.is_received {
                 "it stopped or failed during the request: send the request again"
             } else {
@@ -208,5 +215,43 @@ impl Drop for EventSink {
             };
             self.terminate(Event::Failed(RequestError::EngineDown(reason.to_owned())));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_dropped_sink_is_a_loss_unless_its_client_or_its_host_has_left() {
+        static LOST: AtomicUsize = AtomicUsize::new(0);
+        let admission = Admission::new(9, 90, || {
+            LOST.fetch_add(1, Ordering::SeqCst);
+        });
+        let sink = |permit| EventSink::channel(RequestId::new("a"), 1, Some(permit));
+        let admitted = || sink(admission.admit().expect("the engine is empty"));
+        let lost = || LOST.load(Ordering::SeqCst);
+        let (gone, events) = admitted();
+        drop(events);
+        drop(gone);
+        let (ended, _events) = admitted();
+        ended.finish(Event::Failed(RequestError::OutOfMemory));
+        let (probe, _events) = sink(admission.admit_probe().expect("a permit is reserved"));
+        drop(probe);
+        assert_eq!(lost(), 0);
+        let (waits, mut events) = admitted();
+        drop(waits);
+        assert_eq!(lost(), 1);
+        let end = events.try_recv();
+        assert!(matches!(
+            end,
+            Ok(Event::Failed(RequestError::EngineDown(_)))
+        ));
+        admission.expect_drops();
+        let (waits, _events) = admitted();
+        drop(waits);
+        assert_eq!(lost(), 1);
     }
 }

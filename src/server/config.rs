@@ -1,5 +1,7 @@
 //! The server's configuration.
 
+use std::net::IpAddr;
+
 use actix_web::http::Uri;
 use actix_web::http::uri::Authority;
 use serde::{Deserialize, Serialize};
@@ -36,6 +38,9 @@ keys! {
         /// Address to listen on.
         #[flag(SERVER.takes("ADDRESS"))]
         host: String = "127.0.0.1".to_owned(),
+        /// Whether `--chaos` may inject faults although `--host` is not a loopback address.
+        #[flag(RARE)]
+        chaos_force: bool = false,
         /// TCP port; 0 picks a free one.
         #[flag(SERVER)]
         port: u16 = 30000,
@@ -51,8 +56,8 @@ keys! {
         #[flag(SERVER.takes("KEY"))]
         api_key: Option<ApiKey> = None,
         /// Admin key, sent in the same header as `--api-key`; only this key opens the full report of /debug/prefix,
-        /// /console/live, /set_policy, /flush_cache, /pause_generation, /continue_generation, /open_session,
-        /// /close_session, /set_internal_state and abort_all of /abort_request.
+        /// /debug/actors, /debug/engine, /debug/requests, /console/live, /set_policy, /flush_cache, /pause_generation,
+        /// /continue_generation, /open_session, /close_session, /set_internal_state and abort_all of /abort_request.
         ///
         /// It also opens every other route. If it is not set, no client gets the full report of /debug/prefix, and
         /// every client may use the others.
@@ -231,6 +236,12 @@ impl ServerConfig {
         self.validate_guards()
     }
 
+    /// Whether only this machine can reach the server.
+    pub fn is_on_loopback(&self) -> bool {
+        let address = self.host.parse::<IpAddr>();
+        self.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    }
+
     pub fn traces_requests(&self) -> bool {
         self.enable_trace || self.otlp_traces_endpoint.is_some()
     }
@@ -376,6 +387,30 @@ mod tests {
         }
         let secret = with("http://user:secret@localhost:4318/v1/traces");
         check(secret, Some(("otlp_traces_endpoint", "OTLP_HEADERS")));
+    }
+
+    #[test]
+    fn loopback_addresses_are_known() {
+        let is_on_loopback = |host: &str| {
+            let host = host.to_owned();
+            let config = ServerConfig {
+                host,
+                ..ServerConfig::default()
+            };
+            config.is_on_loopback()
+        };
+        for host in ["127.0.0.1", "127.1.2.3", "::1", "localhost"] {
+            assert!(is_on_loopback(host), "{host}");
+        }
+        for host in [
+            "0.0.0.0",
+            "::",
+            "10.0.0.1",
+            "souffleur",
+            "127.0.0.1.example",
+        ] {
+            assert!(!is_on_loopback(host), "{host}");
+        }
     }
 
     #[test]

@@ -112,7 +112,31 @@ fn status() -> Vec<Endpoint> {
         ),
         open("/ready", health::ready, health::ready_operation),
         open("/metrics", health::metrics, health::metrics_operation),
-        get("/debug/prefix/{rid:.+}", debug::prefix, debug::operation),
+        get(
+            "/debug/prefix/{rid:.+}",
+            debug::prefix::prefix,
+            debug::prefix::operation,
+        ),
+        get_admin(
+            "/debug/actors",
+            debug::actors::actors,
+            debug::actors::operation,
+        ),
+        get_admin(
+            "/debug/engine",
+            debug::engine::engine,
+            debug::engine::operation,
+        ),
+        get_admin(
+            "/debug/requests",
+            debug::requests::requests,
+            debug::requests::operation,
+        ),
+        get_admin(
+            "/debug/requests/{rid:.+}",
+            debug::requests::request,
+            debug::requests::request_operation,
+        ),
         get_admin("/console/live", live::watch, live::operation),
         open("/openapi.json", document, openapi::operation),
     ]

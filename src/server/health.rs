@@ -14,7 +14,7 @@ use super::openapi::shape::{
 use super::state::AppState;
 use super::whole;
 use souffleur_base::error::RequestError;
-use souffleur_engine::ModelInfo;
+use souffleur_engine::{EngineHandle, ModelInfo};
 
 /// Number of ranks of an engine, for every kind of parallelism.
 pub(super) const RANKS: usize = 1;
@@ -25,12 +25,13 @@ const ENDED_REASON: &str = "it has stopped or failed, and will not be rebuilt: r
 /// Answers `GET /health`: 200 even during a rebuild, since a supervisor would restart a process that fails the check.
 pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let engine = &state.loaded()?.engine;
-    let status = match engine.is_alive() {
-        true => "ok",
-        false if engine.is_over() => {
-            return Err(RequestError::EngineDown(ENDED_REASON.to_owned()).into());
-        }
-        false => "rebuilding",
+    if engine.is_over() {
+        return Err(ended(engine));
+    }
+    let status = if engine.is_alive() {
+        "ok"
+    } else {
+        "rebuilding"
     };
     Ok(HttpResponse::Ok().json(json!({ "status": status })))
 }
@@ -48,12 +49,24 @@ pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
     if engine.is_ready() {
         return Ok(());
     }
-    let reason = match (engine.is_over(), engine.is_alive()) {
-        (true, _) => ENDED_REASON,
-        (false, true) => "it is shutting down and accepts no more requests",
-        (false, false) => "it is being rebuilt after a failure: try again later",
+    if engine.is_over() {
+        return Err(ended(engine));
+    }
+    let reason = if engine.is_alive() {
+        "it is shutting down and accepts no more requests"
+    } else {
+        "it is being rebuilt after a failure: try again later"
     };
     Err(RequestError::EngineDown(reason.to_owned()).into())
+}
+
+/// Says that the engine has ended, and why.
+fn ended(engine: &EngineHandle) -> ApiError {
+    let reason = match engine.failure_reason() {
+        Some(reason) => format!("{ENDED_REASON} ({reason})"),
+        None => ENDED_REASON.to_owned(),
+    };
+    RequestError::EngineDown(reason).into()
 }
 
 /// Answers `GET /health_generate`: 200 once the engine has generated a token. Waiting clients share one probe.
@@ -151,6 +164,7 @@ pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
         "radix_eviction_policy": stats.radix_eviction_policy,
         "requests_inside": engine.requests_inside(),
         "kv_events": engine.kv_events(),
+        "chaos": engine.chaos(),
         "internal_states": [stats],
         "server": state.config(),
     }))
@@ -274,6 +288,10 @@ pub(super) fn server_info_operation(_: &Facts) -> Operation {
             free_object()
                 .about("publishers of the cache's events")
                 .or_null(),
+        )
+        .has(
+            "chaos",
+            list(free_object()).about("faults that the engine injects into itself"),
         )
         .has("internal_states", list(free_object()))
         .has(

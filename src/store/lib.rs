@@ -44,9 +44,10 @@ pub use souffleur_state::tiers::{
 };
 pub use stats::StoreStats;
 
-use files::{Files, SystemFiles};
+use files::{ChaosFiles, Files, SystemFiles};
 use io::Urgent;
 use souffleur_base::ids::Ticket;
+use souffleur_chaos::Chaos;
 use stats::Counts;
 use tier::TierSetup;
 
@@ -81,6 +82,24 @@ struct Shared {
     counts: Counts,
 }
 
+/// The buffers of a store. A store that is started after it uses them again, so that devices need not pin others.
+#[derive(Clone)]
+pub struct Buffers {
+    pools: BlockPools,
+    /// Notifies the I/O thread that a buffer is free.
+    freed: Receiver<()>,
+}
+
+impl Buffers {
+    /// # Errors
+    /// [`StoreError::HostBytes`] if there are not two buffers of each kind.
+    pub fn new(geometry: &Geometry, host_bytes: u64) -> Result<Self, StoreError> {
+        let (sender, freed) = crossbeam_channel::bounded(1);
+        let pools = BlockPools::new(geometry, host_bytes, &sender)?;
+        Ok(Self { pools, freed })
+    }
+}
+
 /// A running store. Dropping it stops it, as [`shut_down`](Self::shut_down) does.
 pub struct Store {
     /// `None` once the store is stopping.
@@ -106,6 +125,26 @@ impl Store {
         Self::start_on(Box::new(SystemFiles), config, geometry, identify, sink)
     }
 
+    /// Like [`Self::start`], with faults of files, if chaos is on, and with these buffers, if there are any.
+    pub fn start_with(
+        (chaos, buffers): (&Chaos, Option<Buffers>),
+        config: StoreConfig,
+        geometry: Geometry,
+        identify: Identify,
+        sink: Sink,
+    ) -> Result<Self, StoreError> {
+        let files: Box<dyn Files> = if chaos.is_on() {
+            Box::new(ChaosFiles::new(Box::new(SystemFiles), chaos.clone()))
+        } else {
+            Box::new(SystemFiles)
+        };
+        let buffers = match buffers {
+            Some(buffers) => buffers,
+            None => Buffers::new(&geometry, config.host_bytes)?,
+        };
+        Self::start_in(buffers, files, config, geometry, (identify, sink))
+    }
+
     /// Like [`Self::start`], on any file system.
     fn start_on(
         files: Box<dyn Files>,
@@ -114,8 +153,18 @@ impl Store {
         identify: Identify,
         sink: Sink,
     ) -> Result<Self, StoreError> {
-        let (freed, buffers_freed) = crossbeam_channel::bounded(1);
-        let pools = BlockPools::new(&geometry, config.host_bytes, &freed)?;
+        let buffers = Buffers::new(&geometry, config.host_bytes)?;
+        Self::start_in(buffers, files, config, geometry, (identify, sink))
+    }
+
+    fn start_in(
+        buffers: Buffers,
+        files: Box<dyn Files>,
+        config: StoreConfig,
+        geometry: Geometry,
+        (identify, sink): (Identify, Sink),
+    ) -> Result<Self, StoreError> {
+        let Buffers { pools, freed } = buffers;
         let (urgent, urgent_in) = crossbeam_channel::bounded(MAX_URGENT);
         let (commits, commits_in) = crossbeam_channel::bounded(MAX_COMMITS);
         let (running_in_thread, running) = crossbeam_channel::bounded(0);
@@ -123,7 +172,7 @@ impl Store {
         let channels = io::Channels {
             urgent: urgent_in,
             commits: commits_in,
-            buffers_freed,
+            buffers_freed: freed,
             sink,
             _running: running_in_thread,
         };

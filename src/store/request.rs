@@ -65,7 +65,7 @@ pub enum TierState {
         /// Records on the disk now.
         records: usize,
     },
-    /// The store is off until the engine restarts; the reason is for the operator.
+    /// The store is off, until another one is started; the reason is for the operator.
     Off { reason: String, panicked: bool },
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use souffleur::config::EngineConfig;
 use souffleur::engine::Engine;
 use souffleur::error::{LoadError, StepError};
-use souffleur::executor::Executor;
+use souffleur::executor::{DeviceLost, Executor};
 use souffleur::server::ServerConfig;
 use souffleur::state::step::{StepOutput, StepPlan};
 
@@ -31,6 +31,7 @@ struct State {
 struct StagedExecutor {
     inner: Box<dyn Executor>,
     gate: Arc<Gate>,
+    is_lost: bool,
 }
 
 impl Stage {
@@ -43,7 +44,7 @@ impl Stage {
         self.change(|state| state.limit = None);
     }
 
-    /// Has the next step panic.
+    /// Has the next step panic, and the executor lose its device.
     pub fn die(&self) {
         self.change(|state| state.is_dying = true);
     }
@@ -90,8 +91,16 @@ impl Executor for StagedExecutor {
         }
         let is_dying = std::mem::take(&mut state.is_dying);
         drop(state);
+        self.is_lost |= is_dying;
         assert!(!is_dying, "the device is gone");
         self.inner.run(plan)
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        if self.is_lost {
+            return Err(DeviceLost("there is no device".to_owned()));
+        }
+        self.inner.reset()
     }
 }
 
@@ -117,7 +126,11 @@ pub fn staged(
     let make = parts.executor;
     parts.executor = Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let (inner, gate) = (make()?, Arc::clone(&gate));
-        Ok(Box::new(StagedExecutor { inner, gate }))
+        Ok(Box::new(StagedExecutor {
+            inner,
+            gate,
+            is_lost: false,
+        }))
     });
     let engine = Engine::start_with(engine, parts).unwrap_or_else(|error| panic!("{error}"));
     world.state.slot().fill(engine);

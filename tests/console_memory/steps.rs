@@ -10,6 +10,7 @@ use souffleur::actors::death::DeathNote;
 use souffleur::actors::mailbox::{Mailbox, Posted};
 use souffleur::actors::messages::{
     GetView, RunStep, SequencesEnded, StepDone, Submit, TakeTreeNotes, TokensReady, TreeReader,
+    ViewedRequests,
 };
 use souffleur::actors::radix_cache::RadixCache;
 use souffleur::actors::scheduler::{Links, Scheduler};
@@ -55,7 +56,10 @@ impl Watch {
     fn ask(&self) {
         let reader = Arc::downgrade(&self.reader);
         self.radix_cache.do_send(TakeTreeNotes { reader });
-        self.scheduler.do_send(GetView { steps_after: 0 });
+        self.scheduler.do_send(GetView {
+            steps_after: 0,
+            requests: ViewedRequests::CONSOLE,
+        });
     }
 }
 

@@ -223,11 +223,32 @@ fn a_lost_context_ends_the_executor() {
         let error = executor.finish().unwrap_err();
         assert!(matches!(&error, StepError::Lost(_)), "{error}");
     }
-    let again = std::panic::AssertUnwindSafe(|| executor.launch(&plans[0]));
-    let panic = std::panic::catch_unwind(again).unwrap_err();
-    let text = panic.downcast_ref::<String>().unwrap();
-    assert!(text.contains("the GPU's context is lost"), "{text}");
+    // A later step finds the same, and no reset renews the context.
+    for _ in 0..2 {
+        let error = executor.launch(&plans[0]).unwrap_err();
+        assert!(matches!(&error, StepError::Lost(_)), "{error}");
+        let lost = executor.reset().unwrap_err().to_string();
+        for text in [error.to_string(), lost] {
+            assert!(text.contains("the GPU's context is lost"), "{text}");
+        }
+    }
     device.reset();
+}
+
+#[test]
+fn a_reset_executor_forgets_steps_in_flight_and_runs_all_steps_again() {
+    let plans = plans();
+    let expected = sampled(&on_the_cpu(&plans));
+    let mut executor = load("llama", &options());
+    run(&mut executor, &plans[..3]);
+    executor.launch(&plans[3]).unwrap();
+    executor.launch(&plans[4]).unwrap();
+    executor.reset().unwrap();
+    let error = executor.finish().unwrap_err();
+    assert!(matches!(&error, StepError::Lost(_)), "{error}");
+    let error = executor.launch(&plans[5]).unwrap_err();
+    assert!(matches!(&error, StepError::Lost(_)), "{error}");
+    assert_eq!(sampled(&run(&mut executor, &plans)), expected);
 }
 
 #[test]

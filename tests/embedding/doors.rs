@@ -140,27 +140,23 @@ async fn one_request_of_a_call_is_cancelled_alone() {
 }
 
 #[tokio::test]
-async fn doors_from_before_a_rebuild_fail_requests_with_a_hint() {
+async fn doors_of_dead_actors_are_closed_and_the_tokenizers_still_takes_requests() {
     let build = Build::default();
-    let parts = faulty_parts(&build, 2, Fault::Panic);
+    let parts = faulty_parts(&build, 2, Fault::DeviceLost);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
     let old = world.engine.doors().expect("it runs");
     assert!(old.are_open());
     let died = collect(world.generate(request(&[1, 2], 50, 7))).await;
-    assert!(matches!(died.end, Event::Failed(_)));
+    assert!(matches!(died.end, Event::Finished(_)));
     within(async {
         while !world.engine.is_ready() || old.are_open() {
             tokio::task::yield_now().await;
         }
     })
     .await;
-    match end(send(&old, request(&[1, 2], 5, 1))).await {
-        Event::Failed(RequestError::EngineDown(text)) => {
-            assert!(text.contains("EngineHandle::doors()"), "{text}");
-        }
-        other => panic!("ended with {other:?}"),
-    }
+    let finished = end(send(&old, request(&[1, 2], 5, 1))).await;
+    assert!(matches!(finished, Event::Finished(_)), "{finished:?}");
     let asked = within(old.stats.send(GetStats)).await;
     assert!(matches!(asked, Err(MailboxError::Closed)));
     let new = world.engine.doors().expect("it runs again");
@@ -170,4 +166,17 @@ async fn doors_from_before_a_rebuild_fail_requests_with_a_hint() {
     world.assert_no_leaks().await;
     assert_eq!(world.engine.requests_inside(), 0);
     world.stop().await;
+}
+
+#[tokio::test]
+async fn doors_of_a_stopped_engine_fail_requests_with_a_hint() {
+    let world = Build::default().start();
+    let old = world.engine.doors().expect("it runs");
+    world.stop().await;
+    match end(send(&old, request(&[1, 2], 5, 1))).await {
+        Event::Failed(RequestError::EngineDown(text)) => {
+            assert!(text.contains("EngineHandle::doors()"), "{text}");
+        }
+        other => panic!("ended with {other:?}"),
+    }
 }

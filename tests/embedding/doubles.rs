@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use actix::{Actor, Context, Handler, Message, Recipient};
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, EngineParts};
 use souffleur::error::StepError;
-use souffleur::executor::Executor;
+use souffleur::executor::{DeviceLost, Executor};
 use souffleur::request::{ChatPrompt, GenerateRequest, Prompt};
 use souffleur::state::step::{StepOutput, StepPlan};
 use tokio::sync::mpsc;
@@ -19,6 +19,8 @@ use super::world::Build;
 #[derive(Clone)]
 pub enum Fault {
     Panic,
+    /// A panic after which the executor cannot be used.
+    DeviceLost,
     Reject,
 }
 
@@ -37,6 +39,7 @@ pub fn with_fault(mut parts: EngineParts, at: u64, fault: Fault) -> EngineParts 
             at,
             fault: fault.clone(),
             is_due: is_due.clone(),
+            is_lost: false,
         }))
     });
     parts
@@ -47,6 +50,7 @@ struct FaultyExecutor {
     at: u64,
     fault: Fault,
     is_due: Arc<AtomicBool>,
+    is_lost: bool,
 }
 
 impl Executor for FaultyExecutor {
@@ -54,10 +58,21 @@ impl Executor for FaultyExecutor {
         if plan.step.get() == self.at && self.is_due.swap(false, Ordering::SeqCst) {
             match self.fault {
                 Fault::Panic => panic!("a fault at step {}", self.at),
+                Fault::DeviceLost => {
+                    self.is_lost = true;
+                    panic!("a fault at step {}", self.at);
+                }
                 Fault::Reject => return Err(StepError::Rejected("a fault".to_owned())),
             }
         }
         self.inner.run(plan)
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        if self.is_lost {
+            return Err(DeviceLost("there is no device".to_owned()));
+        }
+        self.inner.reset()
     }
 }
 
@@ -84,12 +99,56 @@ impl Executor for NotifyingExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         self.inner.run(plan)
     }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.inner.reset()
+    }
 }
 
 impl Drop for NotifyingExecutor {
     fn drop(&mut self) {
         let _ = self.notify.send(());
     }
+}
+
+/// A subscriber that panics once, at an event that an actor logs on this thread.
+pub struct PanickingSubscriber {
+    target: &'static str,
+    events_left: AtomicUsize,
+}
+
+impl PanickingSubscriber {
+    /// Panics at the event with this number, from 1, of a module.
+    pub fn new(target: &'static str, event: usize) -> Self {
+        Self {
+            target,
+            events_left: AtomicUsize::new(event),
+        }
+    }
+}
+
+impl tracing::Subscriber for PanickingSubscriber {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == self.target
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        if self.events_left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            panic!("inside a handler of {}", self.target);
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
 }
 
 pub struct Probe<M>(mpsc::UnboundedSender<M>);

@@ -4,6 +4,7 @@ mod doors;
 mod doubles;
 mod drops;
 mod examples;
+mod hangs;
 mod kv_events;
 mod lifetimes;
 mod messages;
@@ -15,6 +16,7 @@ mod rebuilds;
 mod recording;
 mod shutdown;
 mod slow_clients;
+mod stores;
 mod watchdog;
 #[allow(dead_code, reason = "shared with the tests of the whole engine")]
 #[path = "../engine/world.rs"]

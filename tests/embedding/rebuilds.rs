@@ -1,4 +1,4 @@
-//! Tests that a rebuild keeps the model and the host's settings, and that the KV store's death needs no rebuild.
+//! Tests that a rebuild keeps the model and the host's settings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,16 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use souffleur::actors::kv_store::{BlockDesk, StoreSetup};
 use souffleur::actors::messages::SetPolicy;
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineParts, Progress};
 use souffleur::request::Event;
-use souffleur::store::Identify;
 use tempfile::TempDir;
 
 use super::doubles::{Fault, faulty_parts, with_fault};
-use super::watchdog::{deaths_of, recorder};
 use super::world::{Build, World, assert_finished, collect, request, within};
 
 async fn until_ready(world: &World) {
@@ -27,9 +24,9 @@ async fn until_ready(world: &World) {
     .await;
 }
 
-async fn die(world: &World) {
-    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
-    assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
+/// Sends a request, whose second step kills the executor.
+async fn die(world: &World) -> Event {
+    collect(world.generate(request(&[1, 2], 50, 7))).await.end
 }
 
 #[tokio::test]
@@ -39,7 +36,7 @@ async fn a_pause_and_policies_survive_a_rebuild() {
         gate: Some(gate),
         ..Build::default()
     };
-    let parts = faulty_parts(&build, 2, Fault::Panic);
+    let parts = faulty_parts(&build, 2, Fault::DeviceLost);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
     let policies = SetPolicy {
@@ -57,16 +54,21 @@ async fn a_pause_and_policies_survive_a_rebuild() {
     world.until(|stats| stats.steps >= 2).await;
     world.engine.set_paused(true).await.expect("it runs");
     drop(hold);
-    let outcome = collect(running).await;
-    assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
+    within(async {
+        while world.engine.unit_status().generation < 2 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     until_ready(&world).await;
     let stats = world.engine.stats().await.expect("it runs");
     let set = (stats.schedule_policy, stats.radix_eviction_policy);
     assert_eq!((set, stats.is_paused), (("lof", "lfu"), true));
-    let waiting = world.generate(request(&[1, 2], 50, 7));
-    world.until(|stats| stats.waiting_requests == 1).await;
+    let waiting = world.generate(request(&[3, 4], 50, 7));
+    world.until(|stats| stats.waiting_requests == 2).await;
     world.engine.set_paused(false).await.expect("it runs");
-    assert_finished(&collect(waiting).await, &[1, 2], 50, 7);
+    assert_finished(&collect(running).await, &[1, 2], 50, 7);
+    assert_finished(&collect(waiting).await, &[3, 4], 50, 7);
     world.assert_no_leaks().await;
     world.stop().await;
 }
@@ -92,7 +94,7 @@ fn config(folder: &TempDir) -> EngineConfig {
     }
 }
 
-/// An engine whose executor panics at its second step, and the number of times that its model was loaded.
+/// An engine whose executor loses its device at its second step, and the number of times that its model was loaded.
 fn dying_engine(config: EngineConfig) -> (World, Arc<AtomicUsize>) {
     let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("supported");
     let (make, loads) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
@@ -101,7 +103,7 @@ fn dying_engine(config: EngineConfig) -> (World, Arc<AtomicUsize>) {
         counted.fetch_add(1, Ordering::SeqCst);
         make()
     });
-    let parts = with_fault(parts, 2, Fault::Panic);
+    let parts = with_fault(parts, 2, Fault::DeviceLost);
     let engine = Engine::start_with(config, parts).expect("the engine starts");
     (World { engine }, loads)
 }
@@ -112,7 +114,8 @@ async fn an_engine_is_rebuilt_with_the_same_model_or_not_at_all() {
     let file = copy_model(folder.path());
     let weights = fs::read(&file).expect("the file exists");
     let (world, loads) = dying_engine(config(&folder));
-    die(&world).await;
+    let end = die(&world).await;
+    assert!(matches!(end, Event::Finished(_)), "{end:?}");
     until_ready(&world).await;
     assert_eq!(loads.load(Ordering::SeqCst), 2, "the model is loaded again");
     world.stop().await;
@@ -123,7 +126,8 @@ async fn an_engine_is_rebuilt_with_the_same_model_or_not_at_all() {
     let last = changed.len() - 2;
     changed[last] ^= 1;
     fs::write(&file, &changed).expect("the file can be written");
-    die(&world).await;
+    let end = die(&world).await;
+    assert!(matches!(end, Event::Failed(_)), "{end:?}");
     let reason = within(world.engine.failed()).await;
     assert!(
         reason.contains("the engine died and will not be rebuilt: "),
@@ -145,7 +149,8 @@ async fn a_missing_model_fails_after_all_attempts() {
     let (world, loads) = dying_engine(config(&folder));
     let aside = folder.path().join("aside");
     fs::rename(&file, &aside).expect("same folder");
-    die(&world).await;
+    let end = die(&world).await;
+    assert!(matches!(end, Event::Failed(_)), "{end:?}");
     let reason = within(world.engine.failed()).await;
     assert!(
         reason.contains("3 attempts to rebuild it failed"),
@@ -154,60 +159,4 @@ async fn a_missing_model_fails_after_all_attempts() {
     assert!(reason.contains("holds no weights"), "{reason}");
     assert_eq!(loads.load(Ordering::SeqCst), 4);
     world.stop().await;
-}
-
-/// An engine with a KV store whose identity comes from `identify`.
-fn with_store(folder: &TempDir, identify: impl Fn() -> Identify + Send + Sync + 'static) -> World {
-    let config = EngineConfig {
-        kv_disk_path: Some(folder.path().join("kv")),
-        ..config(folder)
-    };
-    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("supported");
-    let store = parts.store.take().expect("there is a store");
-    parts.store = Some(Arc::new(StoreSetup {
-        config: store.config.clone(),
-        geometry: store.geometry.clone(),
-        identify: Box::new(identify),
-        desk: BlockDesk::default(),
-    }));
-    let engine = Engine::start_with(config, parts).expect("the engine starts");
-    World { engine }
-}
-
-async fn serves_after_death_of(world: World, died: &str, before: u64) {
-    within(async {
-        while deaths_of(died) == before {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
-    let outcome = collect(world.generate(request(&[1, 2], 5, 7))).await;
-    assert!(matches!(outcome.end, Event::Finished(_)), "{outcome:?}");
-    assert_eq!(deaths_of(died), before + 1);
-    world.assert_no_leaks().await;
-    world.stop().await;
-    assert_eq!(deaths_of(died), before + 1, "a shutdown is not a death");
-}
-
-#[tokio::test]
-async fn the_death_of_the_kv_store_is_counted_and_the_engine_serves() {
-    recorder();
-    let folder = TempDir::new().expect("a temporary folder");
-    copy_model(folder.path());
-    let before = deaths_of("kv_store");
-    let world = with_store(&folder, || panic!("a bug of the actor"));
-    serves_after_death_of(world, "kv_store", before).await;
-
-    let before = deaths_of("kv_store_thread");
-    let world = with_store(&folder, || Box::new(|_| panic!("a bug of the thread")));
-    serves_after_death_of(world, "kv_store_thread", before).await;
-
-    // A store that is disabled by an error, or that is stopped, has not died.
-    let before = deaths_of("kv_store_thread");
-    let world = with_store(&folder, || {
-        Box::new(|_| Err("the weights are gone".to_owned()))
-    });
-    world.until(|stats| stats.running_requests == 0).await;
-    world.stop().await;
-    assert_eq!(deaths_of("kv_store_thread"), before);
 }

@@ -14,7 +14,9 @@ use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::control::ControlSetup;
 
 use super::doubles::{Fault, faulty_parts, question, start_bundled};
-use super::world::{Build, SHUTDOWN_DEADLINE, World, collect, expected, request, within};
+use super::world::{
+    Build, SHUTDOWN_DEADLINE, World, assert_finished, collect, expected, request, within,
+};
 
 /// Records the log in `tests/fixtures/record` again: `REMAKE_FIXTURES=1 cargo test --test embedding recording`.
 const REMAKE: &str = "REMAKE_FIXTURES";
@@ -306,22 +308,17 @@ async fn the_log_of_a_rebuilt_engine_is_replayed_across_the_rebuild() {
         config: recording(dir.path()),
         ..Build::default()
     };
-    let parts = faulty_parts(&build, 5, Fault::Panic);
+    let parts = faulty_parts(&build, 5, Fault::DeviceLost);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
-    drop(collect(world.generate(request(&prompt(1), 50, 1))).await);
-    within(async {
-        // The engine accepts no requests until it is rebuilt.
-        while world.engine.stats().await.is_err() {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    let resumed = collect(world.generate(request(&prompt(1), 50, 1))).await;
+    assert_finished(&resumed, &prompt(1), 50, 1);
     drop(collect(world.generate(request(&prompt(2), 10, 1))).await);
     world.stop().await;
     let replayed = replayed(&log_in(dir.path()));
     assert_same(&replayed);
-    assert_eq!((replayed.counts.units, replayed.counts.requests), (2, 2));
+    let counts = replayed.counts;
+    assert_eq!((counts.units, counts.requests, counts.resumed), (2, 2, 1));
 }
 
 #[cfg(unix)]

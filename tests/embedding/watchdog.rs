@@ -1,6 +1,7 @@
-//! Tests of deaths of actors and threads: every request in flight gets one failure, and the engine restarts.
+//! Tests of panics and deaths: a step that panics is computed again, and after the death of an actor or a thread the
+//! engine restarts and every request in flight goes on.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -8,10 +9,11 @@ use actix_rt::Arbiter;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use souffleur::engine::{Engine, EngineParts, Generation};
 use souffleur::error::LoadError;
+use souffleur::executor::fake::expected_output;
 use souffleur::request::Event;
 
-use super::doubles::{Fault, faulty_parts};
-use super::world::{Build, World, assert_finished, collect, request, within};
+use super::doubles::{Fault, PanickingSubscriber, faulty_parts};
+use super::world::{Build, VOCAB, World, assert_finished, collect, request, within};
 
 /// At this step, all requests of a test have been admitted.
 const FAULT_STEP: u64 = 30;
@@ -32,135 +34,152 @@ pub(super) fn deaths_of(actor: &str) -> u64 {
     value.map_or(0, |value| value.parse().expect("a counter is a number"))
 }
 
-/// Triggers the fault while eight requests run, then checks that the engine works again.
-async fn dies_and_recovers(world: World, hold: crossbeam_channel::Sender<()>) {
-    let prompts: Vec<Vec<u32>> = (0..8)
-        .map(|i| (1..40).map(|t| t * 5 + i).collect())
-        .collect();
-    let send = |prompt: &Vec<u32>| {
-        let mut endless = request(prompt, 1000, 7);
-        endless.sampling.ignore_eos = true;
-        world.generate(endless)
-    };
-    let in_flight: Vec<Generation> = prompts.iter().map(send).collect();
-    world.until_requests(prompts.len()).await;
-    drop(hold);
-    for mut generation in in_flight {
-        let mut ends = Vec::new();
-        while let Some(event) = within(generation.next()).await {
-            if event.is_terminal() {
-                ends.push(event);
-            }
-        }
-        match ends.as_slice() {
-            [Event::Failed(error)] => assert_eq!(error.code(), "engine_down"),
-            other => panic!("ended with {other:?}"),
-        }
-    }
-    within(async {
-        while !world.engine.is_ready() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
-    assert_eq!(world.engine.requests_inside(), 0);
-    for prompt in &prompts {
-        assert_finished(
-            &collect(world.generate(request(prompt, 50, 7))).await,
-            prompt,
-            50,
-            7,
-        );
-    }
-    world.assert_no_leaks().await;
-    world.stop().await;
+/// The parts of an engine whose executor has a fault at [`FAULT_STEP`], and the number of executors made.
+fn counted_parts(build: &Build, fault: Fault) -> (EngineParts, Arc<AtomicUsize>) {
+    let mut parts = faulty_parts(build, FAULT_STEP, fault);
+    let (make, builds) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
+    let counted = builds.clone();
+    parts.executor = Arc::new(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        make()
+    });
+    (parts, builds)
 }
 
-#[tokio::test]
-async fn a_panic_of_the_executor_fails_each_request_once_and_the_engine_is_rebuilt() {
-    recorder();
+/// Has the executor fail while eight requests run, and checks that all finish with their outputs. Returns the number of
+/// executors made, and the engine.
+async fn survives(fault: Fault) -> (usize, World) {
     let (hold, gate) = crossbeam_channel::unbounded();
     let build = Build {
         gate: Some(gate),
         ..Build::default()
     };
-    let parts = faulty_parts(&build, FAULT_STEP, Fault::Panic);
-    let before = deaths_of("executor_thread");
+    let (parts, builds) = counted_parts(&build, fault);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
-    dies_and_recovers(World { engine }, hold).await;
-    assert!(deaths_of("executor_thread") > before);
+    let world = World { engine };
+    finishes_all(&world, hold).await;
+    (builds.load(Ordering::SeqCst), world)
+}
+
+/// Drops `hold` while eight requests run, and checks that all finish with their outputs.
+async fn finishes_all(world: &World, hold: crossbeam_channel::Sender<()>) {
+    let prompts: Vec<Vec<u32>> = (0..8)
+        .map(|i| (1..40).map(|t| t * 5 + i).collect())
+        .collect();
+    // All outputs are longer than the steps before the fault.
+    let send = |prompt: &Vec<u32>| {
+        let mut long = request(prompt, 100, 7);
+        long.sampling.ignore_eos = true;
+        world.generate(long)
+    };
+    let in_flight: Vec<Generation> = prompts.iter().map(send).collect();
+    world.until_requests(prompts.len()).await;
+    drop(hold);
+    for (generation, prompt) in in_flight.into_iter().zip(&prompts) {
+        let outcome = collect(generation).await;
+        assert!(matches!(outcome.end, Event::Finished(_)), "{outcome:?}");
+        assert_eq!(outcome.tokens, expected_output(prompt, 7, 100, VOCAB));
+    }
+    assert_eq!(world.engine.requests_inside(), 0);
+    world.assert_no_leaks().await;
 }
 
 #[tokio::test]
-async fn an_engine_is_not_ready_while_it_is_rebuilt() {
+async fn a_panic_of_the_executor_fails_no_request_and_loads_no_weights() {
+    let (builds, world) = survives(Fault::Panic).await;
+    let stats = world.engine.stats().await.expect("the engine runs");
+    assert!(stats.steps > FAULT_STEP, "{stats:?}");
+    let status = world.engine.unit_status();
+    assert_eq!((builds, status.generation, status.died), (1, 1, None));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_lost_device_fails_no_request_and_the_executor_is_made_again() {
+    recorder();
+    let before = deaths_of("executor_thread");
+    let (builds, world) = survives(Fault::DeviceLost).await;
+    let status = world.engine.unit_status();
+    let died = status.died.map(|died| died.actor);
+    let expected = (2, 2, Some("executor_thread"));
+    assert_eq!((builds, status.generation, died), expected);
+    assert!(deaths_of("executor_thread") > before);
+    world.stop().await;
+}
+
+/// An engine that loses its device at its second step. Its next executor is made once the sender is dropped.
+fn held_at_rebuild() -> (World, crossbeam_channel::Sender<()>) {
     let build = Build::default();
-    let mut parts = faulty_parts(&build, 2, Fault::Panic);
+    let mut parts = faulty_parts(&build, 2, Fault::DeviceLost);
     let (open, gate) = crossbeam_channel::unbounded::<()>();
-    // The first executor is made at once, the second when the test allows it.
     let _ = open.send(());
     let make = parts.executor.clone();
-    parts.executor = std::sync::Arc::new(move || {
+    parts.executor = Arc::new(move || {
         let _ = gate.recv();
         make()
     });
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
-    assert!(engine.is_ready());
-    let world = World { engine };
-    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
-    assert!(matches!(outcome.end, Event::Failed(_)));
+    (World { engine }, open)
+}
+
+async fn until_not_ready(world: &World) {
     within(async {
         while world.engine.is_ready() {
             tokio::task::yield_now().await;
         }
     })
     .await;
-    let refused = world.engine.generate(request(&[1, 2], 50, 7)).map(drop);
-    assert_eq!(refused.map_err(|error| error.code()), Err("engine_down"));
-    assert_eq!(world.engine.requests_inside(), 0);
-    let _ = open.send(());
-    within(async {
-        while !world.engine.is_ready() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
-    assert_finished(
-        &collect(world.generate(request(&[1, 2], 50, 7))).await,
-        &[1, 2],
-        50,
-        7,
-    );
+}
+
+#[tokio::test]
+async fn an_engine_is_not_ready_while_it_is_rebuilt_and_requests_wait() {
+    let (world, open) = held_at_rebuild();
+    assert!(world.engine.is_ready());
+    let running = world.generate(request(&[1, 2], 50, 7));
+    until_not_ready(&world).await;
+    let waiting = world.generate(request(&[3, 4], 50, 7));
+    let asked = world.engine.stats().await.map(drop);
+    assert_eq!(asked.map_err(|error| error.code()), Err("engine_down"));
+    assert_eq!(world.engine.requests_inside(), 2);
+    drop(open);
+    assert_finished(&collect(running).await, &[1, 2], 50, 7);
+    assert_finished(&collect(waiting).await, &[3, 4], 50, 7);
+    assert!(world.engine.is_ready());
     world.assert_no_leaks().await;
     world.stop().await;
 }
 
 #[tokio::test]
 async fn an_engine_is_shut_down_while_it_is_rebuilt() {
-    let build = Build::default();
-    let mut parts = faulty_parts(&build, 2, Fault::Panic);
-    let (open, gate) = crossbeam_channel::unbounded::<()>();
-    let _ = open.send(());
-    let make = parts.executor.clone();
-    parts.executor = std::sync::Arc::new(move || {
-        let _ = gate.recv();
-        make()
-    });
-    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
-    let world = World { engine };
-    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
-    assert!(matches!(outcome.end, Event::Failed(_)));
+    let (world, open) = held_at_rebuild();
+    let running = world.generate(request(&[1, 2], 50, 7));
+    until_not_ready(&world).await;
     let engine = world.engine.clone();
     // The stop arrives while the model is being loaded. The rebuilt engine is stopped too.
-    tokio::join!(world.stop(), engine.shutdown(Duration::ZERO), async {
-        drop(open)
-    });
+    tokio::join!(engine.shutdown(Duration::ZERO), async { drop(open) });
     assert!(!engine.is_alive());
+    let end = collect(running).await.end;
+    assert!(
+        matches!(end, Event::Failed(_) | Event::Cancelled(_)),
+        "{end:?}"
+    );
 }
 
-/// Parts whose executor panics at its second step. The next `failures` attempts to build an executor fail. Also returns
-/// the number of builds.
+#[tokio::test]
+async fn a_shutdown_waits_for_requests_that_wait_for_a_rebuild() {
+    let (world, open) = held_at_rebuild();
+    let running = world.generate(request(&[1, 2], 50, 7));
+    until_not_ready(&world).await;
+    tokio::join!(world.engine.shutdown(Duration::from_secs(600)), async {
+        drop(open)
+    });
+    assert_finished(&collect(running).await, &[1, 2], 50, 7);
+}
+
+/// Parts whose executor loses its device at its second step. The next `failures` attempts to build an executor fail.
+/// Also returns the number of builds.
 fn hard_to_rebuild(build: &Build, failures: usize) -> (EngineParts, Arc<AtomicUsize>) {
-    let mut parts = faulty_parts(build, 2, Fault::Panic);
+    let mut parts = faulty_parts(build, 2, Fault::DeviceLost);
     let (make, builds) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
     let counted = builds.clone();
     parts.executor = Arc::new(move || {
@@ -174,11 +193,6 @@ fn hard_to_rebuild(build: &Build, failures: usize) -> (EngineParts, Arc<AtomicUs
     (parts, builds)
 }
 
-async fn die(world: &World) {
-    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
-    assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
-}
-
 #[tokio::test]
 async fn a_rebuild_that_fails_is_tried_again_until_it_works() {
     let mut build = Build::default();
@@ -187,16 +201,10 @@ async fn a_rebuild_that_fails_is_tried_again_until_it_works() {
     let (parts, builds) = hard_to_rebuild(&build, 3);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
-    die(&world).await;
-    within(async {
-        while !world.engine.is_ready() {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    assert_eq!(builds.load(Ordering::SeqCst), 5);
     let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
     assert_finished(&outcome, &[1, 2], 50, 7);
+    assert_eq!(builds.load(Ordering::SeqCst), 5);
+    assert!(world.engine.is_ready());
     // The engine has not failed: the future of `failed` is still pending.
     tokio::select! {
         biased;
@@ -215,7 +223,8 @@ async fn after_the_last_attempt_the_host_learns_the_reason_and_shutdown_still_wo
     let (parts, builds) = hard_to_rebuild(&build, usize::MAX - 1);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
-    die(&world).await;
+    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
+    assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
     let reason = within(world.engine.failed()).await;
     assert_eq!(
         &*reason,
@@ -235,25 +244,29 @@ async fn waits_between_attempts_double_and_a_stop_does_not_wait_for_them() {
     let mut build = Build::default();
     build.config.rebuild_attempts = 4;
     build.config.rebuild_backoff_s = 10.0;
-    let (parts, _) = hard_to_rebuild(&build, usize::MAX - 1);
+    // The beats of the watch would advance the clock during the attempts.
+    build.config.watchdog_timeout_s = 0.0;
+    let (parts, builds) = hard_to_rebuild(&build, usize::MAX - 1);
     let here = Arbiter::current();
     let engine = Engine::start_in_with(&here, build.config.clone(), parts).await;
     let engine = engine.expect("the engine starts");
     // From here on, the clock advances only when all tasks wait for it.
     tokio::time::pause();
     let mut generation = engine.generate(request(&[1, 2], 50, 7)).expect("admitted");
-    while generation.next().await.is_some() {}
+    while builds.load(Ordering::SeqCst) < 2 {
+        tokio::task::yield_now().await;
+    }
     let died = tokio::time::Instant::now();
     engine.failed().await;
     assert_eq!(died.elapsed().as_secs(), 10 + 20 + 40);
+    while generation.next().await.is_some() {}
     engine.shutdown(Duration::ZERO).await;
 
     let (parts, builds) = hard_to_rebuild(&build, usize::MAX - 1);
     build.config.rebuild_backoff_s = 60.0;
     let engine = Engine::start_in_with(&here, build.config, parts).await;
     let engine = engine.expect("the engine starts");
-    let mut generation = engine.generate(request(&[1, 2], 50, 7)).expect("admitted");
-    while generation.next().await.is_some() {}
+    let _generation = engine.generate(request(&[1, 2], 50, 7)).expect("admitted");
     while builds.load(Ordering::SeqCst) < 2 {
         tokio::task::yield_now().await;
     }
@@ -281,39 +294,12 @@ fn an_engine_whose_arbiter_the_host_stops_has_failed() {
     });
 }
 
-/// A subscriber that panics once, at the first event that the Scheduler logs on this thread.
-struct PanickingSubscriber(AtomicBool);
-
-impl tracing::Subscriber for PanickingSubscriber {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == "souffleur_actors::scheduler"
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        if self.0.swap(false, Ordering::SeqCst) {
-            panic!("inside the Scheduler's handler");
-        }
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[actix::test]
-async fn a_panic_inside_a_control_actor_fails_each_request_once_and_the_engine_is_rebuilt() {
+async fn a_panic_inside_a_control_actor_fails_no_request() {
     recorder();
     let arbiter = Arbiter::new();
     arbiter.spawn_fn(|| {
-        let subscriber = PanickingSubscriber(AtomicBool::new(true));
+        let subscriber = PanickingSubscriber::new("souffleur_actors::scheduler", 1);
         // The subscriber stays set until the thread ends.
         std::mem::forget(tracing::subscriber::set_default(subscriber));
     });
@@ -326,13 +312,15 @@ async fn a_panic_inside_a_control_actor_fails_each_request_once_and_the_engine_i
     let parts = faulty_parts(&build, FAULT_STEP, Fault::Reject);
     let before = deaths_of("scheduler");
     let engine = Engine::start_in_with(&arbiter.handle(), build.config, parts).await;
-    dies_and_recovers(
-        World {
-            engine: engine.expect("the engine starts"),
-        },
-        hold,
-    )
-    .await;
+    let engine = engine.expect("the engine starts");
+    let world = World { engine };
+    finishes_all(&world, hold).await;
     assert!(deaths_of("scheduler") > before);
+    let status = world.engine.unit_status();
+    assert_eq!(
+        (status.generation, status.died.map(|died| died.actor)),
+        (2, Some("scheduler"))
+    );
+    world.stop().await;
     arbiter.stop();
 }

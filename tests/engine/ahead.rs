@@ -1,13 +1,16 @@
 //! Tests of pipelined steps: the engine launches a step before it reads the result of the previous step.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use souffleur_base::error::{RequestError, StepError};
 use souffleur_base::ids::StepId;
+use souffleur_engine::Engine;
+use souffleur_executor::{DeviceLost, Executor, Launch};
 use souffleur_request::{Event, GenerateRequest};
+use souffleur_state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan};
 
 use crate::requests::first_of;
 
@@ -83,13 +86,82 @@ async fn retractions_change_no_output() {
 #[tokio::test]
 async fn a_lost_step_and_the_step_launched_after_it_are_computed_again() {
     let (mut build, _) = build();
-    let lost = |step| (StepId::new(step), StepError::Lost("a fault".to_owned()));
+    // By different causes: the second one may meet a request that is tried alone after the first.
+    let lost = |step| (StepId::new(step), StepError::Lost(format!("fault {step}")));
     build.faults = vec![lost(4), lost(20)];
     let world = build.start();
     let outcomes = all(&world).await;
     for (index, outcome) in (0..).zip(&outcomes) {
         assert_finished(outcome, &prompt(index), length(index), u64::from(index));
     }
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+/// An executor that panics once, when two steps are in flight.
+struct PanickingExecutor {
+    inner: Box<dyn Executor>,
+    in_flight: usize,
+    is_due: Arc<AtomicBool>,
+}
+
+impl Executor for PanickingExecutor {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        self.inner.run(plan)
+    }
+
+    fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
+        let launched = self.inner.launch(plan)?;
+        self.in_flight += 1;
+        Ok(launched)
+    }
+
+    fn is_finished(&mut self) -> bool {
+        self.inner.is_finished()
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, StepError> {
+        let is_full = self.in_flight == PIPELINE_DEPTH;
+        if is_full && self.is_due.swap(false, Ordering::Relaxed) {
+            panic!("planted");
+        }
+        self.in_flight -= 1;
+        self.inner.finish()
+    }
+
+    fn recycle(&mut self, rows: Vec<RowResult>) {
+        self.inner.recycle(rows);
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.in_flight = 0;
+        self.inner.reset()
+    }
+}
+
+#[tokio::test]
+async fn both_steps_in_flight_are_computed_again_after_a_panic() {
+    let (build, _) = build();
+    let mut parts = build.parts();
+    let (make, is_due) = (parts.executor.clone(), Arc::new(AtomicBool::new(true)));
+    let (builds, shared) = (Arc::new(AtomicUsize::new(0)), is_due.clone());
+    let counted = builds.clone();
+    parts.executor = Arc::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(PanickingExecutor {
+            inner: make()?,
+            in_flight: 0,
+            is_due: shared.clone(),
+        }))
+    });
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    let outcomes = all(&world).await;
+    for (index, outcome) in (0..).zip(&outcomes) {
+        assert_finished(outcome, &prompt(index), length(index), u64::from(index));
+    }
+    assert!(!is_due.load(Ordering::Relaxed), "the executor panicked");
+    assert_eq!(builds.load(Ordering::Relaxed), 1);
     world.assert_no_leaks().await;
     world.stop().await;
 }

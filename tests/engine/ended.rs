@@ -8,9 +8,9 @@ use crossbeam_channel::Receiver;
 use souffleur_base::error::StepError;
 use souffleur_config::EngineConfig;
 use souffleur_engine::{Engine, EngineParts};
-use souffleur_executor::Executor;
 use souffleur_executor::fake::FakeOptions;
 use souffleur_executor::scripted::{Script, ScriptedExecutor};
+use souffleur_executor::{DeviceLost, Executor};
 use souffleur_request::{Event, FinishReason, GenerateRequest, Prompt};
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::step::{RowWork, StepOutput, StepPlan};
@@ -56,6 +56,10 @@ impl Executor for Counting {
             }
         }
         self.inner.run(plan)
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.inner.reset()
     }
 }
 

@@ -10,7 +10,7 @@ use souffleur_base::ids::StepId;
 use souffleur_config::EngineConfig;
 use souffleur_engine::{Engine, EngineHandle, EngineParts, Generation, ModelInfo};
 use souffleur_executor::fake::{FakeExecutor, FakeOptions, expected_output};
-use souffleur_executor::{Executor, Launch};
+use souffleur_executor::{DeviceLost, Executor, Launch};
 use souffleur_request::{Event, FinishReason, GenerateRequest, Prompt};
 use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
@@ -149,6 +149,10 @@ impl<E: Executor + ?Sized> Executor for Gated<E> {
     fn recycle(&mut self, rows: Vec<RowResult>) {
         self.inner.recycle(rows);
     }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.inner.reset()
+    }
 }
 
 /// An executor that works like a device: `launch` queues a step, and `finish` runs the step.
@@ -197,6 +201,12 @@ impl Executor for Pipelined {
         self.polls = 0;
         let plan = self.in_flight.pop_front().expect("a step is in flight");
         self.inner.run(&plan)
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.in_flight.clear();
+        self.polls = 0;
+        self.inner.reset()
     }
 }
 

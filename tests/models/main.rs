@@ -24,6 +24,7 @@ mod kv_int8;
 mod longrope;
 mod masks;
 mod oracle;
+mod panics;
 #[path = "../common/plans.rs"]
 mod plans;
 mod pooling;

@@ -118,6 +118,7 @@ fn resumption(submission: Submission, told: &[u32]) -> Resumption {
         input_logprobs: 0,
         cached_tokens: (!told.is_empty()).then_some(0),
         retractions: 0,
+        resumptions: 1,
         age_s: 0.0,
         running_s: None,
     }

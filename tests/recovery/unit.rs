@@ -125,7 +125,9 @@ impl World<'_> {
         // death ends a trial, and may make the one after it uncertain.
         let left = self.scenario.asks.iter();
         let left = left.filter(|ask| ask.stop_at.is_some() || ask.cancel_at.is_some());
-        let allowed = 2 + 2 * self.random_deaths + retired + left.count() as u32;
+        // Without a name, two deaths find the suspects, and two more convict one.
+        let needed = if poison.is_named { 2 } else { 4 };
+        let allowed = needed + 2 * self.random_deaths + retired + left.count() as u32;
         self.check(kills <= allowed, || {
             format!("request {ask} killed {kills} actors, at most {allowed} are allowed")
         });

@@ -8,20 +8,24 @@ use serde_json::json;
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineParts, Progress};
 use souffleur::error::{LoadError, StepError};
-use souffleur::executor::Executor;
+use souffleur::executor::{DeviceLost, Executor};
 use souffleur::server::ServerConfig;
 use souffleur::state::step::{StepOutput, StepPlan};
 use tempfile::TempDir;
 
-use crate::http::{get, post};
+use crate::http::{Response, get, post};
 use crate::world::{World, long_model, wait_until};
 
-/// An executor that panics at its first step.
+/// An executor that panics at its first step, and cannot be used afterwards.
 struct PanickingExecutor;
 
 impl Executor for PanickingExecutor {
     fn run(&mut self, _: &StepPlan) -> Result<StepOutput, StepError> {
         panic!("the device is gone");
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        Err(DeviceLost("there is no device".to_owned()))
     }
 }
 
@@ -52,8 +56,13 @@ pub fn world_with_dying_engine() -> (World, TempDir, Sender<()>) {
 }
 
 /// Sends a request, at which the engine of [`world_with_dying_engine`] panics, and waits until the rebuild has begun.
-pub fn kill(world: &World) {
-    let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
-    assert_eq!(post(world.addr, "/generate", &call).status, 503);
-    wait_until("a rebuild runs", || get(world.addr, "/ready").status == 503);
+/// The returned thread has the answer, which comes when the rebuild has failed.
+pub fn kill(world: &World) -> std::thread::JoinHandle<Response> {
+    let addr = world.addr;
+    let waiting = std::thread::spawn(move || {
+        let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
+        post(addr, "/generate", &call)
+    });
+    wait_until("a rebuild runs", || get(addr, "/ready").status == 503);
+    waiting
 }

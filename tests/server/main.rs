@@ -5,6 +5,7 @@ mod as_sent;
 mod claude_code;
 mod console;
 mod console_live;
+mod debug;
 mod disconnects;
 mod dying_engine;
 mod editors;

@@ -54,16 +54,19 @@ fn a_server_without_its_engine_answers_that_it_is_loading() {
 fn a_rebuilding_server_is_alive_but_not_ready_and_a_failed_one_is_neither() {
     let (world, _model, fail) = world_with_dying_engine();
     assert_eq!(get(world.addr, "/health").ok()["status"], "ok");
-    kill(&world);
+    let waiting = kill(&world);
     assert_eq!(get(world.addr, "/health").ok()["status"], "rebuilding");
     fail.send(()).expect("a rebuild");
     wait_until("rebuild fails", || get(world.addr, "/health").status == 503);
-    let failed = get(world.addr, "/ready");
-    assert!(
-        failed.status == 503 && failed.body.contains("will not be rebuilt"),
-        "{}",
-        failed.body
-    );
+    for path in ["/health", "/ready"] {
+        let failed = get(world.addr, path);
+        assert_eq!(failed.status, 503, "{path}");
+        for part in ["will not be rebuilt", "there is no device"] {
+            assert!(failed.body.contains(part), "{path}: {}", failed.body);
+        }
+    }
+    let answer = waiting.join().expect("the client ends");
+    assert_eq!(answer.status, 503, "{}", answer.body);
 }
 
 #[test]

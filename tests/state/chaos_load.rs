@@ -19,6 +19,10 @@ const FAMILY_TOKENS: usize = 240;
 /// The number of latest requests whose conversations may be continued.
 const RECENT: usize = 40;
 const FULL_CHECK_EVERY: usize = 64;
+/// The mean number of steps per failed one, in runs with failures.
+const STEPS_PER_FAILURE: usize = 150;
+/// Texts of lost steps. A request that is lost again alone fails only if the text is the same.
+const N_CAUSES: u64 = 3;
 
 /// SplitMix64: the same sequence at every run, on every machine.
 pub struct Random(u64);
@@ -68,6 +72,8 @@ pub struct Seen {
     pub stopped: usize,
     pub timed_out: usize,
     pub failed_steps: usize,
+    /// Steps sent while suspects of lost steps were tried.
+    pub trial_steps: usize,
     pub policy_changes: usize,
     pub pins: usize,
     /// How often arrivals stopped until all requests had ended.
@@ -83,7 +89,7 @@ pub struct Seen {
 
 impl Seen {
     /// The counts with their names, so that a test can report which situation is missing.
-    pub fn all(&self) -> [(&'static str, usize); 22] {
+    pub fn all(&self) -> [(&'static str, usize); 23] {
         [
             ("retractions", self.retractions),
             ("preemptions", self.preemptions),
@@ -98,6 +104,7 @@ impl Seen {
             ("stop strings", self.stopped),
             ("timeouts", self.timed_out),
             ("failed steps", self.failed_steps),
+            ("steps of suspects", self.trial_steps),
             ("policy swaps", self.policy_changes),
             ("pins", self.pins),
             ("pauses until all had ended", self.drained),
@@ -174,6 +181,7 @@ impl Chaos {
         self.seen.evicted_tokens += stats.evicted_tokens as usize;
         self.seen.cached_tokens += stats.cached_tokens as usize;
         self.seen.mixed_steps += self.world.watch.mixed_steps;
+        self.seen.trial_steps += self.world.trial_steps;
         let waits = self.world.waits.seen;
         self.seen.chunks += waits.chunks;
         self.seen.resumed += waits.resumed;
@@ -219,7 +227,9 @@ impl Chaos {
             self.interfere();
         }
         let outcome = self.outcome();
-        let has_ended = self.world.end_step(outcome);
+        let step = self.world.oldest_step().map_or(0, |plan| plan.step.get());
+        let cause = format!("fault {}", step % N_CAUSES);
+        let has_ended = self.world.end_step_with(outcome, &cause);
         self.seen.failed_steps += usize::from(has_ended && outcome != Outcome::Done);
         if self.random.percent(20) {
             self.world.pass_time(0.25);
@@ -233,7 +243,7 @@ impl Chaos {
     }
 
     fn outcome(&mut self) -> Outcome {
-        if !self.fails_steps || self.random.below(400) > 0 {
+        if !self.fails_steps || self.random.below(STEPS_PER_FAILURE) > 0 {
             return Outcome::Done;
         }
         let outcomes = [

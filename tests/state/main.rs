@@ -11,6 +11,7 @@ mod grammars;
 mod kv_events;
 mod lifecycle;
 mod long_requests;
+mod lost_steps;
 mod memory_use;
 mod naive_model;
 mod planted_waits;

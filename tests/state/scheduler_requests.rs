@@ -13,8 +13,8 @@ use crate::grammars::{HashedGrammar, follow};
 
 pub const VOCAB: u32 = 256;
 pub const EOS: u32 = 0;
-/// The number of lost steps that a request survives.
-const SURVIVED_LOSSES: usize = 2;
+/// The number of lost steps in which a request was alone and that it survives, by whatever causes.
+pub const SURVIVED_LONE_LOSSES: usize = 10;
 
 /// The parameters of a request.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +61,14 @@ impl Ask {
     }
 }
 
+/// A lost step with a request.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    pub cause: String,
+    /// No step in flight had another request.
+    pub is_alone: bool,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
     Reported(RequestEnd),
@@ -81,7 +89,7 @@ pub struct RequestView {
     pub holds_memory: bool,
     pub input_logprobs: Vec<u32>,
     pub rejected_steps: usize,
-    pub lost_steps: usize,
+    pub losses: Vec<Loss>,
     natural_output: Vec<u32>,
     natural_progress: Result<GrammarProgress, GrammarFailure>,
 }
@@ -101,7 +109,7 @@ impl RequestView {
             holds_memory: false,
             input_logprobs: Vec::new(),
             rejected_steps: 0,
-            lost_steps: 0,
+            losses: Vec::new(),
             natural_output,
             natural_progress,
         }
@@ -156,8 +164,8 @@ impl RequestView {
             End::Reported(RequestEnd::Failed(RequestError::Step(StepError::Rejected(_)))) => {
                 assert_eq!(self.rejected_steps, 1, "{rid}");
             }
-            End::Reported(RequestEnd::Failed(RequestError::Step(StepError::Lost(_)))) => {
-                assert!(self.lost_steps > SURVIVED_LOSSES, "{rid}");
+            End::Reported(RequestEnd::Failed(RequestError::Step(StepError::Lost(text)))) => {
+                self.check_conviction(text);
             }
             End::Reported(RequestEnd::Failed(RequestError::OutOfMemory)) => {}
             End::Reported(RequestEnd::Failed(RequestError::Grammar(_))) => {
@@ -183,6 +191,21 @@ impl RequestView {
             }
             other => panic!("{rid} ended with {other:?}"),
         }
+    }
+
+    /// Checks that the request was lost alone, by a cause that it was lost by before, or too often.
+    fn check_conviction(&self, text: &str) {
+        let (last, earlier) = self.losses.split_last().expect("a step was lost");
+        let lone_losses = self.losses.iter().filter(|loss| loss.is_alone).count();
+        let is_repeated = earlier.iter().any(|loss| loss.cause == last.cause);
+        assert!(last.is_alone, "{}: {:?}", self.rid, self.losses);
+        assert!(
+            is_repeated || lone_losses > SURVIVED_LONE_LOSSES,
+            "{}: {:?}",
+            self.rid,
+            self.losses
+        );
+        assert!(text.ends_with(&last.cause), "{text}");
     }
 
     /// Checks that every requested position has a log probability, once and in order.

@@ -20,6 +20,8 @@
 //! - **A chunk continues.** A prefill that has begun has a row in every step, except due decode steps and one
 //!   step for each plan that the pools refused.
 //!
+//! While suspects of a lost step are tried alone, all others wait: the second and the third are not checked.
+//!
 //! So a request whose place is guaranteed waits at most one longest run for each request that comes before it.
 
 use std::cmp::Ordering;
@@ -155,6 +157,8 @@ pub struct WaitLog {
     /// Steps since that end in which a request could have started.
     unused_steps: usize,
     steps: usize,
+    /// Suspects of a lost step are tried alone.
+    pub has_trials: bool,
     pub seen: WaitCoverage,
 }
 
@@ -172,6 +176,7 @@ impl WaitLog {
             ended_at: None,
             unused_steps: 0,
             steps: 0,
+            has_trials: false,
             seen: WaitCoverage::default(),
         }
     }
@@ -248,8 +253,12 @@ impl WaitLog {
 
     /// Checks a step; `starts` and `rows` are the request numbers of its starts and rows, in order.
     pub fn take_step(&mut self, plan: &StepPlan, starts: &[usize], rows: &[usize], free: Free) {
-        self.check_overtaken(starts);
-        self.check_free(!starts.is_empty(), free);
+        if self.has_trials {
+            self.suspend_memory_check();
+        } else {
+            self.check_overtaken(starts);
+            self.check_free(!starts.is_empty(), free);
+        }
         for (start, &number) in plan.starts.iter().zip(starts) {
             self.end_wait(number);
             let n_output = start.tokens.len() - start.prompt_tokens as usize;

@@ -8,7 +8,7 @@ use serde_json::json;
 use souffleur_base::error::StepError;
 use souffleur_config::EngineConfig;
 use souffleur_engine::Generation;
-use souffleur_executor::Executor;
+use souffleur_executor::{DeviceLost, Executor};
 use souffleur_model::text::TokenPiece;
 use souffleur_request::{FinishReason, GenerateRequest};
 use souffleur_state::grammar::Constraint;
@@ -24,7 +24,7 @@ const REQUESTS: u64 = 16;
 const RUNNING: u64 = 4;
 /// Requests whose grammar allows any text, and which generate [`LONGEST_OUTPUT`] tokens.
 const LONGEST: [u64; 2] = [6, 14];
-/// The numbers of the steps whose results are lost. A request survives two lost steps.
+/// The numbers of the steps whose results are lost, by different causes.
 const LOST: [u64; 2] = [10, 30];
 
 /// Tokens, the bits of their log probabilities, text and end.
@@ -213,10 +213,17 @@ impl Executor for Lossy {
         self.steps += 1;
         let output = self.inner.run(plan)?;
         if LOST.contains(&self.steps) {
-            Err(StepError::Lost("forgotten".to_owned()))
+            Err(StepError::Lost(format!(
+                "step {} was forgotten",
+                self.steps
+            )))
         } else {
             Ok(output)
         }
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.inner.reset()
     }
 }
 

@@ -184,6 +184,9 @@ pub enum RequestError {
     Interrupted(String),
     #[error("the engine is shutting down")]
     ShuttingDown,
+    /// The engine panics each time it works on this request.
+    #[error("{0}")]
+    Poison(String),
 }
 
 /// The flag of the limit of [`RequestError::Overloaded`], in brackets; empty if none sets it.
@@ -227,7 +230,7 @@ impl RequestError {
             Self::NanLogits => "nan_logits",
             Self::Grammar(_) => "grammar_failed",
             Self::SlowClient { .. } => "slow_client",
-            Self::Step(_) => "step_failed",
+            Self::Step(_) | Self::Poison(_) => "step_failed",
             Self::EngineDown(_) | Self::Interrupted(_) => "engine_down",
             Self::ShuttingDown => "shutting_down",
         }
@@ -247,7 +250,11 @@ impl RequestError {
             | Self::EngineDown(_)
             | Self::Interrupted(_)
             | Self::ShuttingDown => 503,
-            Self::OutOfMemory | Self::NanLogits | Self::SlowClient { .. } | Self::Step(_) => 500,
+            Self::OutOfMemory
+            | Self::NanLogits
+            | Self::SlowClient { .. }
+            | Self::Step(_)
+            | Self::Poison(_) => 500,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Types that the crates of Souffleur share: ids, errors, request fields and the layout of KV memory.
 
+pub mod beat;
 pub mod error;
 #[doc(hidden)]
 pub mod field;

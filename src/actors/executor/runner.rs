@@ -1,71 +1,114 @@
 //! Runs the steps of a unit on the executor's thread, and answers them in order.
+//!
+//! A panic of the executor loses all steps in flight. After a lost step the executor is reset, once no step is in
+//! flight.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
-use crate::death::DeathNote;
 use crate::mailbox::Mailbox;
 use crate::messages::{RunStep, StepDone};
 use souffleur_base::error::StepError;
 use souffleur_base::ids::{SeqId, StepId};
-use souffleur_executor::Launch;
 use souffleur_executor::ended::{EndedRows, SkippedRows};
+use souffleur_executor::{DeviceLost, Executor, Launch};
 use souffleur_metrics::MailboxMetrics;
 use souffleur_state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 
 /// Time that the thread waits for the next step before it polls the device for the end of the step in flight.
 const GLANCE: Duration = Duration::from_micros(20);
 
-pub(super) struct StepReceiver {
+/// The channels from a unit, and the mailbox for the answers.
+pub(super) struct Connection {
     pub(super) steps: Receiver<RunStep>,
     pub(super) ended: Receiver<SeqId>,
-}
-
-pub(super) struct Answers {
     pub(super) done: Mailbox<StepDone>,
-    pub(super) note: DeathNote,
 }
 
+/// Runs steps until the unit has dropped its sender. Steps that have not begun by then are dropped.
+///
+/// # Errors
+/// If the executor cannot run further steps.
 pub(super) fn run_steps(
-    executor: Box<dyn souffleur_executor::Executor>,
+    executor: &mut dyn Executor,
     rows: EndedRows,
-    StepReceiver { steps, ended }: StepReceiver,
-    answers: Answers,
-) {
-    let Answers { done, mut note } = answers;
+    connection: &Connection,
+) -> Result<(), DeviceLost> {
     let mut runner = StepRunner {
         executor,
         rows,
-        ended,
-        done,
+        connection,
         work: MailboxMetrics::register("executor", "RunStep"),
         under_way: VecDeque::with_capacity(PIPELINE_DEPTH),
+        condition: Condition::Sound,
         last_end: None,
     };
     loop {
-        match runner.next(&steps) {
+        match runner.next() {
             Action::Launch(step) => runner.launch(step),
             Action::Finish => runner.finish(),
-            Action::End => break,
+            Action::Reset => runner.reset()?,
+            Action::End => return Ok(()),
         }
     }
-    note.disarm();
+}
+
+/// Prepares an executor for new rows.
+///
+/// # Errors
+/// If the executor cannot run further steps, also because it panics.
+pub(super) fn reset(executor: &mut dyn Executor) -> Result<(), DeviceLost> {
+    guarded(|| executor.reset()).unwrap_or_else(|panic| Err(DeviceLost(panic.0)))
+}
+
+/// A panic of the executor: the text of an error.
+struct Panicked(String);
+
+impl Panicked {
+    /// The text has the panic's message, since the Scheduler tells causes of lost steps apart by it.
+    fn new(payload: &(dyn Any + Send)) -> Self {
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let text = text.unwrap_or("no message");
+        Self(format!("the executor panicked: {text}"))
+    }
+
+    fn to_error(&self) -> StepError {
+        StepError::Lost(self.0.clone())
+    }
+}
+
+/// Calls the executor.
+fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, Panicked> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|payload| Panicked::new(&*payload))
 }
 
 /// The executor, and the steps that were launched and not answered yet.
-struct StepRunner {
-    executor: Box<dyn souffleur_executor::Executor>,
+struct StepRunner<'a> {
+    executor: &'a mut dyn Executor,
     /// The rows that steps must skip.
     rows: EndedRows,
-    ended: Receiver<SeqId>,
-    done: Mailbox<StepDone>,
+    connection: &'a Connection,
     /// Counts the time of the steps, which the actor only forwards.
     work: Arc<MailboxMetrics>,
     under_way: VecDeque<LaunchedStep>,
+    condition: Condition,
     last_end: Option<Instant>,
+}
+
+/// The executor's condition since its last reset.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Condition {
+    Sound,
+    /// A step was lost.
+    Suspect,
+    /// The executor has panicked: it is not called before its reset.
+    Panicked,
 }
 
 struct LaunchedStep {
@@ -79,16 +122,21 @@ struct LaunchedStep {
 enum Action {
     Launch(RunStep),
     Finish,
+    Reset,
     End,
 }
 
-impl StepRunner {
+impl StepRunner<'_> {
     /// Prefers a launch to an answer, because the device must not be idle.
-    fn next(&mut self, steps: &Receiver<RunStep>) -> Action {
+    fn next(&mut self) -> Action {
+        let steps = &self.connection.steps;
         if self.under_way.is_empty() {
+            if self.condition != Condition::Sound {
+                return Action::Reset;
+            }
             return steps.recv().map_or(Action::End, Action::Launch);
         }
-        if self.under_way.len() == PIPELINE_DEPTH {
+        if self.under_way.len() == PIPELINE_DEPTH || self.condition == Condition::Panicked {
             return Action::Finish;
         }
         match steps.try_recv() {
@@ -111,31 +159,43 @@ impl StepRunner {
             .under_way
             .front()
             .is_some_and(|oldest| oldest.result.is_some());
-        is_answered || self.executor.is_finished()
+        if is_answered {
+            return true;
+        }
+        let is_finished = guarded(|| self.executor.is_finished());
+        is_finished.unwrap_or_else(|panic| {
+            self.lose_steps_in_flight(&panic);
+            true
+        })
     }
 
     /// Launches a step. Steps are answered in order, even if a step is done at once or fails to launch.
     fn launch(&mut self, RunStep { mut plan, spent }: RunStep) {
         let launched = Instant::now();
-        if let Some(rows) = spent {
-            self.executor.recycle(rows);
-        }
-        while let Ok(seq) = self.ended.try_recv() {
-            self.rows.end(seq);
+        if !self.read_ends() {
+            return;
         }
         self.rows.start(&plan.starts);
         let skipped = self.rows.skip(&mut plan);
-        let result = if !skipped.is_empty() && is_empty(&plan) {
-            Some(Ok(StepOutput {
-                step: plan.step,
-                rows: Vec::new(),
-            }))
-        } else {
-            match self.executor.launch(&plan) {
-                Ok(Launch::UnderWay) => None,
-                Ok(Launch::Done(output)) => Some(Ok(output)),
-                Err(error) => Some(Err(error)),
+        let is_skipped = !skipped.is_empty() && is_empty(&plan);
+        let executor = &mut *self.executor;
+        let begun = guarded(|| {
+            if let Some(rows) = spent {
+                executor.recycle(rows);
             }
+            if is_skipped {
+                return Ok(Launch::Done(StepOutput {
+                    step: plan.step,
+                    rows: Vec::new(),
+                }));
+            }
+            executor.launch(&plan)
+        });
+        let (result, panic) = match begun {
+            Ok(Ok(Launch::UnderWay)) => (None, None),
+            Ok(Ok(Launch::Done(output))) => (Some(Ok(output)), None),
+            Ok(Err(error)) => (Some(Err(error)), None),
+            Err(panic) => (None, Some(panic)),
         };
         let is_answered = result.is_some();
         self.under_way.push_back(LaunchedStep {
@@ -144,8 +204,22 @@ impl StepRunner {
             skipped,
             result,
         });
+        if let Some(panic) = panic {
+            self.lose_steps_in_flight(&panic);
+        }
         if is_answered && self.under_way.len() == 1 {
             self.finish();
+        }
+    }
+
+    /// Reads which sequences have ended. False if the unit has dropped its sender.
+    fn read_ends(&mut self) -> bool {
+        loop {
+            match self.connection.ended.try_recv() {
+                Ok(seq) => self.rows.end(seq),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
         }
     }
 
@@ -154,7 +228,16 @@ impl StepRunner {
         let Some(oldest) = self.under_way.pop_front() else {
             return;
         };
-        let result = oldest.result.unwrap_or_else(|| self.executor.finish());
+        let result = match oldest.result {
+            Some(result) => result,
+            None => guarded(|| self.executor.finish()).unwrap_or_else(|panic| {
+                self.lose_steps_in_flight(&panic);
+                Err(panic.to_error())
+            }),
+        };
+        if matches!(result, Err(StepError::Lost(_))) && self.condition == Condition::Sound {
+            self.condition = Condition::Suspect;
+        }
         let result = result.map(|mut output| {
             self.rows.note(&output.rows);
             oldest.skipped.put_back(&mut output.rows);
@@ -166,13 +249,26 @@ impl StepRunner {
         self.last_end = Some(ended);
         let run_seconds = (ended - began).as_secs_f64();
         self.work.worked(run_seconds);
-        self.done.post(StepDone {
+        self.connection.done.post(StepDone {
             step: oldest.step,
             result,
             began,
             run_seconds,
             idle_seconds: (began - last_end).as_secs_f64(),
         });
+    }
+
+    /// After a panic of the executor: all steps in flight are answered as lost, before another step begins.
+    fn lose_steps_in_flight(&mut self, panic: &Panicked) {
+        self.condition = Condition::Panicked;
+        for step in &mut self.under_way {
+            step.result = Some(Err(panic.to_error()));
+        }
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.condition = Condition::Sound;
+        reset(self.executor)
     }
 }
 

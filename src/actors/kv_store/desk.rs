@@ -12,7 +12,7 @@ use souffleur_base::ids::Ticket;
 use souffleur_executor::host::{BlockPort, HostBuffer, LoadedPart, Wanted};
 use souffleur_store::{BlockKind, BlockPools, BlockUse, HostBlock, Loaded};
 
-/// Clones share one desk, which outlives the units that use it.
+/// Clones share one desk, which outlives the stores and the units that use it.
 #[derive(Clone, Default)]
 pub struct BlockDesk(Arc<Mutex<DeskState>>);
 
@@ -22,6 +22,8 @@ struct DeskState {
     pools: Option<BlockPools>,
     saved: FxHashMap<Ticket, HostBlock>,
     fetched: FxHashMap<Ticket, Loaded>,
+    /// Smaller tickets are of earlier generations of the unit; `None` for no ticket.
+    first_ticket: Option<Ticket>,
 }
 
 impl BlockDesk {
@@ -29,12 +31,29 @@ impl BlockDesk {
         Box::new(DeskPort(self.clone()))
     }
 
-    /// Opens the desk for a store with these buffers, and drops all blocks of an earlier unit.
+    /// Opens the desk for a store with these buffers. Blocks that an earlier store has fetched stay.
     pub fn open(&self, pools: BlockPools) {
-        *self.lock() = DeskState {
-            pools: Some(pools),
-            ..DeskState::default()
-        };
+        let mut desk = self.lock();
+        let dropped = (desk.pools.replace(pools), std::mem::take(&mut desk.saved));
+        drop(desk);
+        drop(dropped);
+    }
+
+    /// Drops the blocks of earlier generations of the unit, whose tickets are smaller than `first`. The executor may
+    /// still run a step of theirs: the blocks that the step saves are dropped, too.
+    pub fn begin_unit(&self, first: Ticket) {
+        let mut desk = self.lock();
+        let DeskState {
+            saved,
+            fetched,
+            first_ticket,
+            ..
+        } = &mut *desk;
+        *first_ticket = Some(first);
+        let old_saved: Vec<_> = saved.extract_if(|ticket, _| *ticket < first).collect();
+        let old_fetched: Vec<_> = fetched.extract_if(|ticket, _| *ticket < first).collect();
+        drop(desk);
+        drop((old_saved, old_fetched));
     }
 
     /// Stops saving and drops saved blocks, when the store ends. Fetched blocks stay for the steps that load them.
@@ -68,11 +87,13 @@ impl BlockDesk {
         pool.and_then(|pool| pool.take(BlockUse::Saving))
     }
 
-    /// Leaves a saved block for the store. False if the store to which the block belongs has ended.
+    /// Leaves a saved block for the store. False if the store to which the block belongs has ended, or the unit that
+    /// saved it.
     fn put_saved(&self, ticket: Ticket, block: HostBlock) -> bool {
         let mut desk = self.lock();
+        let is_old = desk.first_ticket.is_some_and(|first| ticket < first);
         let pool = desk.pools.as_ref().and_then(|pools| pools.of(block.kind()));
-        let is_open = pool.is_some_and(|pool| pool.has_made(&block));
+        let is_open = !is_old && pool.is_some_and(|pool| pool.has_made(&block));
         if is_open {
             desk.saved.insert(ticket, block);
         }
@@ -240,11 +261,35 @@ mod tests {
         assert!(!save(&desk, 5));
         assert!(desk.take_saved(Ticket::new(2)).is_none());
         assert!(load(&desk, 3));
-        // The next unit begins with an empty desk.
         desk.open(pools.clone());
-        assert!(!load(&desk, 4));
+        assert!(load(&desk, 4));
         let counts = pools.of(BlockKind::Kv).map(|pool| pool.counts().free);
         assert_eq!(counts, Some(8));
+    }
+
+    #[test]
+    fn a_unit_gets_no_blocks_of_the_unit_before() {
+        let (desk, pools) = (BlockDesk::default(), pools());
+        desk.open(pools.clone());
+        assert!(save(&desk, 1));
+        desk.put_fetched(Ticket::new(2), fetched(&pools));
+        let late = desk.port().take_buffer(BlockKind::Kv);
+        let late = late.expect("a free buffer");
+        desk.begin_unit(Ticket::new(100));
+        // The executor still runs a step of the unit before.
+        assert!(!load(&desk, 2));
+        assert!(!save(&desk, 3) && !late.keep(Ticket::new(4)));
+        for ticket in [1, 3, 4] {
+            assert!(desk.take_saved(Ticket::new(ticket)).is_none());
+        }
+        let free = || pools.of(BlockKind::Kv).map(|pool| pool.counts().free);
+        assert_eq!(free(), Some(8));
+        assert!(save(&desk, 101));
+        desk.put_fetched(Ticket::new(102), fetched(&pools));
+        // The same unit, after another store was started.
+        desk.begin_unit(Ticket::new(100));
+        assert!(load(&desk, 102));
+        assert!(desk.take_saved(Ticket::new(101)).is_some());
     }
 
     #[test]

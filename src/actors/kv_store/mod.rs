@@ -1,38 +1,43 @@
 //! The KvStore actor: passes the Scheduler's orders to the KV store, and the store's answers back. Instead of a late
 //! answer, it sends a miss.
 //!
-//! It does no I/O and never waits: the [`Store`] has its own thread. The actor's death ends only the store: the unit
-//! continues without one.
+//! It does no I/O and never waits: the [`Store`] has its own thread. The actor outlives units: [`ServeUnit`] makes it
+//! forget the orders of the Scheduler before. Its death ends only the store, and the [`StoreKeeper`] starts another.
 
+mod chaos;
 mod desk;
+mod keeper;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::{Actor, ActorContext, AsyncContext, Context, Handler, ResponseFuture, SpawnHandle};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::oneshot;
 
 use crate::death::{Obituary, StopActor};
 use crate::mailbox::{Mailbox, Posted};
-use crate::messages::{StoreAnswered, StoreNews, StoreOrders};
+use crate::messages::{ServeUnit, StoreAnswered, StoreNews, StoreOrders};
 use souffleur_base::ids::{SeqId, Ticket};
+use souffleur_chaos::{Chaos, Phase};
 use souffleur_metrics::StoreMetrics;
 use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::docket;
 use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder};
 use souffleur_state::tiers::Paths;
 use souffleur_store::{
-    Answer, BlockUse, Commit, Fetch, Find, Geometry, Identify, Outcome, Refusal, Short, Sink,
-    Store, StoreConfig, TierState,
+    Answer, BlockUse, Buffers, Commit, Fetch, Find, Geometry, Identify, Outcome, Refusal, Short,
+    Sink, Store, StoreConfig, TierState,
 };
 
 pub use desk::BlockDesk;
+pub use keeper::{StoreKeeper, StoreLinks};
 
 /// Grace after an answer's deadline, in case the store's thread cannot answer.
 const GRACE: Duration = Duration::from_millis(500);
 const STATS_EVERY: Duration = Duration::from_secs(2);
 
-/// Everything needed to start a store, and to start it again in a new unit.
+/// Everything needed to start a store, and to start it again after its death.
 pub struct StoreSetup {
     pub config: StoreConfig,
     pub geometry: Geometry,
@@ -44,30 +49,49 @@ pub struct KvStore {
     /// Reports of this actor's and the store thread's death to the Watchdog; `None` if it does not supervise them.
     supervised: Option<(Obituary, Obituary)>,
     setup: Arc<StoreSetup>,
-    scheduler: Mailbox<StoreNews>,
+    /// The buffers of the store before, if there are any.
+    buffers: Option<Buffers>,
+    /// `None` before the first unit.
+    unit: Option<ServedUnit>,
     store: Option<Store>,
     /// Computes the keys of blocks; `None` unless the store serves.
     paths: Option<Paths>,
     /// Unanswered requests to the store, and the timers that answer in its place.
     finds: FxHashMap<SeqId, SpawnHandle>,
     fetches: FxHashMap<Ticket, SpawnHandle>,
+    /// Blocks that the store has not written yet.
+    writes: FxHashSet<Ticket>,
     /// An answer is overdue, and none has arrived since.
     is_late: bool,
+    /// The store serves no more.
+    is_over: bool,
     metrics: StoreMetrics,
+    chaos: Chaos,
+}
+
+/// The unit whose Scheduler sends orders and gets the news.
+struct ServedUnit {
+    generation: u64,
+    news: Mailbox<StoreNews>,
 }
 
 impl KvStore {
-    pub fn new(setup: Arc<StoreSetup>, scheduler: Mailbox<StoreNews>) -> Self {
+    /// A store that serves no unit yet.
+    pub fn new(setup: Arc<StoreSetup>, buffers: Option<Buffers>) -> Self {
         Self {
             supervised: None,
             metrics: StoreMetrics::register(setup.geometry.block_tokens),
             setup,
-            scheduler,
+            buffers,
+            unit: None,
             store: None,
             paths: None,
             finds: FxHashMap::default(),
             fetches: FxHashMap::default(),
+            writes: FxHashSet::default(),
             is_late: false,
+            is_over: false,
+            chaos: Chaos::default(),
         }
     }
 
@@ -87,6 +111,7 @@ impl KvStore {
     fn find(&mut self, find: Find, ctx: &mut Context<Self>) {
         let seq = find.seq;
         let refusal = match &self.store {
+            Some(_) if self.refuses("Find") => Some(Refusal::Full),
             Some(store) => store.find(find).err(),
             None => Some(Refusal::NotServing),
         };
@@ -113,7 +138,8 @@ impl KvStore {
         let n_tokens = fetch.blocks.len() * self.setup.geometry.block_tokens;
         fetch.timeout = self.setup.config.prefetch_timeout.of(n_tokens);
         let wait = fetch.timeout + GRACE;
-        let is_accepted = |store: &Store| store.fetch(fetch).is_ok();
+        let is_refused = self.refuses("Fetch");
+        let is_accepted = |store: &Store| !is_refused && store.fetch(fetch).is_ok();
         if !self.store.as_ref().is_some_and(is_accepted) {
             return self.report_fetched(ticket, 0, Some(StoredMiss::Late));
         }
@@ -152,14 +178,29 @@ impl KvStore {
             block,
         });
         let is_accepted = match (&self.store, commit) {
+            (Some(_), Some(_)) if self.refuses("Write") => false,
             (Some(store), Some(commit)) => store.commit(commit).is_ok(),
             _ => false,
         };
-        if !is_accepted {
+        if is_accepted {
+            self.writes.insert(ticket);
+        } else {
             self.metrics.not_written("refused");
             let kept = false;
-            self.scheduler.post(StoreNews::Written { ticket, kept });
+            self.tell(StoreNews::Written { ticket, kept });
         }
+    }
+
+    /// Drops all that the Scheduler has ordered. Blocks that the store is writing are written.
+    fn forget_orders(&mut self, ctx: &mut Context<Self>) {
+        for (_, timer) in self.finds.drain() {
+            ctx.cancel_future(timer);
+        }
+        for (ticket, timer) in std::mem::take(&mut self.fetches) {
+            ctx.cancel_future(timer);
+            self.cancel(ticket);
+        }
+        self.writes.clear();
     }
 
     fn note_state(&mut self, state: TierState) {
@@ -169,40 +210,52 @@ impl KvStore {
             TierState::Serving { keys, records } => {
                 tracing::info!(records, "KV store ready");
                 self.paths = Some(Paths::new(keys));
-                self.scheduler.post(StoreNews::Serves(true));
+                self.tell(StoreNews::Serves(true));
             }
+            // The thread's end, after the store has reported its reason.
+            TierState::Off { .. } if self.is_over => (),
             TierState::Off { reason, panicked } => {
-                if let (true, Some((_, thread))) = (panicked, &mut self.supervised) {
-                    thread.report(panicked);
-                }
                 tracing::warn!(
                     reason,
                     "KV store disabled: prefixes are cached in memory only"
                 );
                 self.end();
+                if let (true, Some((_, thread))) = (panicked, &mut self.supervised) {
+                    thread.report(panicked);
+                }
             }
         }
     }
 
-    /// Tells the Scheduler that the store has ended. This replaces all outstanding answers.
+    /// Tells the Scheduler, once, that the store has ended. This replaces all outstanding answers.
     fn end(&mut self) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
         self.setup.desk.close();
         self.paths = None;
         self.finds.clear();
         self.fetches.clear();
-        self.scheduler.post(StoreNews::Serves(false));
+        self.writes.clear();
+        self.tell(StoreNews::Serves(false));
     }
 
     fn report_found(&self, seq: SeqId, found: PrefixFound) {
-        self.scheduler.post(StoreNews::Found { seq, found });
+        self.tell(StoreNews::Found { seq, found });
     }
 
     fn report_fetched(&self, ticket: Ticket, blocks: usize, miss: Option<StoredMiss>) {
-        self.scheduler.post(StoreNews::Fetched {
+        self.tell(StoreNews::Fetched {
             ticket,
             blocks,
             miss,
         });
+    }
+
+    fn tell(&self, news: StoreNews) {
+        if let Some(unit) = &self.unit {
+            unit.news.post(news);
+        }
     }
 }
 
@@ -239,7 +292,9 @@ impl Actor for KvStore {
             identify,
             desk,
         } = self.setup.as_ref();
-        match Store::start(config.clone(), geometry.clone(), identify(), sink) {
+        let (config, geometry) = (config.clone(), geometry.clone());
+        let reused = (&self.chaos, self.buffers.take());
+        match Store::start_with(reused, config, geometry, identify(), sink) {
             Ok(store) => {
                 desk.open(store.pools().clone());
                 self.store = Some(store);
@@ -261,11 +316,25 @@ impl Drop for KvStore {
             // The thread ends with the actor: this is no death.
             thread.disarm();
         }
-        self.setup.desk.close();
-        self.scheduler.post(StoreNews::Serves(false));
+        self.end();
         if let Some(store) = self.store.take() {
             // Dropping the store waits for the disk, which must not block the engine's Arbiter.
-            std::thread::spawn(move || drop(store));
+            // Without a thread, the store is dropped here.
+            let _ = std::thread::Builder::new().spawn(move || drop(store));
+        }
+    }
+}
+
+impl Handler<ServeUnit> for KvStore {
+    type Result = ();
+
+    fn handle(&mut self, ServeUnit { generation, news }: ServeUnit, ctx: &mut Context<Self>) {
+        self.forget_orders(ctx);
+        let first = docket::first_number(generation);
+        self.setup.desk.begin_unit(Ticket::new(first));
+        self.unit = Some(ServedUnit { generation, news });
+        if self.paths.is_some() {
+            self.tell(StoreNews::Serves(true));
         }
     }
 }
@@ -274,7 +343,12 @@ impl Handler<Posted<StoreOrders>> for KvStore {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<StoreOrders>, ctx: &mut Context<Self>) {
+        self.strike(Phase::Entry, "StoreOrders");
         let (orders, _timer) = posted.open();
+        let generation = self.unit.as_ref().map(|unit| unit.generation);
+        if generation != Some(orders.generation) {
+            return self.metrics.stale_orders();
+        }
         let prefill_tokens_per_s = orders.prefill_tokens_per_s;
         for order in orders.orders {
             match order {
@@ -325,6 +399,7 @@ impl Handler<Posted<StoreOrders>> for KvStore {
                 }
             }
         }
+        self.strike(Phase::Exit, "StoreOrders");
     }
 }
 
@@ -332,7 +407,11 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<StoreAnswered>, ctx: &mut Context<Self>) {
+        self.strike(Phase::Entry, "StoreAnswered");
         let (StoreAnswered(answer), _timer) = posted.open();
+        if self.drops(&answer) {
+            return;
+        }
         self.is_late = false;
         match answer {
             Answer::State(state) => self.note_state(state),
@@ -386,8 +465,10 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
                     Outcome::Known => {}
                     other => self.metrics.not_written(other.name()),
                 }
-                let kept = outcome.is_kept();
-                self.scheduler.post(StoreNews::Written { ticket, kept });
+                if self.writes.remove(&ticket) {
+                    let kept = outcome.is_kept();
+                    self.tell(StoreNews::Written { ticket, kept });
+                }
             }
         }
     }
@@ -400,9 +481,11 @@ impl Handler<StopActor> for KvStore {
     fn handle(&mut self, _: StopActor, ctx: &mut Context<Self>) -> Self::Result {
         ctx.stop();
         self.disarm();
+        self.end();
         let store = self.store.take();
         let (ended, has_ended) = oneshot::channel();
-        std::thread::spawn(move || {
+        // Without a thread, the store is dropped here, and the receiver notified.
+        let _ = std::thread::Builder::new().spawn(move || {
             if store.is_some_and(|store| !store.shut_down()) {
                 tracing::warn!(
                     "the KV store did not stop in time: its disk is slow or not responding, and its latest blocks may \

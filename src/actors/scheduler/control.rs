@@ -10,10 +10,11 @@ use crate::messages::{
 };
 use souffleur_base::error::RequestError;
 use souffleur_state::scheduler::CacheFlushed;
+use souffleur_state::supervision::Desired;
 
 impl Scheduler {
     /// Restores the settings that hosts made before, and reports every later change to `keeper`.
-    pub fn with_settings(mut self, set: HostSettings, keeper: Recipient<HostSettings>) -> Self {
+    pub fn with_settings(mut self, set: Desired, keeper: Recipient<HostSettings>) -> Self {
         // An earlier unit with the same cache accepted these names.
         let log_failure = |what: &str, outcome: Result<(), String>| {
             if let Err(reason) = outcome {
@@ -36,7 +37,7 @@ impl Scheduler {
         if set.paused {
             self.state.set_paused(true);
         }
-        if set != HostSettings::default() {
+        if set != Desired::default() {
             tracing::info!(
                 paused = set.paused,
                 schedule = set.schedule_policy,
@@ -51,7 +52,7 @@ impl Scheduler {
 
     fn report_settings(&self) {
         if let Some(keeper) = &self.keeper {
-            keeper.do_send(self.settings.clone());
+            keeper.do_send(HostSettings(self.settings.clone()));
         }
     }
 }

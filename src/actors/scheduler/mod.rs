@@ -2,8 +2,10 @@
 //!
 //! The handlers call [`souffleur_state::scheduler::Scheduler`], which decides, and send the results.
 
+mod chaos;
 mod control;
 pub mod steps;
+mod store;
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +17,16 @@ use crate::death::{DeathNote, StopActor, stop_actor};
 use crate::mailbox::{Mailbox, Posted};
 use crate::messages::{
     CancelAll, CancelRequest, Drain, EngineView, GetLoad, GetStats, GetView, HostSettings,
-    PlanStep, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, StepDone, StepPlanned,
-    StopFound, StoreNews, StoreOrders, Submit, TokensReady,
+    PlanStep, PrefixesProbed, ProbePrefixes, ReservePages, ResumeRequests, RunStep, StepDone,
+    StepPlanned, StopFound, StoreOrders, Submit, TokensReady, ViewedRequests,
 };
-use souffleur_base::ids::IntakeId;
+use souffleur_base::ids::{IntakeId, UnitId};
+use souffleur_chaos::{Chaos, Phase};
 use souffleur_metrics::{SchedulerMetrics, StepTokens, process_time};
 use souffleur_record::RecordedScheduler;
 use souffleur_state::scheduler::{CacheFlushed, Next};
 use souffleur_state::step::StepOutput;
+use souffleur_state::supervision::{Desired, FIRST_GENERATION, Incarnation};
 use souffleur_state::tiers::PrefillRate;
 use steps::{PastSteps, StepWork};
 
@@ -31,9 +35,6 @@ const PIN_SWEEP: Duration = Duration::from_secs(1);
 
 /// Interval of the search for requests whose time limit has passed.
 const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
-
-/// The largest number of requests in one answer for the console.
-const VIEWED_REQUESTS: usize = 64;
 
 /// Longest interval between searches for long-running requests.
 const LONG_REQUEST_SWEEP: Duration = Duration::from_secs(1);
@@ -47,11 +48,14 @@ pub struct Links {
     /// Sequences that steps in flight need not decode.
     pub ended: Mailbox<crate::messages::SequencesEnded>,
     pub tokenizer: Mailbox<TokensReady>,
+    /// `None` without a KV store, and before one that has died was started again.
     pub store: Option<Mailbox<StoreOrders>>,
 }
 
 pub struct Scheduler {
     note: DeathNote,
+    at: Incarnation,
+    chaos: Chaos,
     /// Writes every call that changes the state to the message log, if one is kept.
     state: RecordedScheduler,
     links: Links,
@@ -75,7 +79,7 @@ pub struct Scheduler {
     /// Time of the last search for long-running requests, in seconds since the start.
     searched_s: f64,
     /// The settings that the embedding program made in this generation of the unit and in earlier ones.
-    settings: HostSettings,
+    settings: Desired,
     /// The Watchdog, which keeps the settings for later generations of the unit.
     keeper: Option<Recipient<HostSettings>>,
 }
@@ -89,6 +93,11 @@ impl Scheduler {
     ) -> Self {
         Self {
             note,
+            at: Incarnation {
+                unit: UnitId::new(0),
+                generation: FIRST_GENERATION,
+            },
+            chaos: Chaos::default(),
             state,
             links,
             metrics,
@@ -103,9 +112,13 @@ impl Scheduler {
             started: Instant::now(),
             log_long_requests: None,
             searched_s: 0.0,
-            settings: HostSettings::default(),
+            settings: Desired::default(),
             keeper: None,
         }
+    }
+
+    pub fn incarnated(self, at: Incarnation) -> Self {
+        Self { at, ..self }
     }
 
     /// Logs each request in flight whenever a further `every` has passed.
@@ -152,19 +165,6 @@ impl Scheduler {
         }
         self.send_store_orders();
         self.send_news();
-    }
-
-    fn send_store_orders(&mut self) {
-        let Some(store) = &self.links.store else {
-            return;
-        };
-        let orders = self.state.take_store_orders();
-        if !orders.is_empty() {
-            store.post(StoreOrders {
-                orders,
-                prefill_tokens_per_s: self.prefill_rate.tokens_per_s(),
-            });
-        }
     }
 
     fn dispatch(&mut self, next: Next) -> std::ops::ControlFlow<()> {
@@ -219,6 +219,7 @@ impl Scheduler {
         if !batch.is_empty() || !prefixes.is_empty() {
             let admissions = std::mem::take(&mut self.admissions);
             self.links.tokenizer.post(TokensReady {
+                from: self.at,
                 batch,
                 prefixes,
                 admissions,
@@ -269,8 +270,21 @@ impl Handler<Posted<Submit>> for Scheduler {
 
     fn handle(&mut self, posted: Posted<Submit>, _: &mut Context<Self>) {
         let (Submit { mut request }, _timer) = posted.open();
-        request.submitted_s = self.started.elapsed().as_secs_f64();
+        self.strike_request("Submit", &request.rid);
+        request.submitted_s += self.started.elapsed().as_secs_f64();
         self.state.submit(*request);
+        self.drive_after("Submit");
+    }
+}
+
+impl Handler<Posted<ResumeRequests>> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<ResumeRequests>, _: &mut Context<Self>) {
+        self.strike(Phase::Entry, "ResumeRequests");
+        let (ResumeRequests { resume }, _timer) = posted.open();
+        let now_s = self.started.elapsed().as_secs_f64();
+        self.state.resume(*resume, now_s);
         self.drive();
     }
 }
@@ -279,8 +293,9 @@ impl Handler<CancelRequest> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, cancel: CancelRequest, _: &mut Context<Self>) {
+        self.strike_request("CancelRequest", &cancel.rid);
         self.state.cancel(&cancel.rid, cancel.flag.as_ref());
-        self.drive();
+        self.drive_after("CancelRequest");
     }
 }
 
@@ -288,8 +303,9 @@ impl Handler<CancelAll> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, _: CancelAll, _: &mut Context<Self>) {
+        self.strike(Phase::Entry, "CancelAll");
         self.state.cancel_all();
-        self.drive();
+        self.drive_after("CancelAll");
     }
 }
 
@@ -297,11 +313,12 @@ impl Handler<Posted<StopFound>> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<StopFound>, _: &mut Context<Self>) {
+        self.strike(Phase::Entry, "StopFound");
         let (StopFound { stops }, _timer) = posted.open();
         for (rid, kept) in stops {
             self.state.stop_found(&rid, kept);
         }
-        self.drive();
+        self.drive_after("StopFound");
     }
 }
 
@@ -309,10 +326,13 @@ impl Handler<Posted<Box<PrefixesProbed>>> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<Box<PrefixesProbed>>, _: &mut Context<Self>) {
+        self.strike(Phase::Entry, "PrefixesProbed");
         let (probed, _timer) = posted.open();
         let next = self.state.prefixes_probed(*probed);
+        self.strike(Phase::Middle, "PrefixesProbed");
         let _ = self.dispatch(next);
         self.drive();
+        self.strike(Phase::Exit, "PrefixesProbed");
     }
 }
 
@@ -320,8 +340,10 @@ impl Handler<Posted<Box<StepPlanned>>> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<Box<StepPlanned>>, _: &mut Context<Self>) {
+        self.strike(Phase::Entry, "StepPlanned");
         let (planned, _timer) = posted.open();
         let next = self.state.step_planned(*planned);
+        self.strike(Phase::Middle, "StepPlanned");
         // `Nothing` here closes the plan; `drive` may open another one.
         let _ = self.dispatch(next);
         self.note_first_admissions();
@@ -332,6 +354,7 @@ impl Handler<Posted<Box<StepPlanned>>> for Scheduler {
         }
         self.answer_flushes();
         self.drive();
+        self.strike(Phase::Exit, "StepPlanned");
         self.metrics.record_plan(&self.state.stats());
     }
 }
@@ -340,6 +363,7 @@ impl Handler<Posted<StepDone>> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<StepDone>, _: &mut Context<Self>) {
+        self.strike(Phase::Entry, "StepDone");
         let (done, _timer) = posted.open();
         let work = self.step_work.pop_front().unwrap_or_default();
         let (prefill, planned) = (work.prefill, work.decode);
@@ -379,26 +403,7 @@ impl Handler<Posted<StepDone>> for Scheduler {
             };
             self.metrics.record_work(run_seconds, idle_seconds, work);
         }
-        self.drive();
-    }
-}
-
-impl Handler<Posted<StoreNews>> for Scheduler {
-    type Result = ();
-
-    fn handle(&mut self, posted: Posted<StoreNews>, _: &mut Context<Self>) {
-        let (news, _timer) = posted.open();
-        match news {
-            StoreNews::Serves(serves) => self.state.store_serves(serves),
-            StoreNews::Found { seq, found } => self.state.prefix_found(seq, found),
-            StoreNews::Fetched {
-                ticket,
-                blocks,
-                miss,
-            } => self.state.blocks_fetched(ticket, blocks, miss),
-            StoreNews::Written { ticket, kept } => self.state.blocks_written(&[ticket], kept),
-        }
-        self.drive();
+        self.drive_after("StepDone");
     }
 }
 
@@ -424,7 +429,10 @@ impl Handler<GetView> for Scheduler {
 
     fn handle(&mut self, view: GetView, _: &mut Context<Self>) -> Self::Result {
         let now_s = self.started.elapsed().as_secs_f64();
-        let (requests, n_requests) = self.state.live_requests(now_s, VIEWED_REQUESTS);
+        let (requests, n_requests) = match view.requests {
+            ViewedRequests::First(most) => self.state.live_requests(now_s, most),
+            ViewedRequests::One(rid) => self.state.live_request(&rid, now_s),
+        };
         actix::MessageResult(Box::new(EngineView {
             stats: self.state.stats(),
             output_tokens: self.state.reported_tokens(),

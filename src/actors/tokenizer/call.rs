@@ -13,6 +13,7 @@ use souffleur_state::detok::StopTable;
 use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
+use super::contain::{contain, panicked};
 use super::logprob_checks::refuse_input_logprobs;
 use super::prepare::{self, CheckedParams, PreparedPrompt};
 
@@ -119,11 +120,14 @@ impl Call {
             && !arrival.cancel.is_raised()
         {
             metrics.encoded_prompt_bytes(weighed.weight);
-            let (prompt, form) = (weighed.prompt.clone(), &weighed.form);
             let is_cancelled = || arrival.cancel.is_raised();
             let grammars = metrics.grammars();
-            let encoded = prepare::prepare(prompt, form, settings, grammars, &is_cancelled);
-            *state = PromptState::Encoded(encoded);
+            let encode = || {
+                let (prompt, form) = (weighed.prompt.clone(), &weighed.form);
+                prepare::prepare(prompt, form, settings, grammars, &is_cancelled)
+            };
+            let encoded = contain("the encoding of a prompt", encode);
+            *state = PromptState::Encoded(encoded.unwrap_or_else(|| Err(panicked())));
         }
         Some(arrival)
     }

@@ -10,24 +10,26 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
 use actix::{ActorFuture, ActorFutureExt, AsyncContext, Context, WrapFuture};
-use rustc_hash::FxHashMap;
-use tokio::sync::oneshot;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::call::WeightedPrompt;
-use crate::messages::{Generate, Submit};
+use crate::messages::Generate;
 use souffleur_base::error::RequestError;
-use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_base::ids::RequestId;
+use souffleur_metrics::request_lost;
+use souffleur_request::sink::EventSink;
 use souffleur_request::{CancelFlag, Event, FinishReason, Finished, GenerateRequest};
 use souffleur_state::grammar::Grammar;
 use souffleur_state::sampling::SamplingParams;
 use souffleur_state::scheduler::submission::Submission;
 
-use super::Tokenizer;
 use super::call::{Arrival, Call, EncodeResult, NewCall, PromptState, cancelled};
+use super::contain::{contain, panicked};
 use super::inline::InlineBudget;
 use super::lanes::{CallId, Job, Lanes, Turn};
-use super::live::{ActiveRequest, AnswerOptions};
+use super::live::{ActiveRequest, AnswerOptions, Setup};
 use super::prepare::{self, PreparedPrompt};
+use super::{Tokenizer, UNIT};
 
 /// Time that the Tokenizer works on the intake before it returns to its mailbox.
 const SLICE: Duration = Duration::from_millis(1);
@@ -48,8 +50,6 @@ pub(super) struct Intake {
     inline: InlineBudget,
     last_call: CallId,
     is_pumping: bool,
-    /// Senders that are notified when no request is left.
-    waiting: Vec<oneshot::Sender<()>>,
 }
 
 impl Intake {
@@ -63,7 +63,6 @@ impl Intake {
             inline: InlineBudget::new(),
             last_call: CallId(0),
             is_pumping: false,
-            waiting: Vec::new(),
         }
     }
 
@@ -73,21 +72,16 @@ impl Intake {
         self.arrived.iter().for_each(NewCall::cancel_unread);
     }
 
-    /// Returns a receiver that is notified when no request is left, at once if there is none.
-    pub(super) fn emptied(&mut self) -> oneshot::Receiver<()> {
-        let (emptied, is_empty) = oneshot::channel();
-        self.waiting.push(emptied);
-        self.notify_if_empty();
-        is_empty
+    /// Frees the ids of requests that a panic has dropped.
+    fn forget_lost_requests(&mut self) {
+        let arrived = self.arrived.iter().flat_map(|call| &call.arrivals);
+        let kept = arrived.chain(self.calls.values().flat_map(|call| &call.arrivals));
+        let kept: FxHashSet<&RequestId> = kept.map(|arrival| &arrival.request.rid).collect();
+        self.requests.retain(|rid, _| kept.contains(rid));
     }
 
-    fn notify_if_empty(&mut self) {
-        if self.arrived.is_empty() && self.calls.is_empty() {
-            for waiting in self.waiting.drain(..) {
-                // The waiting side may be gone.
-                let _ = waiting.send(());
-            }
-        }
+    pub(super) fn is_empty(&self) -> bool {
+        self.arrived.is_empty() && self.calls.is_empty()
     }
 
     /// Puts a call back, and queues it if its next request can be submitted.
@@ -102,12 +96,21 @@ impl Intake {
 
 impl Tokenizer {
     pub(super) fn queue_call(&mut self, generate: Generate, ctx: &mut Context<Self>) {
-        self.intake.arrived.push_back(NewCall::new(generate));
+        self.estate.intake.arrived.push_back(NewCall::new(generate));
+        self.pump(ctx);
+    }
+
+    /// Continues the intake of a dead Tokenizer, whose threads' results are lost.
+    pub(super) fn continue_intake(&mut self, ctx: &mut Context<Self>) {
+        self.estate.intake.is_pumping = false;
+        self.estate.intake.lanes.repeat_running();
+        self.estate.intake.forget_lost_requests();
+        self.run_lanes(ctx);
         self.pump(ctx);
     }
 
     fn pump(&mut self, ctx: &mut Context<Self>) {
-        if !std::mem::replace(&mut self.intake.is_pumping, true) {
+        if !std::mem::replace(&mut self.estate.intake.is_pumping, true) {
             ctx.spawn(Pump);
         }
     }
@@ -117,12 +120,12 @@ impl Tokenizer {
         let began = Instant::now();
         let is_over = || began.elapsed() >= SLICE;
         loop {
-            if let Some(call) = self.intake.arrived.pop_front() {
+            if let Some(call) = self.estate.intake.arrived.pop_front() {
                 self.read(call, is_over, ctx);
-            } else if let Some(id) = self.intake.ready.pop_front() {
+            } else if let Some(id) = self.estate.intake.ready.pop_front() {
                 self.submit_from(id, is_over);
             } else {
-                self.intake.notify_if_empty();
+                self.estate.notify_if_idle();
                 return false;
             }
             if is_over() {
@@ -137,19 +140,21 @@ impl Tokenizer {
             let mut arrival = Arrival::new(asked, call.prompts.index_of(index));
             self.metrics.received(arrival.request.is_streaming);
             let estimated_tokens = call.prompts.estimated_tokens(index);
-            let admitted = self
-                .admit(&mut arrival, estimated_tokens)
-                .and_then(|()| call.checked.check(&arrival.request, &self.settings));
+            let admitted = self.admit(&mut arrival, estimated_tokens).and_then(|()| {
+                let (checked, request) = (&mut call.checked, &arrival.request);
+                let check = || checked.check(request, &self.settings);
+                contain("the check of a request", check).unwrap_or_else(|| Err(panicked()))
+            });
             match admitted {
                 Err(error) => self.refuse(arrival, error),
                 Ok(()) => {
                     let (rid, cancel) = (arrival.request.rid.clone(), arrival.cancel.clone());
-                    self.intake.requests.insert(rid, cancel);
+                    self.estate.intake.requests.insert(rid, cancel);
                     call.arrivals.push_back(arrival);
                 }
             }
             if is_over() {
-                return self.intake.arrived.push_front(call);
+                return self.estate.intake.arrived.push_front(call);
             }
         }
         self.open(call, ctx);
@@ -157,7 +162,7 @@ impl Tokenizer {
 
     fn admit(&self, arrival: &mut Arrival, estimated_tokens: usize) -> Result<(), RequestError> {
         let rid = &arrival.request.rid;
-        if self.intakes.contains_key(rid) || self.intake.requests.contains_key(rid) {
+        if self.estate.intakes.contains_key(rid) || self.estate.intake.requests.contains_key(rid) {
             return Err(RequestError::DuplicateRequest(rid.as_str().to_owned()));
         }
         let admission = &self.settings.admission;
@@ -166,13 +171,15 @@ impl Tokenizer {
 
     fn open(&mut self, call: NewCall, ctx: &mut Context<Self>) {
         let arrivals = call.arrivals;
-        self.intake.last_call.0 += 1;
-        let id = self.intake.last_call;
+        self.estate.intake.last_call.0 += 1;
+        let id = self.estate.intake.last_call;
         let prompts = self.place(id, call.prompts.into_distinct(), &arrivals);
         if arrivals.is_empty() {
             return;
         }
-        self.intake.put_back(id, Call::new(arrivals, prompts));
+        self.estate
+            .intake
+            .put_back(id, Call::new(arrivals, prompts));
         self.run_lanes(ctx);
     }
 
@@ -185,7 +192,7 @@ impl Tokenizer {
     ) -> Vec<PromptState> {
         let texts = prompts.iter().filter(|prompt| prepare::is_text(prompt));
         let call_bytes = texts.map(|prompt| prompt.weight).sum();
-        let is_inline = call_bytes == 0 || self.intake.inline.take(call_bytes);
+        let is_inline = call_bytes == 0 || self.estate.intake.inline.take(call_bytes);
         let mut cancels: Vec<Vec<CancelFlag>> = vec![Vec::new(); prompts.len()];
         for arrival in arrivals {
             cancels[arrival.prompt_index].push(arrival.cancel.clone());
@@ -207,7 +214,7 @@ impl Tokenizer {
             } else if is_short {
                 return PromptState::NotEncoded(weighed);
             }
-            self.intake.lanes.add(
+            self.estate.intake.lanes.add(
                 id,
                 Job {
                     index,
@@ -223,7 +230,7 @@ impl Tokenizer {
     }
 
     fn run_lanes(&mut self, ctx: &mut Context<Self>) {
-        while let Some(turn) = self.intake.lanes.next() {
+        while let Some(turn) = self.estate.intake.lanes.next() {
             let Turn { lane, call, jobs } = turn;
             let indices: Vec<usize> = jobs.iter().map(|job| job.index).collect();
             let settings = self.settings.clone();
@@ -236,8 +243,12 @@ impl Tokenizer {
                 } else {
                     encoded_bytes.increment(job.weight as u64);
                     let is_cancelled = || job.is_cancelled();
-                    let (prompt, form) = (job.prompt.clone(), &job.form);
-                    prepare::prepare(prompt, form, &settings, &grammars, &is_cancelled)
+                    let encode = || {
+                        let (prompt, form) = (job.prompt.clone(), &job.form);
+                        prepare::prepare(prompt, form, &settings, &grammars, &is_cancelled)
+                    };
+                    let encoded = contain("the encoding of a prompt", encode);
+                    encoded.unwrap_or_else(|| Err(panicked()))
                 }
             };
             let encode_all = move || jobs.into_iter().map(encode).collect::<Vec<EncodeResult>>();
@@ -256,7 +267,7 @@ impl Tokenizer {
                     let encoded = indices.into_iter().zip(encoded);
                     tokenizer.metrics.grammars().waited(n_waiting);
                     tokenizer.take_encoded(call, encoded);
-                    tokenizer.intake.lanes.finished(lane);
+                    tokenizer.estate.intake.lanes.finished(lane);
                     tokenizer.run_lanes(ctx);
                     tokenizer.pump(ctx);
                 });
@@ -265,7 +276,7 @@ impl Tokenizer {
     }
 
     fn take_encoded(&mut self, id: CallId, encoded: impl Iterator<Item = (usize, EncodeResult)>) {
-        let Some(call) = self.intake.calls.get_mut(&id) else {
+        let Some(call) = self.estate.intake.calls.get_mut(&id) else {
             return;
         };
         for (index, encoded) in encoded {
@@ -273,26 +284,26 @@ impl Tokenizer {
         }
         if !call.is_queued && call.can_submit() {
             call.is_queued = true;
-            self.intake.ready.push_back(id);
+            self.estate.intake.ready.push_back(id);
         }
     }
 
     fn submit_from(&mut self, id: CallId, is_over: impl Fn() -> bool) {
-        let Some(mut call) = self.intake.calls.remove(&id) else {
+        let Some(mut call) = self.estate.intake.calls.remove(&id) else {
             return;
         };
         for _ in 0..TURN_REQUESTS {
             let Some(arrival) = call.next(&self.settings, &self.metrics) else {
                 break;
             };
-            self.intake.requests.remove(&arrival.request.rid);
+            self.estate.intake.requests.remove(&arrival.request.rid);
             self.finish_intake(&mut call, arrival);
             if is_over() {
                 break;
             }
         }
         if !call.arrivals.is_empty() {
-            self.intake.put_back(id, call);
+            self.estate.intake.put_back(id, call);
         }
     }
 
@@ -309,7 +320,9 @@ impl Tokenizer {
                 embedding: None,
             })));
         }
-        match call.check_and_clip(&mut arrival, &self.settings) {
+        let check = || call.check_and_clip(&mut arrival, &self.settings);
+        let checked = contain("the check of a prompt", check).unwrap_or_else(|| Err(panicked()));
+        match checked {
             Err(error) => self.refuse(arrival, error),
             Ok((prepared, sampling)) => {
                 let options = AnswerOptions {
@@ -325,8 +338,20 @@ impl Tokenizer {
     }
 
     fn refuse(&mut self, arrival: Arrival, error: RequestError) {
+        self.refuse_sink(arrival.sink, error);
+    }
+
+    fn refuse_sink(&mut self, sink: EventSink, error: RequestError) {
+        // A fault in the request's own work.
+        let is_fault = matches!(
+            error,
+            RequestError::Interrupted(_) | RequestError::Poison(_)
+        );
+        if is_fault && !sink.is_probe() {
+            request_lost();
+        }
         self.metrics.failed(error.code());
-        arrival.sink.finish(Event::Failed(error));
+        sink.finish(Event::Failed(error));
     }
 
     fn submit(
@@ -342,7 +367,7 @@ impl Tokenizer {
             cancel,
             ..
         } = arrival;
-        self.next_intake = IntakeId::new(self.next_intake.get() + 1);
+        let intake = self.estate.docket.next_intake();
         if prepared.grammar.is_some() {
             self.metrics.grammars().submitted();
         }
@@ -354,9 +379,9 @@ impl Tokenizer {
         let submission = Submission {
             rid: request.rid.clone(),
             intake: if sink.is_probe() {
-                self.next_intake.of_probe()
+                intake.of_probe()
             } else {
-                self.next_intake
+                intake
             },
             prompt: prepared.tokens,
             opening: opening(prepared.grammar.as_deref(), &request, &sampling),
@@ -373,14 +398,30 @@ impl Tokenizer {
             submitted_s: 0.0,
             timeouts: request.timeouts.tightened(self.settings.timeouts),
         };
-        let is_streaming = request.is_streaming;
-        let active = ActiveRequest::new(&submission, sink, is_streaming, options, &self.settings);
-        self.intakes.insert(request.rid, submission.intake);
-        self.active.insert(submission.intake, active);
-        self.links.submit.post(Submit {
-            request: Box::new(submission),
-        });
+        let now_s = self.estate.now_s();
+        if self.estate.quarantine.refuses(&submission, now_s) {
+            self.metrics.failed(quarantined().code());
+            return sink.finish(Event::Failed(quarantined()));
+        }
+        let setup = Setup::new(&submission, options);
+        let text = || setup.begin_text(&self.settings);
+        let Some(text) = contain("the begin of an output's text", text) else {
+            return self.refuse_sink(sink, panicked());
+        };
+        let active = ActiveRequest::new(&submission, (sink, request.is_streaming), (setup, text));
+        self.estate.intakes.insert(request.rid, submission.intake);
+        self.estate.active.insert(submission.intake, active);
+        self.estate.docket.enter(submission, UNIT, now_s);
+        self.post_due();
     }
+}
+
+fn quarantined() -> RequestError {
+    RequestError::Interrupted(
+        "an equal request ended the engine's actors each time, so this one is refused: wait ten minutes or change it, \
+         and please report the bug with the server's log"
+            .to_owned(),
+    )
 }
 
 /// Works on the intake, one time slice after another, until the rest waits for encoded prompts.
@@ -400,7 +441,7 @@ impl ActorFuture<Tokenizer> for Pump {
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
-        tokenizer.intake.is_pumping = false;
+        tokenizer.estate.intake.is_pumping = false;
         Poll::Ready(())
     }
 }

@@ -21,6 +21,7 @@ const TURN_BYTES: usize = 32 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CallId(pub(super) u64);
 
+#[derive(Clone)]
 pub(super) struct Job {
     /// Index of the prompt in its call.
     pub(super) index: usize,
@@ -42,7 +43,8 @@ pub(super) struct Lanes([Lane; N_LANES]);
 #[derive(Default)]
 struct Lane {
     flows: Vec<Flow>,
-    is_busy: bool,
+    /// The turn that the lane's thread has.
+    running: Option<(CallId, Vec<Job>)>,
     /// Virtual time: the weight that each waiting call would have been given by now if all shared the thread.
     virtual_time: u64,
 }
@@ -89,7 +91,7 @@ impl Lanes {
     fn least_busy(&self, lanes: std::ops::Range<usize>) -> usize {
         let jobs = |lane: &Lane| {
             let waiting: usize = lane.flows.iter().map(|flow| flow.jobs.len()).sum();
-            waiting + usize::from(lane.is_busy)
+            waiting + usize::from(lane.running.is_some())
         };
         let first = lanes.start;
         lanes
@@ -111,7 +113,18 @@ impl Lanes {
     }
 
     pub(super) fn finished(&mut self, lane: usize) {
-        self.0[lane].is_busy = false;
+        self.0[lane].running = None;
+    }
+
+    /// Queues again the turns whose results will not arrive.
+    pub(super) fn repeat_running(&mut self) {
+        for lane in &mut self.0 {
+            if let Some((call, jobs)) = lane.running.take() {
+                let jobs = jobs.into();
+                let start = lane.virtual_time;
+                lane.flows.insert(0, Flow { call, jobs, start });
+            }
+        }
     }
 }
 
@@ -129,7 +142,7 @@ impl Lane {
     }
 
     fn next(&mut self) -> Option<(CallId, Vec<Job>)> {
-        if self.is_busy {
+        if self.running.is_some() {
             return None;
         }
         let at = self.soonest()?;
@@ -143,7 +156,7 @@ impl Lane {
         if self.flows.is_empty() {
             self.virtual_time = 0;
         }
-        self.is_busy = true;
+        self.running = Some((call, jobs.clone()));
         Some((call, jobs))
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::RequestId;
-use souffleur_metrics::RequestMetrics;
+use souffleur_metrics::{RequestMetrics, request_lost};
 use souffleur_request::sink::{Delivery, EventSink};
 use souffleur_request::{Delta, Event, FinishReason, Finished, OutputParsing, Timings, Usage};
 use souffleur_state::detok::StopTable;
@@ -46,13 +46,44 @@ pub(super) struct AnswerOptions {
     pub(super) start: OutputStart,
 }
 
+/// The inputs of a request's text.
+pub(super) struct Setup {
+    prompt: Arc<[u32]>,
+    sampling: Arc<SamplingParams>,
+    options: AnswerOptions,
+}
+
+impl Setup {
+    pub(super) fn new(submission: &Submission, options: AnswerOptions) -> Self {
+        Self {
+            prompt: submission.prompt.clone(),
+            sampling: submission.sampling.clone(),
+            options,
+        }
+    }
+
+    pub(super) fn begin_text(&self, settings: &TokenizerSettings) -> OutputText {
+        let options = &self.options;
+        let setup = OutputSetup {
+            sampling: &self.sampling,
+            stops: options.stops.clone(),
+            context: &self.prompt[self.prompt.len().saturating_sub(CONTEXT_TOKENS)..],
+            parsing: options.parsing.clone(),
+            has_constraint: options.has_constraint,
+            start: options.start,
+        };
+        OutputText::new(setup, settings.text.as_deref(), &settings.formats)
+    }
+}
+
 pub(super) struct ActiveRequest {
     rid: RequestId,
-    prompt: Arc<[u32]>,
+    setup: Setup,
     /// `None` after the terminal event.
     sink: Option<EventSink>,
     output: OutputText,
-    sampling: Arc<SamplingParams>,
+    /// Output tokens whose text, log probabilities and counts were handed to the sink.
+    n_passed: usize,
     usage: Usage,
     wants_logprobs: bool,
     /// The request wants an embedding and no other output.
@@ -62,7 +93,6 @@ pub(super) struct ActiveRequest {
     first_input: Option<TokenLogprobs>,
     is_streaming: bool,
     is_stalled: bool,
-    max_backlog_bytes: usize,
     started: Instant,
     admitted: Option<Instant>,
     last_token: Option<Instant>,
@@ -72,22 +102,10 @@ pub(super) struct ActiveRequest {
 impl ActiveRequest {
     pub(super) fn new(
         submission: &Submission,
-        sink: EventSink,
-        is_streaming: bool,
-        options: AnswerOptions,
-        settings: &TokenizerSettings,
+        (sink, is_streaming): (EventSink, bool),
+        (setup, output): (Setup, OutputText),
     ) -> Self {
         let prompt = &submission.prompt;
-        let context = &prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..];
-        let setup = OutputSetup {
-            sampling: &submission.sampling,
-            stops: options.stops,
-            context,
-            parsing: options.parsing,
-            has_constraint: options.has_constraint,
-            start: options.start,
-        };
-        let output = OutputText::new(setup, settings.text.as_deref(), &settings.formats);
         let input_start = submission.logprobs.as_ref().and_then(|wish| wish.start);
         let first_input = input_start.map(|start| TokenLogprobs {
             token: prompt[start as usize],
@@ -95,10 +113,10 @@ impl ActiveRequest {
         });
         Self {
             rid: submission.rid.clone(),
-            prompt: prompt.clone(),
+            setup,
             sink: Some(sink),
             output,
-            sampling: submission.sampling.clone(),
+            n_passed: 0,
             usage: Usage {
                 prompt_tokens: prompt.len() as u32,
                 ..Usage::default()
@@ -109,11 +127,25 @@ impl ActiveRequest {
             first_input,
             is_streaming,
             is_stalled: false,
-            max_backlog_bytes: options.backlog_bytes,
             started: Instant::now(),
             admitted: None,
             last_token: None,
             first_token: None,
+        }
+    }
+
+    pub(super) fn n_passed(&self) -> usize {
+        self.n_passed
+    }
+
+    /// Makes the text anew, as it was before the last call of [`Self::advance`]. `told` are the request's output tokens.
+    pub(super) fn begin_text_again(&mut self, told: &[u32], settings: &TokenizerSettings) {
+        self.output = self.setup.begin_text(settings);
+        if let Some(text) = settings.text.as_deref() {
+            for &token in told.iter().take(self.n_passed) {
+                let _ = self.output.push(token, text);
+            }
+            self.output.take_into(&mut Delta::default());
         }
     }
 
@@ -129,42 +161,32 @@ impl ActiveRequest {
         self.rid
     }
 
-    /// Decodes tokens and sends them as a delta, with the terminal event if the request has ended.
+    /// Decodes tokens and sends them as a delta, with the terminal event if the request has ended. If this panics, only
+    /// the text has changed.
     pub(super) fn advance(
         &mut self,
-        update: RequestTokens,
+        update: &mut RequestTokens,
         settings: &TokenizerSettings,
         metrics: &RequestMetrics,
     ) -> Progress {
-        let RequestTokens {
-            tokens,
-            logprobs,
-            cached_tokens,
-            loaded_tokens,
-            num_retractions,
-            end,
-            intake: _,
-        } = update;
-        if let Some(embedding) = logprobs.as_ref().and_then(|read| read.embedding.clone()) {
-            self.embedding = Some(embedding);
-        }
-        self.usage.cached_tokens = cached_tokens;
-        self.usage.loaded_tokens = loaded_tokens;
-        self.usage.num_retractions = num_retractions;
-        self.time_tokens(tokens.len(), metrics);
         let mut delta = Delta::default();
-        let stop = self.decode(&tokens, end.as_deref(), settings);
-        let kept_now = stop.as_ref().map_or(tokens.len(), |stop| stop.kept_now);
-        self.usage.completion_tokens += kept_now as u32;
+        let stop = self.decode(&update.tokens, update.end.as_deref(), settings);
         self.usage.reasoning_tokens = self.output.reasoning_tokens();
-        delta.tokens = tokens.into_vec();
-        delta.tokens.truncate(kept_now);
-        self.add_logprobs(&mut delta, logprobs, kept_now);
+        let ending = match (&stop, update.end.as_deref()) {
+            (Some(_), _) => Some(OutputEnding::Whole),
+            (None, Some(RequestEnd::Finished(reason))) => Some(ending_of(reason)),
+            (None, Some(RequestEnd::Failed(_)) | None) => None,
+        };
+        match ending {
+            Some(ending) => self.output.finish_into(&mut delta, ending),
+            None => self.output.take_into(&mut delta),
+        }
+        self.take(update, &mut delta, stop.as_ref(), metrics);
         if let Some(stop) = stop {
             self.finish(delta, stop.reason, metrics);
             return Progress::Stopped { kept: stop.kept };
         }
-        match end.map(|end| *end) {
+        match update.end.take().map(|end| *end) {
             None => self.send(delta, metrics),
             Some(RequestEnd::Finished(reason)) if self.has_result(&reason) => {
                 self.finish(delta, reason, metrics);
@@ -179,6 +201,32 @@ impl ActiveRequest {
                 Progress::Ended
             }
         }
+    }
+
+    /// Moves tokens and log probabilities into the delta, and counts them.
+    fn take(
+        &mut self,
+        update: &mut RequestTokens,
+        delta: &mut Delta,
+        stop: Option<&Stop>,
+        metrics: &RequestMetrics,
+    ) {
+        let logprobs = update.logprobs.take();
+        if let Some(embedding) = logprobs.as_ref().and_then(|read| read.embedding.clone()) {
+            self.embedding = Some(embedding);
+        }
+        self.usage.cached_tokens = update.cached_tokens;
+        self.usage.loaded_tokens = update.loaded_tokens;
+        self.usage.num_retractions = update.num_retractions;
+        let tokens = std::mem::take(&mut update.tokens);
+        self.time_tokens(tokens.len(), metrics);
+        self.n_passed += tokens.len();
+        let kept_now = stop.map_or(tokens.len(), |stop| stop.kept_now);
+        self.usage.completion_tokens += kept_now as u32;
+        delta.tokens = tokens.into_vec();
+        delta.tokens.truncate(kept_now);
+        self.add_logprobs(delta, logprobs, kept_now);
+        delta.usage = self.usage;
     }
 
     /// False if the request wants an embedding but the executor returned none.
@@ -196,7 +244,7 @@ impl ActiveRequest {
         let text = settings.text.as_deref()?;
         let stop_token = match end {
             Some(RequestEnd::Finished(FinishReason::StopToken(token)))
-                if !self.sampling.no_stop_trim =>
+                if !self.setup.sampling.no_stop_trim =>
             {
                 Some(*token)
             }
@@ -255,9 +303,7 @@ impl ActiveRequest {
         self.last_token = Some(now);
     }
 
-    fn send(&mut self, mut delta: Delta, metrics: &RequestMetrics) -> Progress {
-        self.output.take_into(&mut delta);
-        delta.usage = self.usage;
+    fn send(&mut self, delta: Delta, metrics: &RequestMetrics) -> Progress {
         let Some(sink) = &mut self.sink else {
             return Progress::Ended;
         };
@@ -271,7 +317,7 @@ impl ActiveRequest {
                     metrics.client_stalled();
                 }
                 self.is_stalled = true;
-                let limit_bytes = self.max_backlog_bytes;
+                let limit_bytes = self.setup.options.backlog_bytes;
                 if backlog_bytes <= limit_bytes {
                     return Progress::Continues;
                 }
@@ -285,19 +331,17 @@ impl ActiveRequest {
                 Progress::Abandoned
             }
             Delivery::Gone => {
-                self.finish(Delta::default(), FinishReason::Abort, metrics);
+                let delta = Delta {
+                    usage: self.usage,
+                    ..Delta::default()
+                };
+                self.finish(delta, FinishReason::Abort, metrics);
                 Progress::Abandoned
             }
         }
     }
 
-    fn finish(&mut self, mut delta: Delta, reason: FinishReason, metrics: &RequestMetrics) {
-        let ending = match reason {
-            FinishReason::Length { .. } | FinishReason::Abort => OutputEnding::Cut,
-            _ => OutputEnding::Whole,
-        };
-        self.output.finish_into(&mut delta, ending);
-        delta.usage = self.usage;
+    fn finish(&mut self, delta: Delta, reason: FinishReason, metrics: &RequestMetrics) {
         let is_abort = reason == FinishReason::Abort;
         let finished = Box::new(self.finished(delta, reason));
         metrics.finished(self.is_streaming, &self.usage, finished.e2e_latency_s);
@@ -326,12 +370,23 @@ impl ActiveRequest {
             reason,
             e2e_latency_s: (ended - self.started).as_secs_f64(),
             timings: Some(timings),
-            prompt: self.prompt.clone(),
+            prompt: self.setup.prompt.clone(),
             embedding: self.embedding.clone(),
         }
     }
 
-    fn fail(&mut self, error: RequestError, metrics: &RequestMetrics) {
+    pub(super) fn fail(&mut self, error: RequestError, metrics: &RequestMetrics) {
+        let is_lost = matches!(
+            error,
+            RequestError::Interrupted(_)
+                | RequestError::EngineDown(_)
+                | RequestError::Step(_)
+                | RequestError::Poison(_)
+        );
+        let sink = self.sink.as_ref();
+        if is_lost && sink.is_some_and(|sink| !sink.is_probe()) {
+            request_lost();
+        }
         metrics.failed(error.code());
         self.terminate(Event::Failed(error));
     }
@@ -340,6 +395,13 @@ impl ActiveRequest {
         if let Some(sink) = self.sink.take() {
             sink.finish(event);
         }
+    }
+}
+
+fn ending_of(reason: &FinishReason) -> OutputEnding {
+    match reason {
+        FinishReason::Length { .. } | FinishReason::Abort => OutputEnding::Cut,
+        _ => OutputEnding::Whole,
     }
 }
 

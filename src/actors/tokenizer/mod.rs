@@ -1,6 +1,9 @@
 //! The Tokenizer actor: encodes prompts, decodes outputs, and sends all events of a request.
 
+pub mod arbiter;
 mod call;
+mod contain;
+mod estate;
 mod infill;
 mod inline;
 mod intake;
@@ -12,30 +15,42 @@ mod output;
 mod prepare;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use actix::{Actor, Context, Handler, Recipient, ResponseFuture};
-use rustc_hash::FxHashMap;
-
-use crate::death::{DeathNote, StopActor, stop_actor};
-use crate::mailbox::{Mailbox, Posted};
-use crate::messages::{
-    CancelAll, CancelRequest, Drain, Generate, GetPrefixReport, StopFound, Submit, TokensReady,
+use actix::{
+    Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Recipient,
+    ResponseActFuture, WrapFuture,
 };
-use souffleur_base::ids::{IntakeId, RequestId};
+
+use crate::death::{Obituary, StopActor};
+use crate::links::SchedulerLinks;
+use crate::mailbox::Posted;
+use crate::messages::{
+    CancelAll, CancelRequest, Drain, Generate, GetPrefixReport, Relink, ResumeRequests, StopFound,
+    Submit, TokensReady,
+};
+use souffleur_base::beat::Beat;
+use souffleur_base::ids::{IntakeId, RequestId, UnitId};
+use souffleur_chaos::{self as chaos, Chaos, Phase};
 use souffleur_grammar::GrammarCompiler;
 use souffleur_metrics::RequestMetrics;
 use souffleur_model::text::{TextModel, TurnMarks};
 use souffleur_request::RequestTimeouts;
 use souffleur_request::admission::Admission;
 use souffleur_state::cache::prefix_history::{HistoryLimits, PrefixReport};
+use souffleur_state::docket::Post;
 use souffleur_state::request_limits::RequestLimits;
 use souffleur_state::scheduler::IntakeLimits;
-use souffleur_state::scheduler::news::RequestTokens;
+use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
 
-use intake::Intake;
-use live::{ActiveRequest, Progress};
+use contain::{contain, panicked};
+pub use estate::{Estate, HandOver};
+use live::Progress;
 use misses::Misses;
 pub use output::AnswerFormats;
+
+/// The only unit, so far.
+const UNIT: UnitId = UnitId::new(0);
 
 #[derive(Clone)]
 pub struct TokenizerSettings {
@@ -66,84 +81,238 @@ pub struct TokenizerSettings {
     pub admission: Arc<Admission>,
 }
 
-pub struct Links {
-    pub submit: Mailbox<Submit>,
-    pub stop_found: Mailbox<StopFound>,
-    /// Requests whose client is gone.
-    pub cancel: Recipient<CancelRequest>,
-    pub cancel_all: Recipient<CancelAll>,
-    pub drain: Recipient<Drain>,
-}
-
 pub struct Tokenizer {
     settings: TokenizerSettings,
-    active: FxHashMap<IntakeId, ActiveRequest>,
-    intakes: FxHashMap<RequestId, IntakeId>,
-    intake: Intake,
-    next_intake: IntakeId,
+    /// The Watchdog gets it when the Tokenizer dies.
+    estate: Box<Estate>,
     misses: Option<Misses>,
-    links: Links,
+    /// `None` before the first unit was started.
+    links: Option<SchedulerLinks>,
     metrics: RequestMetrics,
-    note: DeathNote,
+    /// When an actor died after which live requests have got no result yet.
+    paused_since: Option<Instant>,
+    heir: Recipient<HandOver>,
+    obituary: Obituary,
+    chaos: Chaos,
+    beat: Beat,
+    /// The interval of the beats; `None` if no thread watches them.
+    beats_every: Option<Duration>,
 }
 
 impl Tokenizer {
+    /// `estate` is that of the Tokenizer before, if one has died.
     pub fn new(
         settings: TokenizerSettings,
-        links: Links,
         metrics: RequestMetrics,
-        note: DeathNote,
+        estate: Option<Box<Estate>>,
+        (heir, obituary): (Recipient<HandOver>, Obituary),
     ) -> Self {
         Self {
             misses: settings.prefix_history.map(Misses::new),
             settings,
-            active: FxHashMap::default(),
-            intakes: FxHashMap::default(),
-            intake: Intake::new(),
-            next_intake: IntakeId::new(0),
-            links,
+            estate: estate.unwrap_or_default(),
+            links: None,
             metrics,
-            note,
+            paused_since: None,
+            heir,
+            obituary,
+            chaos: Chaos::default(),
+            beat: Beat::default(),
+            beats_every: None,
         }
     }
 
+    pub fn with_chaos(mut self, chaos: Chaos) -> Self {
+        self.chaos = chaos;
+        self
+    }
+
+    /// The Tokenizer beats at this interval while its Arbiter makes progress.
+    pub fn beating(mut self, beat: Beat, every: Option<Duration>) -> Self {
+        self.beat = beat;
+        self.beats_every = every;
+        self
+    }
+
     /// Sends one request's tokens to its client. At a stop string, returns the request's id and number of kept tokens.
-    fn pass_on(&mut self, update: RequestTokens) -> Option<(RequestId, usize)> {
+    fn pass_on(&mut self, mut update: RequestTokens) -> Option<(RequestId, usize)> {
         let intake = update.intake;
+        let Estate { active, docket, .. } = &mut *self.estate;
         // Late tokens of a request whose stop string was found, or whose client is gone, are dropped.
-        let active = self.active.get_mut(&intake)?;
-        match active.advance(update, &self.settings, &self.metrics) {
-            Progress::Continues => None,
-            Progress::Ended => {
+        let active = active.get_mut(&intake)?;
+        let (settings, metrics, chaos) = (&self.settings, &self.metrics, &self.chaos);
+        let mut is_damaged = false;
+        let progress = contain("the text of an output", || {
+            if std::mem::replace(&mut is_damaged, true) {
+                let told = docket.get(intake).map_or(&[][..], |entry| entry.told());
+                active.begin_text_again(told, settings);
+            }
+            let rid = active.rid().as_str();
+            chaos.strike_request(chaos::Actor::Tokenizer, Phase::Middle, "TokensReady", rid);
+            active.advance(&mut update, settings, metrics)
+        });
+        match progress {
+            Some(Progress::Continues) => None,
+            Some(Progress::Ended) => {
                 self.forget(intake);
                 None
             }
-            Progress::Stopped { kept } => self.forget(intake).map(|rid| (rid, kept)),
-            Progress::Abandoned => {
-                let rid = self.forget(intake)?;
-                self.links.cancel.do_send(CancelRequest { rid, flag: None });
+            Some(Progress::Stopped { kept }) => self.forget(intake).map(|rid| (rid, kept)),
+            Some(Progress::Abandoned) => {
+                self.abandon(intake);
                 None
             }
+            None => {
+                active.fail(panicked(), metrics);
+                self.abandon(intake);
+                None
+            }
+        }
+    }
+
+    /// Sends results to their clients, and the stops that this finds to the Scheduler.
+    fn pass_on_all(&mut self) {
+        let mut stops = Vec::new();
+        while let Some(update) = self.estate.in_hand.pop_front() {
+            stops.extend(self.pass_on(update));
+        }
+        if let Some(links) = self.links.as_ref().filter(|_| !stops.is_empty()) {
+            links.stop_found.post(StopFound { stops });
+        }
+    }
+
+    /// Removes a request whose terminal event was sent, and cancels it in the Scheduler.
+    fn abandon(&mut self, intake: IntakeId) {
+        if let Some(rid) = self.forget(intake)
+            && let Some(links) = &self.links
+        {
+            links.cancel.do_send(CancelRequest { rid, flag: None });
         }
     }
 
     /// Removes a request and returns its id, which another one may use from now on.
     fn forget(&mut self, intake: IntakeId) -> Option<RequestId> {
-        let active = self.active.remove(&intake)?;
-        self.intakes.remove(active.rid());
+        self.estate.docket.ended(intake);
+        let active = self.estate.active.remove(&intake)?;
+        self.estate.intakes.remove(active.rid());
+        self.estate.notify_if_idle();
         Some(active.into_rid())
+    }
+
+    /// Sends the Scheduler the requests that are due.
+    fn post_due(&mut self) {
+        let Some(links) = &self.links else {
+            return;
+        };
+        let now_s = self.estate.now_s();
+        for post in self.estate.docket.posts(UNIT, now_s) {
+            match post {
+                Post::Submit(request) => links.submit.post(Submit { request }),
+                Post::Resume(resume) => {
+                    self.metrics.resumes().resumed(resume.requests.len());
+                    let resume = Box::new(resume);
+                    links.resume.post(ResumeRequests { resume });
+                }
+                Post::Withdraw { rid, kept } => {
+                    let stops = vec![(rid, kept)];
+                    links.stop_found.post(StopFound { stops });
+                }
+            }
+        }
+    }
+
+    fn admitted(&mut self, intake: IntakeId, at: Instant) {
+        let at_s = self.estate.seconds_at(at);
+        self.estate.docket.admitted(intake, at_s);
+        if let Some(active) = self.estate.active.get_mut(&intake) {
+            active.admitted(at);
+        }
+    }
+
+    /// Ends a request that caused a death twice, and refuses equal ones for a while.
+    fn convict(&mut self, intake: IntakeId) {
+        let now_s = self.estate.now_s();
+        let Estate {
+            docket,
+            quarantine,
+            active,
+            ..
+        } = &mut *self.estate;
+        let Some(entry) = docket.get(intake) else {
+            return;
+        };
+        quarantine.convict(entry.request(), now_s);
+        tracing::error!(
+            rid = entry.request().rid.as_str(),
+            "the engine died twice while it computed this request alone: the request fails, and equal ones are refused"
+        );
+        if let (Some(RequestEnd::Failed(error)), Some(active)) =
+            (entry.end(), active.get_mut(&intake))
+        {
+            active.fail(error.clone(), &self.metrics);
+        }
+        self.forget(intake);
+    }
+
+    fn strike(&self, phase: Phase, message: &'static str) {
+        self.chaos.strike(chaos::Actor::Tokenizer, phase, message);
+    }
+
+    /// Continues the work of a dead Tokenizer.
+    fn take_over(&mut self, ctx: &mut Context<Self>) {
+        self.estate.in_hand = self.estate.take_missing().into();
+        self.pass_on_all();
+        self.continue_intake(ctx);
+    }
+}
+
+impl Drop for Tokenizer {
+    fn drop(&mut self) {
+        self.beat.rest();
+        if self.obituary.is_armed() {
+            self.heir
+                .do_send(HandOver(std::mem::take(&mut self.estate)));
+        }
     }
 }
 
 impl Actor for Tokenizer {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        if let Some(every) = self.beats_every {
+            self.beat.work();
+            ctx.run_interval(every, |tokenizer, _| tokenizer.beat.beat());
+        }
+        self.take_over(ctx);
+    }
+}
+
+impl Handler<Relink> for Tokenizer {
+    type Result = ();
+
+    fn handle(&mut self, relink: Relink, _: &mut Context<Self>) {
+        self.strike(Phase::Entry, "Relink");
+        self.links = Some(relink.links);
+        let since = self.paused_since.or(relink.down_since);
+        self.paused_since = since.filter(|_| !self.estate.docket.is_empty());
+        // The new unit has an empty tree.
+        self.misses = self.settings.prefix_history.map(Misses::new);
+        let convicted = self.estate.docket.open(relink.at, &relink.suspicion);
+        if let Some(convicted) = convicted {
+            self.convict(convicted);
+        }
+        self.post_due();
+    }
 }
 
 impl Handler<Generate> for Tokenizer {
     type Result = ();
 
     fn handle(&mut self, generate: Generate, ctx: &mut Context<Self>) {
+        self.strike(Phase::Entry, "Generate");
         self.queue_call(generate, ctx);
+        self.strike(Phase::Exit, "Generate");
     }
 }
 
@@ -152,26 +321,35 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
 
     fn handle(&mut self, posted: Posted<TokensReady>, _: &mut Context<Self>) {
         let (ready, _timer) = posted.open();
+        self.strike(Phase::Entry, "TokensReady");
         let TokensReady {
+            from,
             batch,
             prefixes,
             admissions,
         } = ready;
+        if !self.estate.docket.note(from, &batch) {
+            self.metrics.resumes().stale();
+            tracing::debug!(
+                generation = from.generation,
+                "results of an older generation dropped"
+            );
+            return;
+        }
+        if let Some(since) = self.paused_since.take_if(|_| !batch.is_empty()) {
+            self.metrics.resumes().paused(since.elapsed());
+        }
         for (intake, at) in admissions {
-            if let Some(active) = self.active.get_mut(&intake) {
-                active.admitted(at);
-            }
+            self.admitted(intake, at);
         }
-        let mut stops = Vec::new();
-        for update in batch {
-            stops.extend(self.pass_on(update));
-        }
-        if !stops.is_empty() {
-            self.links.stop_found.post(StopFound { stops });
-        }
+        self.estate.in_hand = batch.into();
+        self.strike(Phase::Middle, "noted");
+        self.pass_on_all();
+        self.post_due();
         if let Some(misses) = &mut self.misses {
             misses.record(prefixes);
         }
+        self.strike(Phase::Exit, "TokensReady");
     }
 }
 
@@ -184,27 +362,49 @@ impl Handler<GetPrefixReport> for Tokenizer {
     }
 }
 
+impl Handler<CancelRequest> for Tokenizer {
+    type Result = ();
+
+    /// Raises the request's flag, which the next Scheduler reads if this one has died.
+    fn handle(&mut self, cancel: CancelRequest, _: &mut Context<Self>) {
+        if cancel.flag.is_none() {
+            self.estate.cancel(&cancel.rid);
+        }
+        if let Some(links) = &self.links {
+            links.cancel.do_send(cancel);
+        }
+    }
+}
+
 impl Handler<CancelAll> for Tokenizer {
     type Result = ();
 
     fn handle(&mut self, cancel: CancelAll, _: &mut Context<Self>) {
-        self.intake.cancel_all();
-        self.links.cancel_all.do_send(cancel);
+        self.estate.cancel_all();
+        if let Some(links) = &self.links {
+            links.cancel_all.do_send(cancel);
+        }
     }
 }
 
 impl Handler<Drain> for Tokenizer {
-    type Result = ResponseFuture<()>;
+    type Result = ResponseActFuture<Self, ()>;
 
-    /// Passes the message on after all earlier requests, also those still being encoded.
+    /// Passes the message on when no request is left, in any generation.
     fn handle(&mut self, drain: Drain, _: &mut Context<Self>) -> Self::Result {
-        let emptied = self.intake.emptied();
-        let scheduler = self.links.drain.clone();
-        Box::pin(async move {
-            // A Tokenizer or a Scheduler that has stopped has no requests left.
-            let _ = emptied.await;
-            let _ = scheduler.send(drain).await;
-        })
+        let idle = self.estate.idle().into_actor(self);
+        let drained = idle.then(|_, tokenizer, _| {
+            let links = tokenizer.links.as_ref();
+            let scheduler = links.map(|links| links.drain.clone());
+            let drained = async move {
+                if let Some(scheduler) = scheduler {
+                    // A Scheduler that has stopped has no memory to release.
+                    let _ = scheduler.send(drain).await;
+                }
+            };
+            drained.into_actor(tokenizer)
+        });
+        Box::pin(drained)
     }
 }
 
@@ -212,6 +412,7 @@ impl Handler<StopActor> for Tokenizer {
     type Result = ();
 
     fn handle(&mut self, _: StopActor, ctx: &mut Context<Self>) {
-        stop_actor(&mut self.note, ctx);
+        self.obituary.disarm();
+        ctx.stop();
     }
 }

@@ -53,7 +53,7 @@ impl<S: Keys> FromArgMatches for SectionFlags<S> {
         let given = S::KEYS.iter().filter_map(|key| {
             let mut values = matches.get_many::<Value>(key.name)?.cloned();
             let value = match key.form {
-                Form::List => values.collect(),
+                Form::List | Form::CheckedList(_) => values.collect(),
                 _ => values.next()?,
             };
             Some((key.name.to_owned(), value))
@@ -89,6 +89,7 @@ fn arg(key: &Key, default: &Value) -> Arg {
         Form::Switch => switch(arg, default),
         Form::Whole { least, .. } => arg.allow_negative_numbers(least < 0),
         Form::List => arg.value_delimiter(','),
+        Form::CheckedList(_) => arg.action(ArgAction::Append).value_delimiter(';'),
         _ => arg,
     }
 }
@@ -122,7 +123,7 @@ fn parser(form: Form) -> ValueParser {
             .try_map(serde_json::to_value)
             .into(),
         Form::Name(names) => PossibleValuesParser::new(names).map(Value::from).into(),
-        Form::Checked(check) => {
+        Form::Checked(check) | Form::CheckedList(check) => {
             ValueParser::from(move |text: &str| check(text).map(|()| Value::from(text)))
         }
     }

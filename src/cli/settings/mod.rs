@@ -96,8 +96,25 @@ impl Settings {
         };
         settings.engine.validate().map_err(at("engine"))?;
         settings.server.validate().map_err(at("server"))?;
+        settings.check_chaos().map_err(at("engine"))?;
         settings.log.filter().map_err(at("log"))?;
         Ok((settings, warnings))
+    }
+
+    /// Faults must not reach the clients of other machines by mistake.
+    fn check_chaos(&self) -> Result<(), ConfigError> {
+        let server = &self.server;
+        if self.engine.chaos.is_empty() || server.chaos_force || server.is_on_loopback() {
+            return Ok(());
+        }
+        Err(ConfigError {
+            key: "chaos".to_owned(),
+            reason: format!(
+                "is given, but other machines can reach the server on {}: set --host to 127.0.0.1, or give \
+                 --chaos-force",
+                server.host
+            ),
+        })
     }
 }
 

@@ -220,6 +220,52 @@ fn an_api_key_can_be_set_in_every_source_and_is_never_shown() {
 }
 
 #[test]
+fn faults_can_be_set_in_every_source() {
+    let first = "actor=radix_cache,kind=panic,probability=0.001,seed=7";
+    let second = "actor=scheduler,kind=delay,for=5ms";
+    let both = format!("{first};{second}");
+    let specs = |settings: Result<Settings, String>| -> Vec<String> {
+        let chaos = settings.expect("the settings are good").engine.chaos;
+        chaos.iter().map(|spec| spec.text().to_owned()).collect()
+    };
+    let expected: Vec<String> = vec![first.to_owned(), second.to_owned()];
+    let repeated = ["--chaos", first, "--chaos", second];
+    assert_eq!(expected, specs(load(None, &[], &repeated)));
+    assert_eq!(
+        expected,
+        specs(load(None, &[], &["--chaos", both.as_str()]))
+    );
+    assert_eq!(
+        expected,
+        specs(load(None, &[("SOUFFLEUR_CHAOS", both.as_str())], &[]))
+    );
+    let file = format!("[engine]\nchaos = [{first:?}, {second:?}]\n");
+    assert_eq!(expected, specs(load(Some(&file), &[], &[])));
+    let file = "[engine]\nchaos = [\"actor=plan,kind=panic\"]\n";
+    check_error(Some(file), &[], &[], &["chaos", "\"plan\"", "radix_cache"]);
+    let env = [("SOUFFLEUR_CHAOS", "actor=plan,kind=panic")];
+    check_error(
+        None,
+        &env,
+        &[],
+        &["SOUFFLEUR_CHAOS", "\"plan\"", "radix_cache"],
+    );
+}
+
+#[test]
+fn faults_need_a_loopback_address_or_force() {
+    let chaos = ["--chaos", "actor=scheduler,kind=panic,after=9"];
+    let with = |args: &[&'static str]| [&chaos[..], args].concat();
+    let everywhere = with(&["--host", "0.0.0.0"]);
+    let parts = ["--chaos is given", "on 0.0.0.0", "--chaos-force"];
+    check_error(None, &[], &everywhere, &parts);
+    let forced = with(&["--host", "0.0.0.0", "--chaos-force"]);
+    assert!(load(None, &[], &forced).is_ok());
+    assert!(load(None, &[], &with(&["--host", "::1"])).is_ok());
+    assert!(load(None, &[], &["--host", "0.0.0.0"]).is_ok());
+}
+
+#[test]
 fn names_that_look_like_numbers_stay_text() {
     let env = [("SOUFFLEUR_SERVED_MODEL_NAME", "123")];
     let settings = load(None, &env, &["--model-path", "8"]).expect("the settings are good");

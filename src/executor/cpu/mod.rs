@@ -14,11 +14,12 @@ pub use self::describe::{
     CpuDescription, LoadedMatrix, describe, describe_checkpoint, matrices, widening_bytes,
 };
 pub use self::readout::LOGIT_ROWS;
-use crate::Executor;
 use crate::check::Limits;
 use crate::host::StoreLink;
 use crate::results::ResultBuffers;
 use crate::rows::Rows;
+use crate::{DeviceLost, Executor};
+use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use souffleur_base::kv_layout::{KvDtype, KvLayout};
@@ -463,5 +464,25 @@ impl Executor for CpuExecutor {
 
     fn recycle(&mut self, rows: Vec<RowResult>) {
         self.results.recycle(rows);
+    }
+
+    fn set_beat(&mut self, beat: Beat) {
+        self.model.set_beat(beat);
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.rows.forget();
+        self.sampling.fill_with(|| None);
+        self.batch.clear();
+        self.read_batch.clear();
+        self.readout = readout::Readout::default();
+        // A step that panicked has not done these.
+        self.backend.rest();
+        self.set_computing(false);
+        Ok(())
+    }
+
+    fn run_faulty_item(&mut self, cause: &str) {
+        self.backend.run_faulty_item(cause);
     }
 }

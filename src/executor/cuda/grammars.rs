@@ -29,6 +29,11 @@ impl RowGrammars {
         *row = grammar;
     }
 
+    pub(super) fn forget(&mut self) {
+        self.rows.fill_with(|| None);
+        self.len = 0;
+    }
+
     pub(super) fn has(&self, row: RowId) -> bool {
         self.rows[row.index()].is_some()
     }

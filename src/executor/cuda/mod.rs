@@ -49,7 +49,8 @@ use self::stage::{N_SLOTS, Readback, ReadbackRing, UploadRing};
 use crate::check::Limits;
 use crate::results::ResultBuffers;
 use crate::rows::Rows;
-use crate::{Executor, Launch};
+use crate::{DeviceLost, Executor, Launch};
+use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_base::ids::StepId;
 use souffleur_kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes, check_layout};
@@ -88,7 +89,8 @@ pub struct CudaExecutor {
     in_flight: VecDeque<DeviceStep>,
     /// Cleared lists, which later steps reuse.
     spare_row_outputs: Vec<Vec<RowOutput>>,
-    /// Whether a step was lost: the CUDA context is then checked before the next step.
+    /// Whether a step was lost: the CUDA context is then checked before the next step. It stays set if the context is
+    /// lost.
     is_suspect: bool,
     device: Device,
     options: CudaOptions,
@@ -227,14 +229,15 @@ impl CudaExecutor {
         &self.device
     }
 
-    /// # Panics
-    /// If the CUDA context is lost: this thread cannot recover it, and the supervisor makes a new executor.
-    fn check_context(&mut self) {
-        if std::mem::take(&mut self.is_suspect)
-            && let Err(error) = self.device.synchronize()
-        {
-            panic!("the GPU's context is lost: {error}");
+    /// After a lost step: checks the CUDA context, which this executor cannot renew.
+    fn check_context(&mut self) -> Result<(), DeviceLost> {
+        if self.is_suspect {
+            let lost =
+                |error: DriverError| DeviceLost(format!("the GPU's context is lost: {error}"));
+            self.device.synchronize().map_err(lost)?;
+            self.is_suspect = false;
         }
+        Ok(())
     }
 
     fn begin(&mut self, plan: &StepPlan) -> Result<(), StepError> {
@@ -353,7 +356,8 @@ impl Executor for CudaExecutor {
     }
 
     fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
-        self.check_context();
+        self.check_context()
+            .map_err(|lost| StepError::Lost(lost.to_string()))?;
         self.begin(plan)?;
         Ok(Launch::UnderWay)
     }
@@ -379,6 +383,23 @@ impl Executor for CudaExecutor {
 
     fn recycle(&mut self, rows: Vec<RowResult>) {
         self.results.recycle(rows);
+    }
+
+    fn set_beat(&mut self, beat: Beat) {
+        self.model.set_beat(beat);
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.is_suspect = true;
+        self.check_context()?;
+        // The device is idle, so all slots of the rings and all buffers of the store are free.
+        self.in_flight.clear();
+        self.rows.forget();
+        self.grammars.forget();
+        self.clock.skip_next_idle();
+        // A failure of an operation that no step has reported.
+        let _ = self.backend.take_failure();
+        Ok(())
     }
 }
 

@@ -214,6 +214,17 @@ impl CpuBackend {
         self.pool.rest();
     }
 
+    /// Runs items on the compute threads, the last of which panics as a faulty kernel does.
+    ///
+    /// # Panics
+    /// Always.
+    pub fn run_faulty_item(&mut self, cause: &str) {
+        let last = self.pool.n_threads();
+        self.pool.for_each(last + 1, usize::MAX, &|item| {
+            assert!(item != last, "{cause}");
+        });
+    }
+
     pub fn kv_bytes_read(&self) -> usize {
         self.attention.kv_bytes()
     }

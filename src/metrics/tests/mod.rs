@@ -13,6 +13,7 @@ use souffleur_base::error::{PromptTokens, RequestError, StepError};
 use souffleur_request::Usage;
 use souffleur_state::scheduler::pending::PendingTokens;
 use souffleur_state::scheduler::stats::EngineStats;
+use souffleur_state::supervision::{Level, Restart};
 
 fn recorder() -> PrometheusRecorder {
     let builder = PrometheusBuilder::new();
@@ -41,7 +42,12 @@ fn exercise_all() {
     mailbox.left();
     mailbox.handled(3e-6);
     DeathMetrics::register(&["tokenizer"]).died("scheduler");
+    BeatMetrics::register("tiny", &["executor"]).record([0.5].into_iter());
+    let record = RecordMetrics::register();
+    record.died();
+    record.failed();
     CacheMetrics::register().evicted(16, 2e-4);
+    ChaosMetrics::register("scheduler", "panic").fired();
     PrefixMetrics::register();
     let store = StoreMetrics::register(64);
     store.fetched(2, Some("deadline"));
@@ -61,6 +67,7 @@ fn exercise_all() {
     requests.aborted();
     requests.failed("overloaded");
     requests.client_stalled();
+    exercise_recovery(requests.resumes());
     exercise_grammars(requests.grammars());
     let scheduler = SchedulerMetrics::register("tiny");
     Capacity::default().record("tiny");
@@ -68,6 +75,18 @@ fn exercise_all() {
     scheduler.record_step(0.01, 0.5, 40, 0);
     scheduler.queue_time(0.001);
     exercise_server();
+}
+
+fn exercise_recovery(resumes: &ResumeMetrics) {
+    RestartMetrics::register().restarted(&Restart {
+        level: Level::Control,
+        tokenizer: Some(2),
+        units: Vec::new(),
+    });
+    resumes.resumed(3);
+    resumes.stale();
+    resumes.paused(Duration::from_millis(30));
+    request_lost();
 }
 
 fn exercise_kv_events() {
@@ -199,6 +218,31 @@ fn series_carry_the_labels_of_sglang() {
     assert!(
         page.contains(&format!("sglang:evicted_tokens_total{cache} 16\n")),
         "{page}"
+    );
+}
+
+#[test]
+fn restarts_are_counted_by_level_and_all_levels_exist_from_the_start() {
+    let page = page(|| {
+        let metrics = RestartMetrics::register();
+        let restart = |level, tokenizer| {
+            metrics.restarted(&Restart {
+                level,
+                tokenizer,
+                units: Vec::new(),
+            });
+        };
+        restart(Level::Control, None);
+        restart(Level::Control, None);
+        restart(Level::Control, Some(2));
+    });
+    let restarts = |level: &str| {
+        let level = format!("level=\"{level}\"");
+        value(&page, "souffleur_restarts_total", &[&level])
+    };
+    assert_eq!(
+        ["control", "tokenizer", "executor"].map(restarts),
+        [2.0, 1.0, 0.0]
     );
 }
 

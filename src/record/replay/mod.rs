@@ -12,13 +12,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::diff::{FieldDifference, first_difference};
 use crate::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest};
-use crate::entry::{Entry, SubmitEntry};
+use crate::entry::{Entry, SubmitEntry, Submitted};
 use crate::file::{Header, LogEnd, LogError, LogReader, Record};
 use souffleur_base::error::ConfigError;
 use souffleur_base::ids::{IntakeId, StepId};
 use souffleur_state::control::{ControlSetup, ControlStates, Leg};
 use souffleur_state::scheduler::Next;
-use unit::{Submitted, Unit};
+use unit::Unit;
 
 /// The largest number of pages or states in a log's header. Scheduler, tree and pools for as many pages take 1 GB.
 const MAX_PAGES: usize = 1 << 27;
@@ -47,7 +47,10 @@ pub struct Counts {
     pub units: u64,
     pub plans: u64,
     pub steps: u64,
+    /// Submitted requests.
     pub requests: u64,
+    /// How often a request continued in a later generation of its unit, or in another unit.
+    pub resumed: u64,
     pub prompt_tokens: u64,
     pub output_tokens: u64,
 }
@@ -273,6 +276,10 @@ impl Replay<'_> {
                     Err(error) => Err(error),
                 };
                 unit.states.scheduler.step_done(step, output);
+            }
+            Entry::Resume(resumed) => {
+                self.counts.resumed += 1;
+                unit.resume(*resumed, seen)?;
             }
             Entry::Cancel { rid, flag } => unit.cancel(&rid, flag),
             Entry::StopFound { rid, kept } => unit.stop_found(&rid, kept),

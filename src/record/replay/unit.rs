@@ -3,19 +3,20 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::entry::{Entry, FlagOf, SubmitEntry};
+use crate::entry::{Entry, FlagOf, ResumeEntry, Submitted};
 use souffleur_base::ids::{IntakeId, RequestId};
 use souffleur_request::CancelFlag;
 use souffleur_state::cache::prefix_history::StoredMiss;
 use souffleur_state::control::{ControlStates, Leg};
 use souffleur_state::pool::pages::PoolLedger;
-use souffleur_state::pooling::Pooling;
 use souffleur_state::scheduler::Next;
-use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::scheduler::submission::{IdFloor, Resume};
 use souffleur_state::scheduler::tier::PrefixFound;
 
 const MAX_PROMPT_TOKENS: usize = 1 << 28;
 const MAX_REQUESTS: usize = 1 << 20;
+/// The largest floor of ids: the ids after the floor do not overflow.
+const MAX_FLOOR: u64 = 1 << 62;
 
 pub(super) struct Unit {
     /// Dropped first, so that pages held by the other fields do not count as leaks.
@@ -27,82 +28,6 @@ pub(super) struct Unit {
     pub(super) returned: Option<Next>,
     pub(super) requests: HashMap<IntakeId, InFlight>,
     pub(super) prompt_tokens: usize,
-}
-
-/// A submitted request, from any of its entry variants.
-pub(super) struct Submitted {
-    pub(super) request: Box<SubmitEntry>,
-    opening: Arc<[u32]>,
-    anchors: Arc<[u32]>,
-    pooling: Option<Pooling>,
-    bypasses_cache: bool,
-    has_long_rope: bool,
-}
-
-impl Submitted {
-    /// Converts an entry that submits a request; returns any other entry as `Err`.
-    pub(super) fn of(entry: Entry) -> Result<Self, Entry> {
-        let plain = |request| Self {
-            request,
-            opening: Arc::default(),
-            anchors: Arc::default(),
-            pooling: None,
-            bypasses_cache: false,
-            has_long_rope: false,
-        };
-        Ok(match entry {
-            Entry::Submit(request) => plain(request),
-            Entry::SubmitOpened(request, opening) => Self {
-                opening,
-                ..plain(request)
-            },
-            Entry::SubmitAnchored {
-                request,
-                opening,
-                anchors,
-            } => Self {
-                opening,
-                anchors,
-                ..plain(request)
-            },
-            Entry::SubmitBypassing {
-                request,
-                opening,
-                anchors,
-            } => Self {
-                opening,
-                anchors,
-                bypasses_cache: true,
-                ..plain(request)
-            },
-            Entry::SubmitPooling {
-                request,
-                pooling,
-                bypasses_cache,
-                anchors,
-            } => Self {
-                anchors,
-                pooling: Some(pooling),
-                bypasses_cache,
-                ..plain(request)
-            },
-            Entry::SubmitLong {
-                request,
-                opening,
-                anchors,
-                pooling,
-                bypasses_cache,
-            } => Self {
-                request,
-                opening,
-                anchors,
-                pooling,
-                bypasses_cache,
-                has_long_rope: true,
-            },
-            other => return Err(other),
-        })
-    }
 }
 
 pub(super) struct InFlight {
@@ -137,30 +62,51 @@ impl Unit {
     }
 
     pub(super) fn submit(&mut self, submitted: Submitted, seen: &[IntakeId]) -> Result<(), String> {
-        let Submitted {
-            request,
-            opening,
-            anchors,
-            pooling,
-            bypasses_cache,
-            has_long_rope,
-        } = submitted;
-        let flag = self.register(&request, seen)?;
-        let submission = request.submission(opening, anchors, flag)?;
-        let submission = Submission {
-            pooling,
-            bypasses_cache,
-            namespace: submission.namespace.with_long_rotation(has_long_rope),
-            ..submission
+        let prompt_tokens = submitted.request.prompt.len();
+        let flag = self.register(submitted.request.intake, prompt_tokens, seen)?;
+        self.states.scheduler.submit(submitted.submission(flag)?);
+        Ok(())
+    }
+
+    /// Continues a request of an earlier generation.
+    pub(super) fn resume(&mut self, entry: ResumeEntry, seen: &[IntakeId]) -> Result<(), String> {
+        let request = &entry.submitted.request;
+        // The told tokens are a part of the prefill, like the prompt.
+        let prompt_tokens = request.prompt.len() + entry.told.len();
+        let flag = self.register(request.intake, prompt_tokens, seen)?;
+        let now_s = entry.now_s;
+        let resume = Resume {
+            requests: vec![entry.resumption(flag)?],
+            ..Resume::default()
         };
-        self.states.scheduler.submit(submission);
+        self.states.scheduler.resume(resume, now_s);
+        Ok(())
+    }
+
+    fn begin_after(&mut self, floor: IdFloor) -> Result<(), String> {
+        let IdFloor { step, sequences } = floor;
+        if step.max(sequences) > MAX_FLOOR {
+            return Err(format!(
+                "the ids of steps begin at {step}, those of sequences at {sequences}, the limit is {MAX_FLOOR}"
+            ));
+        }
+        let resume = Resume {
+            floor,
+            ..Resume::default()
+        };
+        // The time is that of requests, of which there are none.
+        self.states.scheduler.resume(resume, 0.0);
         Ok(())
     }
 
     /// Registers a request, and returns its cancel flag.
-    fn register(&mut self, request: &SubmitEntry, seen: &[IntakeId]) -> Result<CancelFlag, String> {
-        let (flag, intake) = (CancelFlag::default(), request.intake);
-        let prompt_tokens = request.prompt.len();
+    fn register(
+        &mut self,
+        intake: IntakeId,
+        prompt_tokens: usize,
+        seen: &[IntakeId],
+    ) -> Result<CancelFlag, String> {
+        let flag = CancelFlag::default();
         self.prompt_tokens += prompt_tokens;
         if self.requests.len() >= MAX_REQUESTS {
             return Err(format!(
@@ -244,6 +190,9 @@ impl Unit {
                 miss,
             } => scheduler.blocks_fetched(ticket, to_usize(blocks), Some(miss)),
             Entry::Written { tickets, kept } => scheduler.blocks_written(&tickets, kept),
+            Entry::IdFloor { step, sequences } => {
+                self.begin_after(IdFloor { step, sequences })?;
+            }
             other => return Err(format!("unexpected record type {}", other.message())),
         }
         Ok(())

@@ -1,7 +1,11 @@
 //! The engine of the message log tests: a recorded scheduler without actors.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use souffleur_state::pooling::Pooling;
+use souffleur_state::scheduler::news::RequestTokens;
+use souffleur_state::scheduler::submission::{IdFloor, Resume, Resumption};
 
 /// Scheduler, tree, pools and executor, which run one after the other in one thread.
 pub(super) struct Engine {
@@ -9,6 +13,8 @@ pub(super) struct Engine {
     pub(super) executor: FakeExecutor,
     pub(super) steps: VecDeque<StepPlan>,
     pub(super) n_submitted: u64,
+    /// The requests in flight, with what their clients were told.
+    pub(super) live: BTreeMap<IntakeId, Resumption>,
 }
 
 impl Engine {
@@ -36,7 +42,28 @@ impl Engine {
             executor,
             steps: VecDeque::new(),
             n_submitted: 0,
+            live: BTreeMap::new(),
         }
+    }
+
+    /// Ends this generation, and starts the next one, which continues the requests in flight.
+    pub(super) fn successor(mut self, sink: &Arc<LogSink>, generation: u64) -> Self {
+        let (live, n_submitted) = (std::mem::take(&mut self.live), self.n_submitted);
+        // Writes its last records before the next generation writes its first.
+        drop(self);
+        let mut next = Self::new(sink, generation);
+        next.n_submitted = n_submitted;
+        next.live = live.clone();
+        let resume = Resume {
+            floor: IdFloor {
+                step: generation << 20,
+                sequences: generation << 10,
+            },
+            requests: live.into_values().collect(),
+        };
+        next.states.scheduler.resume(resume, 2.0);
+        next.drive();
+        next
     }
 
     pub(super) fn submit(
@@ -59,7 +86,7 @@ impl Engine {
         max_new: u32,
         flag: &CancelFlag,
     ) {
-        self.states.scheduler.submit(Submission {
+        let request = Submission {
             rid,
             intake: IntakeId::new(self.n_submitted),
             prompt: prompt.into(),
@@ -85,7 +112,19 @@ impl Engine {
                 waiting_s: Some(1e9),
                 running_s: self.n_submitted.is_multiple_of(9).then_some(20.0),
             },
-        });
+        };
+        let untold = Resumption {
+            submission: request.clone(),
+            told: Arc::default(),
+            input_logprobs: 0,
+            cached_tokens: None,
+            retractions: 0,
+            resumptions: 1,
+            age_s: 1.0,
+            running_s: None,
+        };
+        self.live.insert(request.intake, untold);
+        self.states.scheduler.submit(request);
         self.drive();
     }
 
@@ -101,8 +140,22 @@ impl Engine {
         while let Some(plan) = self.states.advance() {
             self.steps.push_back(*plan);
         }
-        drop(self.states.scheduler.take_news());
+        for update in self.states.scheduler.take_news() {
+            self.note(&update);
+        }
         self.states.scheduler.flush();
+    }
+
+    fn note(&mut self, update: &RequestTokens) {
+        if update.end.is_some() {
+            self.live.remove(&update.intake);
+        } else if let Some(request) = self.live.get_mut(&update.intake) {
+            let told = request.told.iter().chain(&update.tokens);
+            request.told = told.copied().collect();
+            request.cached_tokens = Some(update.cached_tokens);
+            request.retractions = update.num_retractions;
+            request.running_s = Some(0.5);
+        }
     }
 
     pub(super) fn end_step(&mut self) {

@@ -1,6 +1,7 @@
 //! Tests of message logs that reach their size limit, or whose disk is too slow.
 
 use super::*;
+use souffleur_chaos::Chaos;
 
 #[test]
 fn a_log_that_reaches_its_size_limit_ends_with_that_reason() {
@@ -48,4 +49,23 @@ fn entries_dropped_by_a_slow_disk_are_counted_and_marked() {
     assert_eq!(replayed.counts.units, 2);
     let steps = StepId::new(replayed.counts.steps);
     assert!(steps > StepId::new(0), "the second unit is replayed");
+}
+
+#[test]
+fn a_log_whose_disk_fails_stops_and_the_part_before_can_be_replayed() {
+    for kind in ["io_error", "disk_full"] {
+        let spec = format!("actor=record,kind={kind},after=2");
+        let disk = Disk::default();
+        let chaos = Chaos::new(&[spec.parse().expect("a valid spec")]);
+        let header = Header::new(&setup());
+        let sink = LogSink::start_with_chaos(chaos.clone(), disk.clone(), NO_LIMIT, &header);
+        let sink = sink.expect("memory can be written");
+        busy(&sink);
+        let mut recorder = sink.recorder(2);
+        recorder.flush();
+        drop((recorder, sink));
+        assert_eq!(chaos.describe()[0].firings, 1, "{kind}");
+        let log = disk.0.lock().expect("the writer has ended").clone();
+        assert!(replay_of(&log).is_ok_and(|replayed| replayed.difference.is_none()));
+    }
 }

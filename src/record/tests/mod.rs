@@ -1,10 +1,12 @@
 //! Tests that complete message logs are replayed without a difference, and helpers of the other tests.
 
 mod damage;
+mod deaths;
 mod engine;
 mod limits;
 mod pace;
 mod policies;
+mod resume;
 mod store;
 
 use std::collections::{BTreeSet, VecDeque};

@@ -4,6 +4,7 @@ mod http;
 mod rewrite;
 
 use std::fmt;
+use std::time::Duration;
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpRequest, HttpResponse, ResponseError};
@@ -87,6 +88,24 @@ impl ApiError {
             rid.as_str()
         );
         Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
+    }
+
+    pub(super) fn no_such_request(rid: &RequestId) -> Self {
+        let message = format!(
+            "request {} neither runs nor waits: it has ended, is still encoded, or was never sent",
+            Cut(rid.as_str())
+        );
+        Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
+    }
+
+    /// 503: an actor sent no answer within `limit`.
+    pub(super) fn no_answer(limit: Duration) -> Self {
+        let message = format!(
+            "the engine's Scheduler did not answer within {} ms: it hangs or is overloaded; /debug/actors and \
+             /debug/engine need no answer of it",
+            limit.as_millis()
+        );
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_answer", message)
     }
 
     pub(super) fn no_such_session(id: &str) -> Self {

@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use crate::state::AppState;
-use souffleur_actors::messages::EngineView;
-use souffleur_actors::watchdog::{FIRST_GENERATION, UnitDeath};
+use souffleur_actors::messages::{EngineView, ViewedRequests};
+use souffleur_actors::status::UnitDeath;
+use souffleur_actors::watchdog::FIRST_GENERATION;
 use souffleur_engine::EngineHandle;
 use souffleur_metrics::{MailboxCounts, mailbox_counts, process_time, stored_bytes};
 
@@ -36,7 +37,7 @@ impl Sample {
         let Some(engine) = state.slot().engine() else {
             return Self::without_engine(state);
         };
-        let view = engine.view(steps_after).await.ok();
+        let view = engine.view(steps_after, ViewedRequests::CONSOLE).await.ok();
         let status = engine.unit_status();
         // A view of another unit does not match the number of the step.
         let view = view.filter(|_| status.generation == generation);

@@ -1,17 +1,26 @@
 //! The docket's part for one unit: which of its requests are posted, and which are due.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::entry::Place;
 use crate::scheduler::submission::IdFloor;
+use crate::step::PIPELINE_DEPTH;
 use crate::supervision::FIRST_GENERATION;
-use crate::supervision::blame::Blame;
+use crate::supervision::blame::{Blame, Signature};
 use souffleur_base::ids::IntakeId;
 
-/// Steps of one generation have the same number above these bits.
-const STEP_BITS: u32 = 40;
+/// Steps of one generation, and its tickets, have the same number above these bits.
+const GENERATION_BITS: u32 = 40;
 
-#[derive(Debug, Default)]
+/// The smallest number of the steps and tickets of a unit in a generation. Those of earlier generations are smaller.
+pub fn first_number(generation: u64) -> u64 {
+    generation.saturating_sub(FIRST_GENERATION) << GENERATION_BITS
+}
+
+/// Deaths by one cause that a request survives while it is alone, if no death named it.
+const PATIENCE: u8 = 1;
+
+#[derive(Debug)]
 pub(super) struct Desk {
     /// `None` before the unit was started.
     pub(super) generation: Option<u64>,
@@ -22,13 +31,65 @@ pub(super) struct Desk {
     /// Requests posted in all generations: at least as many as the sequences that the unit's Schedulers numbered.
     pub(super) n_sequences: u64,
     pub(super) blame: Blame,
+    /// The last death, if no request was named.
+    last_death: Option<LastDeath>,
     /// The suspect that was cleared last.
     pub(super) passed: Option<IntakeId>,
     /// The request posted after the last withdrawal: before its first result, tokens of the withdrawn one may come.
     pub(super) fence: Option<IntakeId>,
 }
 
+impl Default for Desk {
+    fn default() -> Self {
+        Self {
+            generation: None,
+            is_anew: false,
+            held: BTreeSet::new(),
+            n_posted: 0,
+            n_sequences: 0,
+            blame: Blame::patient(PATIENCE),
+            last_death: None,
+            passed: None,
+            fence: None,
+        }
+    }
+}
+
+/// The requests that a unit had when it died.
+#[derive(Debug)]
+struct LastDeath {
+    cause: Signature,
+    /// The number of told tokens of each.
+    told: BTreeMap<IntakeId, usize>,
+}
+
 impl Desk {
+    /// Takes a death that no request is named for. Returns those of the requests `posted`, with their numbers of told
+    /// tokens, that were told hardly more since another death by the same cause: only they may have caused both.
+    pub(super) fn stalled(
+        &mut self,
+        cause: &Signature,
+        posted: &[(IntakeId, usize)],
+    ) -> Vec<IntakeId> {
+        let last = self.last_death.take();
+        let last = last.filter(|last| last.cause == *cause);
+        let mut told = last.map(|last| last.told).unwrap_or_default();
+        // The results of the steps in flight at a death are lost, so fewer or more of them are told before the next.
+        let is_stalled = |&&(intake, n): &&(IntakeId, usize)| {
+            let before = told.get(&intake);
+            before.is_some_and(|before| n <= before + PIPELINE_DEPTH)
+        };
+        let stalled = posted.iter().filter(is_stalled);
+        let stalled: Vec<IntakeId> = stalled.map(|(intake, _)| *intake).collect();
+        told.extend(posted.iter().copied());
+        told.retain(|intake, _| self.held.contains(intake));
+        self.last_death = Some(LastDeath {
+            cause: cause.clone(),
+            told,
+        });
+        stalled
+    }
+
     /// Begins a generation, which has none of the requests.
     pub(super) fn begin(&mut self, generation: u64) {
         self.generation = Some(generation);
@@ -87,11 +148,8 @@ impl Desk {
 
     /// The ids that no earlier generation can have assigned.
     pub(super) fn floor(&self) -> IdFloor {
-        let generations = self
-            .generation
-            .map_or(0, |generation| generation.saturating_sub(FIRST_GENERATION));
         IdFloor {
-            step: generations << STEP_BITS,
+            step: self.generation.map_or(0, first_number),
             sequences: self.n_sequences,
         }
     }

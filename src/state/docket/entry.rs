@@ -25,6 +25,7 @@ pub struct Entry {
     cached_tokens: Option<u32>,
     loaded_tokens: u32,
     retractions: u32,
+    resumptions: u32,
     entered_s: f64,
     pub(super) running_since_s: Option<f64>,
     /// Noted, and not yet sent to the client.
@@ -45,6 +46,7 @@ impl Entry {
             cached_tokens: None,
             loaded_tokens: 0,
             retractions: 0,
+            resumptions: 0,
             entered_s: now_s,
             running_since_s: None,
             end: None,
@@ -82,6 +84,10 @@ impl Entry {
         self.loaded_tokens
     }
 
+    pub fn retractions(&self) -> u32 {
+        self.retractions
+    }
+
     pub(super) fn is_open(&self) -> bool {
         self.end.is_none()
     }
@@ -100,7 +106,16 @@ impl Entry {
         self.end = update.end.as_deref().cloned();
     }
 
-    pub(super) fn resumption(&self, now_s: f64) -> Resumption {
+    pub(super) fn submission(&self, now_s: f64) -> Submission {
+        Submission {
+            submitted_s: self.entered_s - now_s,
+            ..self.request.clone()
+        }
+    }
+
+    /// Continues the request in another generation, or after a withdrawal.
+    pub(super) fn resume(&mut self, now_s: f64) -> Resumption {
+        self.resumptions += 1;
         let since = self.running_since_s.map(|since_s| now_s - since_s);
         Resumption {
             submission: self.request.clone(),
@@ -109,6 +124,7 @@ impl Entry {
             // An admission whose result was not noted is not reported a second time.
             cached_tokens: self.cached_tokens.or(since.map(|_| 0)),
             retractions: self.retractions,
+            resumptions: self.resumptions,
             age_s: now_s - self.entered_s,
             running_s: since,
         }

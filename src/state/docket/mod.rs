@@ -14,13 +14,15 @@
 //!    unit's Scheduler in order ([`Docket::posts`]).
 //!
 //! A unit that died has all of its requests posted again, oldest first, by the generation that follows it. If a request
-//! may have caused the death, the suspects are posted one by one ([`Blame`]): a suspect that has passed is withdrawn
+//! may have caused the death, the suspects are posted one by one ([`Blame`]). These are the request that was in hand, or
+//! after two deaths by one cause those that made no progress between them. A suspect that has passed is withdrawn
 //! until all are cleared, and requests that arrive meanwhile are held. Tokens of a withdrawn request may still be in
 //! flight. They are noted before the request is posted again, because the Scheduler sends them before it sends a result
 //! of the next suspect, and no withdrawn request is posted before such a result (`Desk::fence`).
 
 mod desk;
 mod entry;
+pub mod quarantine;
 #[cfg(test)]
 mod tests;
 
@@ -33,15 +35,16 @@ use crate::scheduler::submission::{Resume, Submission};
 use crate::supervision::Incarnation;
 use crate::supervision::blame::{Blame, Suspicion};
 use desk::Desk;
+pub use desk::first_number;
 pub use entry::Entry;
 use entry::Place;
-use souffleur_base::error::{RequestError, StepError};
+use souffleur_base::error::RequestError;
 use souffleur_base::ids::{IntakeId, RequestId, UnitId};
 
 /// A message to the Scheduler of a unit.
 #[derive(Clone, Debug)]
 pub enum Post {
-    /// A request that no unit has had.
+    /// A request that no unit has had. Its `submitted_s` is relative to now.
     Submit(Box<Submission>),
     /// Requests that a unit has had. The first message of each generation, also without requests.
     Resume(Resume),
@@ -140,16 +143,21 @@ impl Docket {
             desk.held.insert(intake);
         }
         desk.begin(at.generation);
-        let is_known = match suspicion {
-            Suspicion::One(intake, _) => posted.contains(intake),
-            Suspicion::Nothing | Suspicion::All(_) => true,
+        let told = |intake: IntakeId| self.entries[&intake].told().len();
+        let (suspicion, suspects) = match suspicion {
+            Suspicion::One(intake, _) if !posted.contains(intake) => {
+                (&Suspicion::Nothing, Vec::new())
+            }
+            Suspicion::Nothing | Suspicion::One(..) => (suspicion, posted),
+            Suspicion::All(cause) => {
+                let posted: Vec<_> = posted
+                    .iter()
+                    .map(|&intake| (intake, told(intake)))
+                    .collect();
+                (suspicion, desk.stalled(cause, &posted))
+            }
         };
-        let suspicion = if is_known {
-            suspicion
-        } else {
-            &Suspicion::Nothing
-        };
-        let convicted = desk.blame.died(suspicion, posted.into_iter());
+        let convicted = desk.blame.died(suspicion, suspects.into_iter());
         over.into_iter().for_each(|intake| desk.blame.ended(intake));
         if let Some(convicted) = convicted {
             self.convict(convicted);
@@ -210,9 +218,9 @@ impl Docket {
             desk.n_sequences += 1;
             entry.place = Place::Posted;
             if std::mem::replace(&mut entry.was_posted, true) {
-                resume.requests.push(entry.resumption(now_s));
+                resume.requests.push(entry.resume(now_s));
             } else {
-                submits.push(Post::Submit(Box::new(entry.request().clone())));
+                submits.push(Post::Submit(Box::new(entry.submission(now_s))));
             }
         }
         if is_anew || !resume.requests.is_empty() {
@@ -264,8 +272,11 @@ impl Docket {
         let Some(entry) = self.entries.get_mut(&intake) else {
             return;
         };
-        let reason = "the engine died twice while it computed this request alone";
-        let error = RequestError::Step(StepError::Rejected(reason.to_owned()));
+        let rid = &entry.request().rid;
+        let error = RequestError::Poison(format!(
+            "request {rid} ended the engine's actors each time: it fails, and equal ones are refused for ten minutes \
+             (please report the bug with the server's log)"
+        ));
         entry.end = Some(RequestEnd::Failed(error));
         if let Some(desk) = self.desks.get_mut(&entry.unit) {
             desk.remove(intake, entry.place);

@@ -1,3 +1,4 @@
+use super::quarantine::Quarantine;
 use super::*;
 use crate::scheduler::news::FinishReason;
 use crate::scheduler::submission::{CancelFlag, RequestTimeouts};
@@ -120,6 +121,7 @@ fn a_new_generation_gets_all_requests_with_what_was_told_and_no_old_message_coun
     assert_eq!(*first.told, [7, 8]);
     let counts = (first.cached_tokens, first.retractions, first.input_logprobs);
     assert_eq!(counts, (Some(2), 1, 0));
+    assert_eq!(first.resumptions, 1);
     assert_eq!((first.age_s, first.running_s), (4.0, Some(3.0)));
     assert!(first.has_run() && !resume.requests[1].has_run());
 }
@@ -140,54 +142,79 @@ fn an_end_that_was_noted_is_due_and_the_request_is_not_posted_again() {
     assert_eq!(docket.len(), 2);
 }
 
+/// The three requests after two deaths by one cause, between which none was told a token.
+fn dead_twice() -> Docket {
+    let mut docket = running();
+    assert_eq!(docket.open(at(2), &cause("a")), None);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2 r1:0 r2:0]");
+    assert_eq!(docket.open(at(3), &cause("a")), None);
+    docket
+}
+
 #[test]
-fn suspects_are_posted_one_by_one_and_others_wait_until_all_are_cleared() {
+fn requests_that_made_progress_between_two_deaths_are_no_suspects() {
     let mut docket = running();
     docket.open(at(2), &cause("a"));
+    docket.posts(UNIT, 1.0);
+    for intake in [0, 2] {
+        assert!(docket.note(at(2), &[news(IntakeId::new(intake), &[9; 3])]));
+    }
+    docket.open(at(3), &cause("a"));
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r1:0]");
+    let mut docket = running();
+    docket.open(at(2), &cause("a"));
+    docket.posts(UNIT, 1.0);
+    docket.open(at(3), &cause("b"));
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2 r1:0 r2:0]");
+}
+
+#[test]
+fn suspects_are_posted_one_by_one_and_others_wait_until_all_are_cleared() {
+    let mut docket = dead_twice();
     let new = enter(&mut docket, UNIT);
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2]");
-    assert!(docket.note(at(2), &[news(IntakeId::new(0), &[9])]));
+    assert!(docket.note(at(3), &[news(IntakeId::new(0), &[9])]));
     assert!(docket.posts(UNIT, 1.0).is_empty());
-    assert!(docket.note(at(2), &[news(IntakeId::new(0), &[10])]));
+    assert!(docket.note(at(3), &[news(IntakeId::new(0), &[10])]));
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), "w0:4 [r1:0]");
     // A token that was in flight when the request was withdrawn.
-    assert!(docket.note(at(2), &[news(IntakeId::new(0), &[11])]));
-    assert!(docket.note(at(2), &[last(IntakeId::new(1), 1)]));
+    assert!(docket.note(at(3), &[news(IntakeId::new(0), &[11])]));
+    assert!(docket.note(at(3), &[last(IntakeId::new(1), 1)]));
     docket.ended(IntakeId::new(1));
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r2:0]");
     for token in [1, 2] {
-        assert!(docket.note(at(2), &[news(IntakeId::new(2), &[token])]));
+        assert!(docket.note(at(3), &[news(IntakeId::new(2), &[token])]));
     }
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), format!("[r0:5] s{new}"));
 }
 
 #[test]
 fn a_withdrawn_request_waits_for_the_result_of_a_later_post() {
-    let mut docket = running();
+    let mut docket = dead_twice();
     docket.ended(IntakeId::new(2));
-    docket.open(at(2), &cause("a"));
     docket.posts(UNIT, 1.0);
     for token in [9, 10] {
-        assert!(docket.note(at(2), &[news(IntakeId::new(0), &[token])]));
+        assert!(docket.note(at(3), &[news(IntakeId::new(0), &[token])]));
     }
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), "w0:4 [r1:0]");
     // The client of the suspect has gone: the owner cancels it.
     docket.ended(IntakeId::new(1));
     assert!(docket.posts(UNIT, 1.0).is_empty());
-    assert!(docket.note(at(2), &[news(IntakeId::new(0), &[11])]));
+    assert!(docket.note(at(3), &[news(IntakeId::new(0), &[11])]));
     assert!(docket.posts(UNIT, 1.0).is_empty());
-    assert!(docket.note(at(2), &[last(IntakeId::new(1), 1)]));
+    assert!(docket.note(at(3), &[last(IntakeId::new(1), 1)]));
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:5]");
 }
 
 #[test]
-fn a_request_that_dies_alone_twice_by_one_cause_fails_and_the_others_continue() {
-    let mut docket = running();
-    docket.open(at(2), &cause("a"));
+fn a_request_that_dies_alone_twice_by_the_cause_of_two_deaths_fails_and_the_others_continue() {
+    let mut docket = dead_twice();
     docket.posts(UNIT, 1.0);
-    assert_eq!(docket.open(at(3), &cause("b")), None);
+    assert_eq!(docket.open(at(4), &cause("b")), None);
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2]");
-    assert_eq!(docket.open(at(4), &cause("a")), Some(IntakeId::new(0)));
+    assert_eq!(docket.open(at(5), &cause("a")), None);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2]");
+    assert_eq!(docket.open(at(6), &cause("a")), Some(IntakeId::new(0)));
     assert_eq!(docket.ends_due(), [IntakeId::new(0)]);
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r1:0 r2:0]");
 }
@@ -211,4 +238,38 @@ fn another_unit_takes_over_the_requests_of_a_retired_one() {
         docket.get(IntakeId::new(0)).map(|entry| entry.told().len()),
         Some(3)
     );
+}
+
+fn convicted(prompt: &[u32], seed: u64) -> Submission {
+    let sampling = crate::sampling::SamplingParams {
+        sampling_seed: Some(seed),
+        ..Default::default()
+    };
+    Submission {
+        intake: IntakeId::new(0),
+        logprobs: None,
+        prompt: prompt.into(),
+        rid: RequestId::new("r"),
+        namespace: Default::default(),
+        sampling: sampling.into(),
+        opening: Default::default(),
+        anchors: Default::default(),
+        grammar: None,
+        vectors: None,
+        bypasses_cache: false,
+        pooling: None,
+        priority: None,
+        cancel: CancelFlag::default(),
+        submitted_s: 0.0,
+        timeouts: RequestTimeouts::default(),
+    }
+}
+
+#[test]
+fn a_convicted_request_is_refused_with_any_seed_for_ten_minutes() {
+    let mut quarantine = Quarantine::default();
+    quarantine.convict(&convicted(&[1, 2], 5), 10.0);
+    assert!(quarantine.refuses(&convicted(&[1, 2], 6), 609.0));
+    assert!(!quarantine.refuses(&convicted(&[1, 3], 5), 609.0));
+    assert!(!quarantine.refuses(&convicted(&[1, 2], 5), 610.0));
 }

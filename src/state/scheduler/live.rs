@@ -1,11 +1,11 @@
-//! Lists requests and pools for the console. The caller passes the time; no clock is read here.
+//! Lists requests and pools, for the console and `/debug/requests`. The caller passes the time; no clock is read here.
 
 use souffleur_base::ids::{IntakeId, RequestId, SeqId};
 
 use super::Scheduler;
 use super::sequence::{Phase, Sequence};
 
-/// A request as the console shows it, without its prompt and output.
+/// A request as hosts see it, without its prompt and output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiveRequest {
     pub intake: IntakeId,
@@ -19,6 +19,15 @@ pub struct LiveRequest {
     pub computed: usize,
     /// Tokens generated.
     pub output: usize,
+    /// Prompt tokens that came from the KV store, in this generation of the unit.
+    pub loaded: usize,
+    /// KV pages that the request holds, those that it shares with the tree included.
+    pub pages: usize,
+    pub retractions: u32,
+    /// Lost steps that had the request.
+    pub losses: u32,
+    /// How often the request was continued after a death.
+    pub resumptions: u32,
     /// Seconds from the submission to the first admission, or to now.
     pub queued_s: f64,
     /// Seconds since the first admission; 0 before it.
@@ -37,6 +46,14 @@ pub enum LiveState {
 }
 
 impl LiveState {
+    pub const ALL: [Self; 5] = [
+        Self::Waiting,
+        Self::Loading,
+        Self::Prefill,
+        Self::Decode,
+        Self::Retracted,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -72,6 +89,13 @@ impl Scheduler {
         if let Some(sequence) = self.requests.get_mut(seq) {
             sequence.admitted_s.get_or_insert(now_s);
         }
+    }
+
+    /// The request with this id, if there is one; and the number of all requests.
+    pub fn live_request(&self, rid: &RequestId, now_s: f64) -> (Vec<LiveRequest>, usize) {
+        let found = self.requests.find_by_rid(rid).into_iter();
+        let found = found.map(|seq| live_request(&self.requests[seq], now_s));
+        (found.collect(), self.batch.len() + self.queue.len())
     }
 
     /// The first `most` requests, running ones in order of admission, then waiting ones in order of the queue; and the
@@ -172,6 +196,7 @@ fn live_request(sequence: &Sequence, now_s: f64) -> LiveRequest {
         Phase::Running if output == 0 => LiveState::Prefill,
         Phase::Running => LiveState::Decode,
     };
+    let pages = kv.map_or(0, |kv| kv.protected_pages + kv.private.len());
     let admitted_s = sequence.admitted_s;
     LiveRequest {
         intake: request.intake,
@@ -181,6 +206,11 @@ fn live_request(sequence: &Sequence, now_s: f64) -> LiveRequest {
         cached,
         computed: reached.saturating_sub(cached),
         output,
+        loaded: sequence.loaded_tokens() as usize,
+        pages,
+        retractions: sequence.retractions,
+        losses: sequence.losses,
+        resumptions: sequence.resumptions,
         queued_s: (admitted_s.unwrap_or(now_s) - request.submitted_s).max(0.0),
         running_s: admitted_s.map_or(0.0, |admitted_s| (now_s - admitted_s).max(0.0)),
     }

@@ -5,7 +5,8 @@
 //!
 //! Each part is a file and owns some state: requests (live requests), queue and order (the waiting queue), batch
 //! (running requests), memory (counts from pools and tree), pipeline (the open plan, steps in flight), hosts (pins,
-//! flushes and pauses, requested by the embedding program, the host), outbox (messages, counters). Files with rules:
+//! flushes and pauses, requested by the embedding program, the host), trials (suspects of lost steps), outbox
+//! (messages, counters). Files with rules:
 //!
 //! - intake: `submit`, `cancel`, `stop_found`
 //! - resume: requests that a dead unit has left
@@ -13,6 +14,7 @@
 //! - order: the queue's order; the policy's probes of the cache (`prefixes_probed`)
 //! - planned: `step_planned` (grants become a step)
 //! - results: `step_done` (tokens, ends, lost steps)
+//! - trials: finds the request that makes steps fail
 //! - rules: which rows share a step, and when prefills wait for decodes
 //! - retraction: frees pages when decode runs out of them
 //! - preemption: frees memory for higher priorities
@@ -59,6 +61,7 @@ mod soft_pins;
 pub mod stats;
 pub mod submission;
 pub mod tier;
+mod trials;
 mod windows;
 
 use std::sync::Arc;
@@ -90,6 +93,7 @@ use souffleur_base::error::RequestError;
 use souffleur_base::ids::{PageId, SeqId, StateSlot};
 use stats::EngineStats;
 use tier::{StoreOrder, Tier, TierLimits};
+use trials::Trials;
 
 pub use flush::CacheFlushed;
 pub use intake::IntakeLimits;
@@ -163,6 +167,7 @@ pub struct Scheduler {
     memory: Memory,
     pipeline: Pipeline,
     hosts: Hosts,
+    trials: Trials,
     outbox: Outbox,
     /// Window pages whose tokens have left the window; the next plan returns them to the pool.
     passed_windows: WindowPages,
@@ -193,6 +198,7 @@ impl Scheduler {
             memory: Memory::new(&limits, ledger),
             pipeline: Pipeline::new(),
             hosts: Hosts::default(),
+            trials: Trials::default(),
             outbox: Outbox::default(),
             passed_windows: WindowPages::empty(),
             tier: limits.tier.map(|tier| Box::new(Tier::new(tier))),
@@ -342,6 +348,7 @@ impl Scheduler {
         }
         self.outbox
             .report(sequence, SmallVec::new(), None, Some(Box::new(end)));
+        self.trials.ended(sequence.request.intake);
         if phase == Phase::Waiting {
             self.queue.remove(seq);
         }

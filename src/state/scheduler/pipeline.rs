@@ -227,6 +227,12 @@ impl Pipeline {
         self.steps.pop_front_if(|record| record.step == step)
     }
 
+    /// The requests in the steps in flight; one in two steps comes twice.
+    pub(super) fn seqs_in_flight(&self) -> impl Iterator<Item = SeqId> + '_ {
+        let rows = self.steps.iter().map(|record| &record.rows);
+        rows.flatten().copied()
+    }
+
     /// Begins the recovery from a lost step, which voids all steps in flight.
     #[inline]
     pub(super) fn begin_recovery(&mut self) {

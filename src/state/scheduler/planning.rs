@@ -44,9 +44,11 @@ impl Scheduler {
         }
     }
 
-    /// Ends cancelled requests, and allows admissions again if the batch is empty or may be preempted.
+    /// Ends cancelled requests, begins the next trial, and allows admissions again if the batch is empty or may be
+    /// preempted.
     pub(super) fn sweep_before_plan(&mut self) {
         self.sweep_cancelled();
+        self.begin_trial();
         self.queue.forget_preempted();
         if self.preempts() || self.batch.is_empty() {
             self.batch.set_full(false);
@@ -54,7 +56,9 @@ impl Scheduler {
     }
 
     pub(super) fn open_plan(&mut self) -> Next {
-        let settle = self.take_settlements();
+        let cleared = self.retract_cleared();
+        let mut settle = self.take_settlements();
+        settle.extend(cleared);
         let pins = self.hosts.pins_mut().take_demands();
         let has_passed = self.has_passed_windows();
         let decode = self.plan_decode();
@@ -233,12 +237,13 @@ impl Scheduler {
     pub(super) fn considers_queue(&self, decode: &[SeqId]) -> bool {
         !self.is_paused()
             && !self.batch.is_full()
+            && !self.has_suspects()
             && !self.queue.waiting().is_empty()
             && !self.defers_prefill(decode)
     }
 
-    /// This plan's candidates: the chunked request, retracted requests, the queue in policy order. The sequences in
-    /// `decode` run if no candidate fits, or in the same step.
+    /// This plan's candidates: the chunked request, retracted requests, the queue in policy order; during trials only
+    /// the suspect. The sequences in `decode` run if no candidate fits, or in the same step.
     pub(super) fn admit_request(&mut self, decode: &[SeqId]) -> Option<AdmitRequest> {
         let is_full = self.batch.is_full();
         let is_closed = (is_full || self.queue.len() == 0) && self.batch.chunked().is_none();

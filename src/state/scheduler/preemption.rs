@@ -34,7 +34,9 @@ impl Scheduler {
         let is_ready = |seq: &SeqId| {
             let sequence = &self.requests[*seq];
             let tier = sequence.tier.as_ref();
-            sequence.rows_in_flight == 0 && !tier.is_some_and(|tier| tier.is_finding())
+            sequence.rows_in_flight == 0
+                && !tier.is_some_and(|tier| tier.is_finding())
+                && self.trials.admit(sequence.request.intake)
         };
         let queue = self.queue.candidates().filter(is_ready);
         if self.limits.rules.priority.is_none() {

@@ -13,9 +13,6 @@ use super::pipeline::StepRecord;
 use super::planning::retract_of;
 use super::{KvAtEnd, Next, Scheduler};
 
-/// Lost steps that a request survives: a request that breaks every step must fail eventually.
-const MAX_LOSSES: u32 = 2;
-
 impl Scheduler {
     /// Takes a step's result. Steps finish in order; any other result is stale, counted and dropped.
     pub fn step_done(&mut self, step: StepId, result: Result<StepOutput, StepError>) {
@@ -103,8 +100,12 @@ impl Scheduler {
             }
             self.outbox.report(sequence, tokens, logprobs, None);
         }
-        if let Some(reason) = end {
-            self.finish(seq, RequestEnd::Finished(reason), kept, KvAtEnd::Publish);
+        match end {
+            Some(reason) => {
+                self.finish(seq, RequestEnd::Finished(reason), kept, KvAtEnd::Publish);
+            }
+            None if n_taken > 0 => self.passed_step(seq),
+            None => {}
         }
     }
 
@@ -126,18 +127,18 @@ impl Scheduler {
         }
     }
 
-    /// Takes a failed step: the K/V that this step and later ones wrote may be wrong. The step's requests fail if the
-    /// step was rejected or was their third lost one; otherwise they are recomputed. Then the tree is flushed.
+    /// Takes a failed step: the K/V that this step and later ones wrote may be wrong. The requests of a rejected step
+    /// fail. Those of a lost step become suspects, and are computed again. Then the tree is flushed.
     fn take_lost_step(&mut self, record: &StepRecord, error: &StepError) {
         self.pipeline.begin_recovery();
-        for &seq in &record.rows {
-            let Some(sequence) = self.requests.get_mut(seq).filter(|seq| !seq.has_ended) else {
-                continue;
-            };
-            sequence.losses += 1;
-            let must_fail = matches!(error, StepError::Rejected(_)) || sequence.losses > MAX_LOSSES;
-            if must_fail {
-                self.fail(seq, RequestError::Step(error.clone()));
+        match error {
+            StepError::Lost(reason) => self.suspect(record, reason),
+            StepError::Rejected(_) => {
+                for &seq in &record.rows {
+                    if self.requests.get(seq).is_some() {
+                        self.fail(seq, RequestError::Step(error.clone()));
+                    }
+                }
             }
         }
     }

@@ -29,6 +29,9 @@ impl Scheduler {
             self.pipeline.number_from(StepId::new(floor.step));
         }
         self.requests.begin_after(floor.sequences);
+        if let Some(tier) = &mut self.tier {
+            tier.begin_after(floor.step);
+        }
     }
 
     fn resume_one(&mut self, resumption: Resumption, now_s: f64) {

@@ -80,8 +80,12 @@ pub struct Sequence {
     pub running_since_s: Option<f64>,
     /// When the caller noted the first admission, in seconds of the clock of `submitted_s`.
     pub admitted_s: Option<f64>,
-    /// Number of failed (lost) steps that included the sequence.
+    /// Number of times that a step with the sequence was lost, or was in flight when an earlier one was lost.
     pub losses: u32,
+    /// How often the request was continued after a death.
+    pub resumptions: u32,
+    /// Number of losses since the sequence was last cleared in which it was alone (see `trials`).
+    pub lone_losses: u8,
     /// Number of plans that held the sequence back while another prefill computed its prefix.
     pub waits: u8,
     /// Tokens that the engine had prefilled when the request arrived.
@@ -114,6 +118,8 @@ impl Sequence {
             admitted_s: None,
             retractions: 0,
             losses: 0,
+            lone_losses: 0,
+            resumptions: 0,
             waits: 0,
             arrival_prefilled_tokens: 0,
             has_ended: false,
@@ -132,6 +138,7 @@ impl Sequence {
             input_logprobs,
             cached_tokens,
             retractions,
+            resumptions,
             age_s,
             running_s,
         } = resumption;
@@ -144,6 +151,7 @@ impl Sequence {
         sequence.is_opening_sent |= was_told;
         sequence.cached_tokens = cached_tokens;
         sequence.retractions = retractions;
+        sequence.resumptions = resumptions;
         sequence.running_since_s = running_s.map(|running_s| now_s - running_s);
         sequence.admitted_s = sequence.running_since_s;
         if input_logprobs > 0 {

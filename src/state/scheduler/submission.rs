@@ -60,6 +60,8 @@ pub struct Resumption {
     /// Prompt tokens from the cache at the first admission; `None` before it.
     pub cached_tokens: Option<u32>,
     pub retractions: u32,
+    /// How often the request was continued, this time included.
+    pub resumptions: u32,
     /// Seconds since the intake.
     pub age_s: f64,
     /// Seconds since the first admission; `None` before it.
@@ -76,7 +78,7 @@ impl Resumption {
 /// The smallest ids that a unit may assign. All smaller ones may have been assigned by its earlier generations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IdFloor {
-    /// The number of the first step.
+    /// The number of the first step. The unit's tickets are larger, too.
     pub step: u64,
     /// The number of sequences before the first one.
     pub sequences: u64,

@@ -1,4 +1,4 @@
-//! Finds the request that caused a death, without failing any other.
+//! Finds the request that caused a death, without failing any other. The Scheduler uses the same search for lost steps.
 //!
 //! A death makes requests suspects: the one that was in hand, if that is known, otherwise all that the unit had. Each
 //! suspect is tried alone: it is the only request in its unit, until it was told the results of enough steps to pass
@@ -50,10 +50,19 @@ impl Suspicion {
 /// The suspects of one unit.
 #[derive(Clone, Debug, Default)]
 pub struct Blame {
-    suspects: BTreeMap<IntakeId, Vec<Signature>>,
+    suspects: BTreeMap<IntakeId, Vec<Cause>>,
+    /// Deaths alone by one cause that a suspect survives, if the suspicion names no request.
+    patience: u8,
     trial: Option<Trial>,
     /// The last suspect whose trial is over, until the first result of the next one.
     previous: Option<Previous>,
+}
+
+#[derive(Clone, Debug)]
+struct Cause {
+    signature: Signature,
+    /// Deaths by this cause while the suspect was alone.
+    alone: u8,
 }
 
 #[derive(Clone, Debug)]
@@ -70,6 +79,15 @@ struct Previous {
 }
 
 impl Blame {
+    /// A search that convicts a suspect only after `patience` more deaths alone by one cause: an unrelated fault that
+    /// meets a suspect in its trial once convicts no request.
+    pub fn patient(patience: u8) -> Self {
+        Self {
+            patience,
+            ..Self::default()
+        }
+    }
+
     /// Takes the death of the unit, which had the requests `posted`. Returns the convicted request, if any.
     pub fn died(
         &mut self,
@@ -86,8 +104,13 @@ impl Blame {
         if let Some(tried) = tried
             && previous.is_none_or(|previous| previous.cleared_of.contains(cause))
             && one.is_none_or(|one| one == tried)
-            && self.suspects[&tried].contains(cause)
+            && let Some(known) = self.known(tried, cause)
         {
+            known.alone += 1;
+            let alone = known.alone;
+            if one.is_none() && alone <= self.patience {
+                return None;
+            }
             self.convict(tried, cause);
             return Some(tried);
         }
@@ -112,6 +135,11 @@ impl Blame {
         self.trial.as_ref().map(|trial| trial.intake)
     }
 
+    /// No step in flight contains the request before the next suspect: its trial is certain from the start.
+    pub fn drained(&mut self) {
+        self.previous = None;
+    }
+
     /// Begins the trial of the oldest suspect, and returns it.
     pub fn begin(&mut self) -> Option<IntakeId> {
         let intake = *self.suspects.keys().next()?;
@@ -129,7 +157,8 @@ impl Blame {
         self.previous = None;
         if is_cleared {
             self.trial = None;
-            let cleared_of = self.suspects.remove(&intake).unwrap_or_default();
+            let causes = self.suspects.remove(&intake).unwrap_or_default();
+            let cleared_of = causes.into_iter().map(|cause| cause.signature).collect();
             self.previous = Some(Previous { intake, cleared_of });
         }
         is_cleared
@@ -152,22 +181,30 @@ impl Blame {
         }
     }
 
+    fn known(&mut self, suspect: IntakeId, cause: &Signature) -> Option<&mut Cause> {
+        let causes = self.suspects.get_mut(&suspect)?;
+        causes.iter_mut().find(|known| known.signature == *cause)
+    }
+
     fn suspect(&mut self, intake: IntakeId, cause: &Signature) {
         let causes = self.suspects.entry(intake).or_default();
-        if causes.contains(cause) {
+        if causes.iter().any(|known| known.signature == *cause) {
             return;
         }
         if causes.len() == MAX_CAUSES {
             causes.remove(0);
         }
-        causes.push(cause.clone());
+        causes.push(Cause {
+            signature: cause.clone(),
+            alone: 0,
+        });
     }
 
     /// The others are cleared of this cause.
     fn convict(&mut self, convicted: IntakeId, cause: &Signature) {
         self.suspects.remove(&convicted);
         self.suspects.retain(|_, causes| {
-            causes.retain(|other| other != cause);
+            causes.retain(|other| other.signature != *cause);
             !causes.is_empty()
         });
     }

@@ -3,13 +3,13 @@
 //! - [`Supervision`]: which actors a death replaces ([`Level`]), and the generations of units
 //! - [`Intensity`]: how many restarts are allowed in a period; one more ends the process
 //! - [`blame`]: which request caused a death
-//! - [`quarantine`]: requests like one that caused deaths are refused for a while
+//! - [`beats`]: which thread hangs
 //!
 //! Nothing here reads a clock: callers pass the time in seconds, on any clock that never goes back.
 
+pub mod beats;
 pub mod blame;
 mod intensity;
-pub mod quarantine;
 #[cfg(test)]
 mod tests;
 
@@ -226,6 +226,14 @@ impl Supervision {
     pub fn start(&mut self, at: Incarnation) -> Option<Suspicion> {
         let unit = self.current_mut(at)?;
         Some(std::mem::replace(&mut unit.suspicion, Suspicion::Nothing))
+    }
+
+    /// The unit in the generation that was decided on last.
+    pub fn newest(&self, unit: UnitId) -> Incarnation {
+        Incarnation {
+            unit,
+            generation: self.units[unit.index()].generation,
+        }
     }
 
     /// The generation under which the executor's thread of a unit reports its death, also if a later generation starts

@@ -1,8 +1,6 @@
 use super::blame::{Blame, Signature, Suspicion};
-use super::quarantine::Quarantine;
 use super::*;
-use crate::scheduler::submission::{CancelFlag, RequestTimeouts, Submission};
-use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_base::ids::IntakeId;
 
 fn member(member: Member, generation: u64) -> Death {
     let unit = UnitId::new(0);
@@ -248,36 +246,14 @@ fn a_suspect_is_convicted_before_its_first_result_only_of_a_cause_of_which_the_o
     assert_eq!(blame.died(&a, ids([1, 2])), Some(IntakeId::new(2)));
 }
 
-fn request(prompt: &[u32], seed: u64) -> Submission {
-    let sampling = crate::sampling::SamplingParams {
-        sampling_seed: Some(seed),
-        ..Default::default()
-    };
-    Submission {
-        intake: IntakeId::new(0),
-        logprobs: None,
-        prompt: prompt.into(),
-        rid: RequestId::new("r"),
-        namespace: Default::default(),
-        sampling: sampling.into(),
-        opening: Default::default(),
-        anchors: Default::default(),
-        grammar: None,
-        vectors: None,
-        bypasses_cache: false,
-        pooling: None,
-        priority: None,
-        cancel: CancelFlag::default(),
-        submitted_s: 0.0,
-        timeouts: RequestTimeouts::default(),
-    }
-}
-
 #[test]
-fn a_convicted_request_is_refused_with_any_seed_for_ten_minutes() {
-    let mut quarantine = Quarantine::default();
-    quarantine.convict(&request(&[1, 2], 5), 10.0);
-    assert!(quarantine.refuses(&request(&[1, 2], 6), 609.0));
-    assert!(!quarantine.refuses(&request(&[1, 3], 5), 609.0));
-    assert!(!quarantine.refuses(&request(&[1, 2], 5), 610.0));
+fn a_suspect_is_convicted_before_its_first_result_if_no_step_of_the_one_before_it_runs() {
+    let mut blame = Blame::default();
+    let all = Suspicion::All(cause("a"));
+    blame.died(&all, ids([1, 2]));
+    blame.begin();
+    blame.left(IntakeId::new(1));
+    blame.drained();
+    blame.begin();
+    assert_eq!(blame.died(&all, ids([2])), Some(IntakeId::new(2)));
 }

@@ -1,5 +1,6 @@
 //! The file system interface of the KV store; tests replace it to simulate crashes.
 
+mod chaos;
 #[cfg(test)]
 mod memory;
 mod system;
@@ -9,6 +10,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
+pub(crate) use chaos::ChaosFiles;
 #[cfg(test)]
 pub(crate) use memory::MemoryFiles;
 pub(crate) use system::SystemFiles;

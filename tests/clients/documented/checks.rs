@@ -6,7 +6,35 @@ use serde_json::{Value, json};
 pub type Check = fn(&str) -> Result<(), String>;
 
 /// For each shell example, a string that only this example contains, and the check of its output.
-pub const CURL: [(&str, Check); 25] = [
+pub const CURL: [(&str, Check); 28] = [
+    ("/debug/actors", |out| {
+        let answer = parse(out)?;
+        let actors = answer["actors"].as_array().ok_or("there are no actors")?;
+        expect(
+            actors.len() == 6 && actors.iter().all(|actor| actor["state"] == "up"),
+            "not all six actors are up",
+        )
+    }),
+    ("/debug/engine", |out| {
+        let answer = parse(out)?;
+        let restarts = &answer["restarts"];
+        expect(
+            answer["generation"] == 1 && answer["is_up"] == true,
+            "not the first generation",
+        )?;
+        expect(
+            restarts["left"].is_u64() && restarts["left"] == restarts["limit"],
+            "a restart was counted",
+        )
+    }),
+    ("/debug/requests", |out| {
+        let answer = parse(out)?;
+        let requests = answer["requests"].as_array().map(Vec::len);
+        expect(
+            answer["total"] == 0 && requests == Some(0),
+            "there are requests",
+        )
+    }),
     ("Who wrote the play?", |out| {
         let prompt = parse(out)?["prompt"].take();
         let prompt = prompt.as_str().ok_or("there is no prompt")?;

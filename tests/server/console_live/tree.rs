@@ -3,12 +3,16 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, TreeReader};
+use souffleur::error::StepError;
+use souffleur::executor::{DeviceLost, Executor};
 use souffleur::server::ServerConfig;
 use souffleur::state::cache::changes::{Above, TreeNote};
+use souffleur::state::step::{StepOutput, StepPlan};
 
 use super::Viewer;
 use super::drawing::Row;
@@ -136,7 +140,29 @@ fn compare(world: &World, viewer: &mut Viewer) {
     assert_eq!(viewer.drawing.total, (nodes.len() as u64, tokens));
 }
 
-/// A server with a small pool, whose executor dies at a [`DEADLY`] prompt.
+/// An executor that cannot be used after a panic.
+struct MortalExecutor {
+    inner: Box<dyn Executor>,
+    is_lost: bool,
+}
+
+impl Executor for MortalExecutor {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        self.is_lost = true;
+        let output = self.inner.run(plan);
+        self.is_lost = false;
+        output
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        if self.is_lost {
+            return Err(DeviceLost("there is no device".to_owned()));
+        }
+        self.inner.reset()
+    }
+}
+
+/// A server with a small pool, whose executor dies at the first [`DEADLY`] prompt.
 fn mortal_world(max_total_tokens: usize) -> World {
     let world = World::without_engine(ServerConfig::default());
     let config = EngineConfig {
@@ -146,9 +172,18 @@ fn mortal_world(max_total_tokens: usize) -> World {
         max_running_requests: Some(32),
         ..EngineConfig::default()
     };
-    let parts = scripted::parts_replying(&config, |prompt| {
-        assert!(!prompt.contains(DEADLY), "the executor dies");
+    let lives = AtomicBool::new(true);
+    let mut parts = scripted::parts_replying(&config, move |prompt| {
+        let dies = prompt.contains(DEADLY) && lives.swap(false, Ordering::SeqCst);
+        assert!(!dies, "the executor dies");
         "One two three four five six seven eight nine ten.".to_owned()
+    });
+    let make = parts.executor.clone();
+    parts.executor = Arc::new(move || {
+        Ok(Box::new(MortalExecutor {
+            inner: make()?,
+            is_lost: false,
+        }))
     });
     let engine = Engine::start_with(config, parts).unwrap_or_else(|error| panic!("{error}"));
     world.state.slot().fill(engine);
@@ -192,7 +227,7 @@ fn the_drawn_tree_equals_a_walk_of_the_engines() {
         if n == 600 {
             assert!(world.stats().evicted_tokens > 0, "the pool is small");
             let deadly = json!({"text": DEADLY, "sampling_params": {"max_new_tokens": 2}});
-            assert_eq!(post(world.addr, "/generate", &deadly).status, 503);
+            assert_eq!(post(world.addr, "/generate", &deadly).status, 200);
             wait_until("the engine is rebuilt", || world.engine().is_alive());
             viewer.wait("the death", |viewer| {
                 viewer.hello["died"]["generation"] == 1

@@ -1,28 +1,44 @@
 //! Records the events of the simulated engine, and checks its invariants.
 
-use souffleur_base::error::RequestError;
-use souffleur_base::ids::{PageId, StateSlot};
+use std::collections::HashSet;
+
+use souffleur_base::error::{RequestError, StepError};
+use souffleur_base::ids::{PageId, SeqId, StateSlot};
 use souffleur_state::plan::{PlanStep, Reservation, Settle, StepPlanned};
 use souffleur_state::scheduler::Next;
 use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
 use souffleur_state::step::StepPlan;
 
+use crate::scheduler_requests::Loss;
 use crate::scheduler_waits::Guarantee;
 
-use super::{End, MAX_EVICTED_PAGES, Outcome, RequestView, World};
+use super::{End, MAX_EVICTED_PAGES, RequestView, World};
 
 impl World {
-    pub(super) fn note_failure(&mut self, plan: &StepPlan, outcome: Outcome) {
+    pub(super) fn note_failure(&mut self, plan: &StepPlan, error: &StepError) {
         self.has_failures = true;
         self.void_until = self.steps.back().map_or(plan.step, |last| last.step);
-        for row in &plan.rows {
-            let number = self.number_of(row.seq);
+        let later = self.steps.iter().flat_map(|step| &step.rows);
+        let seqs: HashSet<SeqId> = plan.rows.iter().chain(later).map(|row| row.seq).collect();
+        let is_alone = seqs.len() == 1;
+        self.lost_steps += usize::from(matches!(error, StepError::Lost(_)));
+        // The steps after a lost one are lost with it; after a rejected one, only its requests fail.
+        let seqs = match error {
+            StepError::Lost(_) => seqs,
+            StepError::Rejected(_) => plan.rows.iter().map(|row| row.seq).collect(),
+        };
+        for seq in seqs {
+            let number = self.number_of(seq);
             let view = &mut self.views[number];
-            if view.end.is_none() {
-                match outcome {
-                    Outcome::Rejected => view.rejected_steps += 1,
-                    _ => view.lost_steps += 1,
-                }
+            if view.end.is_some() {
+                continue;
+            }
+            match error {
+                StepError::Rejected(_) => view.rejected_steps += 1,
+                StepError::Lost(cause) => view.losses.push(Loss {
+                    cause: cause.clone(),
+                    is_alone,
+                }),
             }
         }
     }

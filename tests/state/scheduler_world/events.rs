@@ -192,6 +192,11 @@ impl World {
         self.after_event();
     }
 
+    pub fn set_paused(&mut self, paused: bool) {
+        self.states.scheduler.set_paused(paused);
+        self.after_event();
+    }
+
     pub fn set_policy(&mut self, name: &str) {
         assert_eq!(self.states.scheduler.set_policy(name), Ok(()));
         self.after_event();

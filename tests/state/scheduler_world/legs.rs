@@ -121,24 +121,33 @@ impl World {
 
     /// Ends the oldest step in flight; returns false if there is none.
     pub fn end_step(&mut self, outcome: Outcome) -> bool {
+        self.end_step_with(outcome, "injected")
+    }
+
+    pub fn oldest_step(&self) -> Option<&StepPlan> {
+        self.steps.front()
+    }
+
+    /// As [`Self::end_step`], with the text of the error if the step fails.
+    pub fn end_step_with(&mut self, outcome: Outcome, cause: &str) -> bool {
         let Some(plan) = self.steps.pop_front() else {
             return false;
         };
         let is_void = plan.step <= self.void_until;
         let result = match outcome {
             Outcome::Done => self.run(&plan),
-            Outcome::Rejected => Err(StepError::Rejected("injected".into())),
-            Outcome::LostBeforeItRan => Err(StepError::Lost("injected".into())),
+            Outcome::Rejected => Err(StepError::Rejected(cause.to_owned())),
+            Outcome::LostBeforeItRan => Err(StepError::Lost(cause.to_owned())),
             Outcome::LostAfterItRan => {
                 let _ = self.run(&plan);
-                Err(StepError::Lost("injected".into()))
+                Err(StepError::Lost(cause.to_owned()))
             }
         };
         if !is_void {
             match &result {
                 Ok(_) => {}
                 Err(error) if outcome == Outcome::Done => panic!("step {}: {error}", plan.step),
-                Err(_) => self.note_failure(&plan, outcome),
+                Err(error) => self.note_failure(&plan, error),
             }
         }
         for number in &self.unfinished {
@@ -251,7 +260,9 @@ impl World {
                 None => tokens,
             },
         };
+        self.waits.has_trials = self.states.scheduler.has_suspects();
         self.waits.take_step(&plan, &starts, &rows, free);
+        self.trial_steps += usize::from(self.waits.has_trials);
         let views = &self.views;
         self.unfinished
             .retain(|number| views[*number].end.is_none() || views[*number].holds_memory);

@@ -184,6 +184,10 @@ pub struct World {
     /// While true, no plans are made.
     defers_plans: bool,
     pub has_failures: bool,
+    /// Lost steps, without those that were void already.
+    pub lost_steps: usize,
+    /// Steps sent while suspects of lost steps were tried.
+    pub trial_steps: usize,
     pub misses: PrefixHistory,
     reported: HashSet<RequestId>,
     /// The current (virtual) time.
@@ -241,6 +245,8 @@ impl World {
             plans_since_progress: 0,
             defers_plans: false,
             has_failures: false,
+            lost_steps: 0,
+            trial_steps: 0,
             misses: PrefixHistory::new(HistoryLimits {
                 page_size,
                 max_requests: usize::MAX,

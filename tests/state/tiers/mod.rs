@@ -6,6 +6,7 @@
 
 mod chaos;
 mod misses;
+mod restarts;
 mod store;
 mod world;
 

@@ -241,6 +241,15 @@ impl TierWorld {
         self.plan_and_check();
     }
 
+    /// Starts another store on the same disk, with new buffers.
+    pub fn start_store_again(&mut self) {
+        let mut buffers = self.store.buffers.lock().expect("no holder panics");
+        buffers.saved.clear();
+        drop(buffers);
+        self.states.scheduler.store_serves(true);
+        self.plan_and_check();
+    }
+
     pub fn end_step(&mut self, end: Outcome) -> bool {
         let Some(plan) = self.steps.pop_front() else {
             return false;

@@ -8,8 +8,8 @@ mod by_node;
 
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, Thread};
 
 pub use self::by_node::Order;
@@ -75,6 +75,8 @@ struct Shared {
     stop: AtomicBool,
     /// Whether an item of the current kernel has panicked.
     panicked: AtomicBool,
+    /// The message of its first panic.
+    panic: Mutex<Option<String>>,
 }
 
 // SAFETY: `job` is read only between a successful claim and the decrement of `pending` for it, and written only while
@@ -153,6 +155,7 @@ impl ThreadPool {
             awake: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
+            panic: Mutex::default(),
         });
         let mut pool = Self {
             shared: shared.clone(),
@@ -332,10 +335,20 @@ impl ThreadPool {
             }
         }
         // Cleared first, so that the pool can run the next kernel after the caller has caught this panic.
-        assert!(
-            !self.shared.panicked.swap(false, Ordering::Relaxed),
-            "a compute kernel panicked, see the panic message above"
-        );
+        if self.shared.panicked.swap(false, Ordering::Relaxed) {
+            self.raise();
+        }
+    }
+
+    /// Panics with the message of an item's panic.
+    fn raise(&self) -> ! {
+        let text = self
+            .shared
+            .panic
+            .lock()
+            .ok()
+            .and_then(|mut text| text.take());
+        panic!("a compute kernel panicked: {}", text.unwrap_or_default());
     }
 
     fn publish(&mut self, claims: u32) {
@@ -428,6 +441,11 @@ fn run_claimed(shared: &Shared, rest: usize) {
     let job = unsafe { *shared.job.get() }.expect("the job must be published before its claims");
     // The caller must reach the barrier even if an item panics: the borrow in `job` ends there.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (job.item)(job.n_items - 1 - rest))) {
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        if let Ok(mut first) = shared.panic.lock() {
+            first.get_or_insert_with(|| text.unwrap_or("no message").to_owned());
+        }
         // Dropping the payload could panic before the barrier.
         std::mem::forget(payload);
         shared.panicked.store(true, Ordering::Relaxed);

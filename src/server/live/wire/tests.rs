@@ -31,6 +31,11 @@ fn request_of(rid: &str) -> LiveRequest {
         cached: 1_000_000,
         computed: 1_000_000,
         output: 1_000_000,
+        loaded: 1_000_000,
+        pages: 1_000_000,
+        retractions: 9,
+        losses: 9,
+        resumptions: 9,
         queued_s: 1e6,
         running_s: 1e6,
     }

@@ -278,6 +278,11 @@ impl Tier {
         }
     }
 
+    /// Later tickets are above the floor: the store and the executor may still have copies of earlier generations.
+    pub(super) fn begin_after(&mut self, floor: u64) {
+        self.next_ticket = self.next_ticket.max(floor);
+    }
+
     fn ticket(&mut self) -> Ticket {
         self.next_ticket += 1;
         Ticket::new(self.next_ticket)
@@ -347,7 +352,9 @@ impl Tier {
                         block: saved.block,
                     });
                 }
-                _ => self.drop_save(ticket),
+                Some(_) => self.drop_save(ticket),
+                // The store that it was planned for has ended. If the step ran later, the next store has a copy.
+                None => self.orders.push(StoreOrder::Discard { ticket }),
             }
         }
         for ticket in copies.loads {

@@ -4,18 +4,18 @@ use actix_web::web::{Data, Path};
 use actix_web::{HttpRequest, HttpResponse};
 use utoipa::openapi::path::Operation;
 
-use super::error::ApiError;
-use super::key;
-use super::openapi::facts::Facts;
-use super::openapi::operation::{Group, describe};
-use super::openapi::shape::{count, enum_of, object, text};
-use super::state::AppState;
+use crate::error::ApiError;
+use crate::key;
+use crate::openapi::facts::Facts;
+use crate::openapi::operation::{Group, describe};
+use crate::openapi::shape::{count, enum_of, object, text};
+use crate::state::AppState;
 use souffleur_base::ids::RequestId;
 use souffleur_state::cache::prefix_history::Cause;
 
 /// Reports where the request's prompt stopped matching the prefix cache, and why. Only an admin gets the excerpts of
 /// prompts, because they may show other clients' prompts.
-pub(super) async fn prefix(
+pub(crate) async fn prefix(
     request: HttpRequest,
     state: Data<AppState>,
     rid: Path<String>,
@@ -31,7 +31,7 @@ pub(super) async fn prefix(
     }
 }
 
-pub(super) fn operation(_: &Facts) -> Operation {
+pub(crate) fn operation(_: &Facts) -> Operation {
     let report = object()
         .has("rid", text())
         .has("cause", enum_of(Cause::ALL.map(Cause::as_str)))

@@ -1,0 +1,300 @@
+//! The Watchdog's restarts: stops the actors that are replaced, and starts the next ones.
+
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, WrapFuture};
+use actix_rt::Arbiter;
+use tokio::sync::oneshot;
+
+use super::{UNIT, Watchdog};
+use crate::death::StopActor;
+use crate::executor::ExecutorThread;
+use crate::messages::{ActorDied, CancelAll, Relink};
+use crate::status::UnitStatus;
+use crate::tokenizer::arbiter::TokenizerArbiter;
+use crate::unit::{Survivors, Unit};
+use souffleur_base::error::{LoadError, StartError};
+use souffleur_state::supervision::Incarnation;
+
+impl Watchdog {
+    /// Stops the actors that are replaced, then starts them, unless this is under way.
+    pub(super) fn replace(&mut self, ctx: &mut Context<Self>) {
+        if self.is_busy {
+            return;
+        }
+        self.is_busy = true;
+        self.status.send_modify(|status| status.is_up = false);
+        let due = std::mem::take(&mut self.due);
+        let unit = self.unit.take();
+        let is_dead = |thread: &ExecutorThread| due.executor || !thread.is_alive();
+        let executor = self.executor.take_if(|thread| is_dead(thread));
+        let stopped = async move {
+            if let Some(unit) = unit {
+                unit.stop().await;
+            }
+            if let Some(executor) = executor {
+                join(Some(executor), None).await;
+            }
+        };
+        ctx.spawn(stopped.into_actor(self).map(move |(), watchdog, ctx| {
+            if let Some(number) = due.tokenizer {
+                watchdog.start_tokenizer(number, ctx);
+            }
+            watchdog.load(ctx);
+        }));
+    }
+
+    pub(super) fn start_tokenizer(&mut self, number: u64, ctx: &mut Context<Self>) {
+        let me = ctx.address();
+        let settings = self.blueprint.tokenizer.clone();
+        let watchers = (me.clone().recipient(), me.recipient());
+        let tokenizer = TokenizerArbiter::start(
+            (
+                settings,
+                &self.blueprint.model_name,
+                self.blueprint.chaos.clone(),
+            ),
+            number,
+            self.estate.take(),
+            watchers,
+            (
+                self.blueprint.beats.tokenizer.clone(),
+                self.blueprint.beats.interval(),
+            ),
+        );
+        if let Some(watch) = &self.watch {
+            watch.set_tokenizer(tokenizer.tokenizer.clone().recipient());
+        }
+        for generate in self.unread.drain(..) {
+            tokenizer.tokenizer.do_send(generate);
+        }
+        if std::mem::take(&mut self.cancels_all) {
+            tokenizer.tokenizer.do_send(CancelAll);
+        }
+        self.tokenizer = Some(tokenizer);
+    }
+
+    /// Loads the executor if there is none, then starts the unit.
+    pub(super) fn load(&mut self, ctx: &mut Context<Self>) {
+        if self.executor.is_some() || self.is_over() {
+            return self.start_unit(ctx);
+        }
+        let blueprint = self.blueprint.clone();
+        let loading = async move { blueprint.load_executor().await };
+        ctx.spawn(
+            loading
+                .into_actor(self)
+                .map(|loaded, watchdog, ctx| match loaded {
+                    Ok(executor) => {
+                        watchdog.failed_attempts = 0;
+                        // Reports that came meanwhile are about the thread before.
+                        watchdog.due.executor = false;
+                        watchdog.executor = Some(executor);
+                        watchdog.start_unit(ctx);
+                    }
+                    Err(error) => watchdog.not_loaded(error, ctx),
+                }),
+        );
+    }
+
+    pub(super) fn start_unit(&mut self, ctx: &mut Context<Self>) {
+        self.is_busy = false;
+        if self.is_over() {
+            return self.stop_all(ctx);
+        }
+        if self.due.unit {
+            return self.replace(ctx);
+        }
+        let (Some(executor), Some(tokenizer)) = (&self.executor, &self.tokenizer) else {
+            return;
+        };
+        let at = self.supervision.newest(UNIT);
+        let me = ctx.address();
+        self.store.start_first(me.clone().recipient());
+        let survivors = Survivors {
+            died: me.clone().recipient(),
+            keeper: me.recipient(),
+            tokenizer: &tokenizer.tokenizer,
+            executor,
+            store: self.store.orders(),
+        };
+        let settings = self.supervision.desired.clone();
+        let unit = Unit::start(&self.blueprint, at, survivors, settings);
+        // A request that is cancelled from here on is known to the new Scheduler, or has its flag raised.
+        self.publish(Some(unit.doors(&tokenizer.tokenizer)));
+        let told = self.store.serve(unit.store_links(at.generation));
+        let (told, down_since) = (told.into_actor(self), self.down_since);
+        ctx.spawn(told.map(move |(), watchdog, _| watchdog.link(at, down_since)));
+        self.unit = Some(unit);
+        let outage = self.down_since.take().map(|since| since.elapsed());
+        let executor_since = self.supervision.executor_since(UNIT);
+        self.status.send_modify(|status| {
+            status.started(at.generation, executor_since);
+            status.last_outage = outage.or(status.last_outage);
+        });
+        if let Some(first) = self.first.take() {
+            // The host may be gone.
+            let _ = first.send(Ok(()));
+        } else {
+            tracing::warn!(generation = at.generation, "engine restarted");
+        }
+    }
+
+    /// Makes the Tokenizer send the live requests to the unit, whose Scheduler knows whether the KV store serves.
+    pub(super) fn link(&mut self, at: Incarnation, down_since: Option<Instant>) {
+        let (Some(unit), Some(tokenizer)) = (&self.unit, &self.tokenizer) else {
+            return;
+        };
+        // Without an answer, a later generation is about to replace this one.
+        if let Some(suspicion) = self.supervision.start(at) {
+            tokenizer.tokenizer.do_send(Relink {
+                at,
+                links: unit.links(),
+                suspicion,
+                down_since,
+            });
+        }
+    }
+
+    pub(super) fn not_loaded(&mut self, error: StartError, ctx: &mut Context<Self>) {
+        self.is_busy = false;
+        if let Some(first) = self.first.take() {
+            let _ = first.send(Err(error));
+            self.is_stopping = true;
+            self.watch = None;
+            return self.stop_all(ctx);
+        }
+        if self.is_over() {
+            return self.stop_all(ctx);
+        }
+        self.failed_attempts += 1;
+        let attempts = self.failed_attempts;
+        if let StartError::Load(LoadError::Replaced { .. }) = error {
+            // The files hold another model than the one that clients know by this name.
+            tracing::error!(%error, "not rebuilding the engine: its model files were replaced; it stays down");
+            let reason = format!("the engine died and will not be rebuilt: {error}");
+            return self.give_up(&reason, ctx);
+        }
+        let Some(wait) = self.blueprint.rebuild.wait_after(attempts) else {
+            tracing::error!(%error, attempts, "failed to rebuild the engine: it stays down until a restart");
+            let reason = format!(
+                "the engine died and {attempts} attempts to rebuild it failed; the last error: {error}"
+            );
+            return self.give_up(&reason, ctx);
+        };
+        let wait_s = wait.as_secs_f64();
+        tracing::error!(%error, attempts, wait_s, "failed to rebuild the engine: trying again");
+        self.due.unit = true;
+        let next = ctx.run_later(wait, |watchdog, ctx| {
+            watchdog.next_attempt = None;
+            watchdog.replace(ctx);
+        });
+        self.next_attempt = Some(next);
+    }
+
+    /// The unit computes its prefixes until the store serves again.
+    pub(super) fn store_died(&mut self, died: &ActorDied, ctx: &mut Context<Self>) {
+        if self.is_over() || !self.store.is_current(died.generation) {
+            return;
+        }
+        self.metrics.died(died.actor);
+        self.status
+            .send_modify(|status| status.has_lost_store = true);
+        tracing::error!(
+            actor = died.actor,
+            panicked = died.panicked,
+            "the KV store died: prefixes are cached in memory only until it is started again"
+        );
+        let stopped = self.store.died(self.started.elapsed().as_secs_f64());
+        ctx.spawn(stopped.into_actor(self).map(|may_start, watchdog, ctx| {
+            if watchdog.is_over() {
+                return;
+            }
+            if may_start {
+                watchdog.store.start_again(ctx.address().recipient());
+                watchdog
+                    .status
+                    .send_modify(|status| status.has_lost_store = false);
+                tracing::warn!("KV store started again");
+            } else {
+                tracing::error!(
+                    "the KV store died too often: it stays off, and prefixes are cached in memory only, until a restart"
+                );
+            }
+        }));
+    }
+
+    /// Ends all requests, and tells the host why.
+    pub(super) fn give_up(&mut self, reason: &str, ctx: &mut Context<Self>) {
+        self.failure.send_replace(Some(reason.into()));
+        self.blueprint.chaos.end_hangs();
+        self.publish(None);
+        // The requests end now, even if the rest waits until a load has ended.
+        if let Some(tokenizer) = &self.tokenizer {
+            tokenizer.tokenizer.do_send(StopActor);
+        }
+        self.estate = None;
+        self.unread.clear();
+        self.stop_all(ctx);
+    }
+
+    /// Stops all actors, then the watchdog if this was requested.
+    pub(super) fn stop_all(&mut self, ctx: &mut Context<Self>) {
+        if self.is_busy {
+            return;
+        }
+        self.is_busy = true;
+        if let Some(first) = self.first.take() {
+            let reason = "the engine was stopped before it had started".to_owned();
+            let _ = first.send(Err(StartError::Thread(reason)));
+        }
+        self.publish(None);
+        self.status.send_modify(UnitStatus::stopped);
+        let (unit, executor) = (self.unit.take(), self.executor.take());
+        let (tokenizer, store) = (self.tokenizer.take(), self.store.stop());
+        // The sinks in them send the terminal events.
+        self.estate = None;
+        self.unread.clear();
+        let stopped = async move {
+            if let Some(unit) = unit {
+                unit.stop().await;
+            }
+            let arbiter = match tokenizer {
+                Some(tokenizer) => tokenizer.stop().await,
+                None => None,
+            };
+            // After the unit's last orders; it writes blocks for some seconds.
+            store.await;
+            join(executor, arbiter).await;
+        };
+        ctx.spawn(stopped.into_actor(self).map(|(), watchdog, ctx| {
+            watchdog.is_busy = false;
+            if watchdog.is_stopping {
+                for waiting in watchdog.waiting.drain(..) {
+                    // The waiting side may be gone.
+                    let _ = waiting.send(());
+                }
+                ctx.stop();
+            }
+        }));
+    }
+}
+
+/// Waits until the executor's thread, and the Tokenizer's Arbiter, have ended.
+async fn join(executor: Option<ExecutorThread>, arbiter: Option<Arbiter>) {
+    let (joined, is_joined) = oneshot::channel();
+    let thread = executor.map(ExecutorThread::end);
+    if let Some(arbiter) = &arbiter {
+        arbiter.stop();
+    }
+    let join = move || {
+        // If the thread panicked, its note has reported this.
+        let _ = thread.map(JoinHandle::join);
+        let _ = arbiter.map(Arbiter::join);
+        let _ = joined.send(());
+    };
+    // Without a thread, both end by themselves.
+    let _ = std::thread::Builder::new().spawn(join);
+    let _ = is_joined.await;
+}
