@@ -44,6 +44,7 @@ impl Obituary {
                 actor: self.actor,
                 generation: self.generation,
                 panicked,
+                cause: souffleur_chaos::take_cause().unwrap_or_default().into(),
             });
         }
     }

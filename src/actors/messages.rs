@@ -423,6 +423,8 @@ pub struct ActorDied {
     /// reports.
     pub generation: u64,
     pub panicked: bool,
+    /// Tells apart deaths by injected faults; empty for others.
+    pub cause: Arc<str>,
 }
 
 /// Scheduler -> Watchdog, rare: all settings made by hosts so far, for the unit that is built after a death.

@@ -290,7 +290,7 @@ impl Handler<ActorDied> for Watchdog {
         let now_s = self.started.elapsed().as_secs_f64();
         let cause = Suspicion::All(Signature {
             actor: died.actor,
-            place: Arc::default(),
+            place: died.cause.clone(),
         });
         let ruling = self.supervision.died(death, cause, now_s);
         if ruling == Ruling::Ignored {

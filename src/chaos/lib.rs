@@ -12,6 +12,7 @@ mod spec;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +31,15 @@ const HANG_POLL: Duration = Duration::from_millis(10);
 /// A shared handle to an engine's faults.
 #[derive(Clone, Default)]
 pub struct Chaos(Option<Arc<Door>>);
+
+thread_local! {
+    static CAUSE: Cell<Option<String>> = const { Cell::new(None) };
+}
+
+/// Takes the cause of this thread's last injected panic: a drop guard cannot read a panic's message.
+pub fn take_cause() -> Option<String> {
+    CAUSE.take()
+}
 
 /// A place at which a fault may fire.
 #[derive(Clone, Copy)]
@@ -104,7 +114,10 @@ impl Firing {
     /// If the kind is [`Kind::Panic`].
     pub fn act(&self) {
         match self.kind {
-            Kind::Panic => panic!("{}", self.cause),
+            Kind::Panic => {
+                CAUSE.set(Some(self.cause.clone()));
+                panic!("{}", self.cause);
+            }
             Kind::Delay | Kind::HangHard => std::thread::sleep(self.length),
             Kind::Hang => self.hang(),
             _ => (),
