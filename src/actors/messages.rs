@@ -1,4 +1,4 @@
-//! Every message between actors, grouped by receiver in the order a request meets them.
+//! The messages between actors, grouped by receiver in the order a request meets them. `HandOver` is with its `Estate`.
 //!
 //! Messages are plain data. Buffers, pages, rows and locks move inside them; `Debug` prints counts.
 
@@ -160,8 +160,8 @@ pub struct ResumeRequests {
     pub resume: Box<Resume>,
 }
 
-/// Host or server -> Tokenizer -> Scheduler, rare: cancels a request, whose flag the sender raises first. Unknown ids are ignored
-/// and counted. No step planned afterwards contains the request.
+/// Host or server -> Tokenizer -> Scheduler, rare: cancels a request, whose flag the sender raises first. Unknown ids are
+/// ignored and counted. No step planned afterwards contains the request.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct CancelRequest {
@@ -308,7 +308,7 @@ pub struct GetView {
 /// The requests that an [`EngineView`] has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ViewedRequests {
-    /// At most so many: running ones first.
+    /// At most this many, running ones first.
     First(usize),
     One(RequestId),
 }

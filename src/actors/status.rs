@@ -132,7 +132,7 @@ impl UnitStatus {
 }
 
 impl Allowance {
-    /// At least so many restarts may follow now.
+    /// The smallest number of restarts that may follow now.
     pub fn left(&self, now: Instant) -> usize {
         let is_over = |last: Instant| now.saturating_duration_since(last) > self.period;
         if self.last_restart.is_none_or(is_over) {

@@ -1,7 +1,7 @@
 //! Faults that an engine injects into itself, for tests of its recovery (`--chaos`, `docs/chaos.md`).
 //!
 //! Actors, executors and files have points. A point asks the engine's [`Chaos`] whether a fault fires there, and
-//! carries it out. Chaos is off by default: a point then reads one pointer and goes on. Decisions depend only on the
+//! carries it out. Chaos is off by default: a point then reads one pointer and returns. Decisions depend only on the
 //! specs and on the number of passages of each point, so a run of one thread can be repeated.
 //!
 //! An engine has its own [`Chaos`], which its configuration gives it, because a process may have several engines.

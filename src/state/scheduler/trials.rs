@@ -3,7 +3,7 @@
 //! When a step is lost, the requests in the steps in flight become suspects, and each is tried alone ([`Blame`]): until
 //! all are cleared, only the suspect on trial is admitted, and the others keep their places in the queue. A suspect is
 //! cleared by the results of the steps that were lost. It is then retracted, since the next one must be alone; the
-//! cache keeps its prefill. The last one goes on.
+//! cache keeps its prefill. The last one continues.
 //!
 //! A suspect fails if its step is lost twice while it is alone, by the same cause as before: the text of the error. A
 //! loss by another cause makes it a suspect of both. So unrelated faults fail no request, unless the same one meets a
@@ -97,7 +97,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes a result with tokens for a request that goes on.
+    /// Takes a result with tokens for a request that continues.
     pub(super) fn passed_step(&mut self, seq: SeqId) {
         if !self.has_suspects() {
             return;
