@@ -15,7 +15,7 @@ use crate::messages::Doors;
 use souffleur_base::beat::Beat;
 use souffleur_base::error::StepError;
 use souffleur_executor::{DeviceLost, Executor, Launch};
-use souffleur_metrics::BeatMetrics;
+use souffleur_metrics::{BeatMetrics, look_at_mailboxes};
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
 use souffleur_state::supervision::beats::{BeatWatch, Sign};
 
@@ -176,6 +176,7 @@ impl Watcher {
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.interval) {
             let hung = watch.look(&self.beats.signs(), began.elapsed().as_secs_f64());
             self.metrics.record(watch.silences_s());
+            look_at_mailboxes();
             if let Some(hung) = hung {
                 return self.raise(Watched::ALL[hung]);
             }

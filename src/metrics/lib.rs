@@ -37,7 +37,7 @@ pub use gpu::GpuMetrics;
 pub use grammar::{GrammarEnd, GrammarMetrics};
 pub use kv_events::{KvEventMetrics, SubscriberCount};
 pub use load::EngineLoad;
-pub use mailbox::{MailboxCounts, MailboxMetrics, mailbox_counts};
+pub use mailbox::{MailboxCounts, MailboxMetrics, look_at_mailboxes, mailbox_counts};
 pub use page::in_order;
 pub use prefix::PrefixMetrics;
 pub use record::RecordMetrics;

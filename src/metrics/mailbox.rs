@@ -24,7 +24,7 @@ struct Counts {
     handled: AtomicU64,
     busy_ns: AtomicU64,
     longest_ns: AtomicU64,
-    /// When `depth` last rose from 0.
+    /// When a look first found messages since `depth` last rose from 0: no clock is read for a message that enters.
     waiting_since: Moment,
     handling_since: Moment,
 }
@@ -64,8 +64,8 @@ pub struct MailboxCounts {
     pub busy_us: u64,
     /// The longest time of a handler that has ended.
     pub longest_us: u64,
-    /// When the mailbox was last empty, on the clock of [`process_time`]: no message in it is older. `None` if it is
-    /// empty now.
+    /// When a look ([`look_at_mailboxes`], [`mailbox_counts`]) first found a message since the mailbox was empty, on the
+    /// clock of [`process_time`]. `None` if it is empty now.
     pub waiting_since_us: Option<u64>,
     /// When the running handler began, on the same clock; `None` if none runs.
     pub handling_since_us: Option<u64>,
@@ -87,7 +87,7 @@ impl MailboxMetrics {
     pub fn entered(&self) {
         self.depth.increment(1.0);
         if self.counts.depth.fetch_add(1, Ordering::Relaxed) <= 0 {
-            self.counts.waiting_since.set(Instant::now());
+            self.counts.waiting_since.clear();
         }
     }
 
@@ -147,6 +147,12 @@ impl Counts {
         counts
     }
 
+    fn look(&self, now: Instant) {
+        if self.depth.load(Ordering::Relaxed) > 0 && self.waiting_since.us().is_none() {
+            self.waiting_since.set(now);
+        }
+    }
+
     fn read(&self) -> MailboxCounts {
         let depth = self.depth.load(Ordering::Relaxed).max(0) as u64;
         MailboxCounts {
@@ -162,9 +168,22 @@ impl Counts {
     }
 }
 
+/// Notes the time for messages that wait. The ages of messages are short by the time between two looks.
+pub fn look_at_mailboxes() {
+    look(&COUNTS.lock().unwrap_or_else(PoisonError::into_inner));
+}
+
+fn look(all: &[Arc<Counts>]) {
+    let now = Instant::now();
+    for counts in all {
+        counts.look(now);
+    }
+}
+
 /// The numbers of all mailboxes, in the order of their first registration.
 pub fn mailbox_counts() -> Vec<MailboxCounts> {
     let all = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    look(&all);
     all.iter().map(|counts| counts.read()).collect()
 }
 

@@ -52,6 +52,7 @@ impl Trials {
 
 impl Scheduler {
     /// True while requests are tried, or wait for their trials.
+    #[inline]
     pub fn has_suspects(&self) -> bool {
         self.trials.blame.has_suspects()
     }
@@ -98,10 +99,15 @@ impl Scheduler {
     }
 
     /// Takes a result with tokens for a request that continues.
+    #[inline]
     pub(super) fn passed_step(&mut self, seq: SeqId) {
-        if !self.has_suspects() {
-            return;
+        if self.has_suspects() {
+            self.passed_trial(seq);
         }
+    }
+
+    #[cold]
+    fn passed_trial(&mut self, seq: SeqId) {
         let sequence = &mut self.requests[seq];
         if self.trials.blame.passed_step(sequence.request.intake) {
             sequence.lone_losses = 0;
