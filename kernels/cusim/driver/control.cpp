@@ -44,14 +44,15 @@ CUSIM_API Result cusim_set_capability(int ordinal, int capability) {
 
 // Plans a fault in the `nth` operation of a kind from now on; 0 plans none. `kind`: 0 an allocation, 1 a launch
 // (refused at once), 2 a kernel (fails while it runs, and its device fails too), 3 a stream's wait for an event, 4 the
-// host's wait for an event (both are skipped), 5 an attribute of a kernel (ignored), 6 a copy (refused at once).
+// host's wait for an event (both are skipped), 5 an attribute of a kernel (ignored), 6 a copy (refused at once), 7 a
+// kernel (as 2, and the device fails in later contexts too).
 CUSIM_API Result cusim_plan_fault(int ordinal, int kind, uint64_t nth, Result error) {
   Guard guard;
   Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
   Fault* faults[] = {&device->allocation_fault, &device->launch_fault, &device->kernel_fault, &device->wait_fault,
-                     &device->sync_fault, &device->attribute_fault, &device->copy_fault};
-  if (kind < 0 || kind > 6) return kInvalidValue;
+                     &device->sync_fault, &device->attribute_fault, &device->copy_fault, &device->lasting_fault};
+  if (kind < 0 || kind > 7) return kInvalidValue;
   *faults[kind] = {nth, error};
   return kSuccess;
 }
@@ -74,7 +75,7 @@ CUSIM_API size_t cusim_failure(int ordinal, char* text, size_t bytes) {
   return device->failure.size();
 }
 
-// Ends a device's context as a driver's reset does, sticky error included.
+// Ends a device's context as a driver's reset does, with a sticky error that is not lasting.
 CUSIM_API Result cusim_reset(int ordinal) {
   Guard guard;
   Device* device = find(ordinal);

@@ -81,6 +81,7 @@ Result name_of(Result error, const char** name, const char** text) {
       {kNotReady, {"CUDA_ERROR_NOT_READY", "device not ready"}},
       {kIllegalAddress, {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
       {kOutOfResources, {"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"}},
+      {kHardwareStackError, {"CUDA_ERROR_HARDWARE_STACK_ERROR", "hardware stack error"}},
       {kLaunchFailed, {"CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}},
       {kNotSupported, {"CUDA_ERROR_NOT_SUPPORTED", "operation not supported"}},
       {kCaptureUnsupported, {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted while capturing"}},
@@ -112,6 +113,7 @@ Device::Device(int ordinal_) : ordinal(ordinal_), total_bytes(default_memory()) 
   allocation_fault = fault_from("CUSIM_FAIL_ALLOCATION", kOutOfMemory);
   launch_fault = fault_from("CUSIM_FAIL_LAUNCH", kOutOfResources);
   kernel_fault = fault_from("CUSIM_FAIL_KERNEL", kIllegalAddress);
+  lasting_fault = fault_from("CUSIM_FAIL_LASTING", kHardwareStackError);
 }
 
 std::vector<std::unique_ptr<Device>>& devices() {
@@ -131,7 +133,7 @@ Result state_of(const Device* device) { return device ? device->sticky : kInvali
 void end_context(Device& device) {
   run_all(device);
   free_all(device);
-  device.sticky = kSuccess;
+  device.sticky = device.lasting;
   device.failure.clear();
 }
 
@@ -205,6 +207,7 @@ CUSIM_API Result cuDevicePrimaryCtxRetain(void** context, int ordinal) {
   Guard guard;
   Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
+  if (device->lasting) return device->lasting;
   ++device->n_retained;
   *context = device;
   return kSuccess;

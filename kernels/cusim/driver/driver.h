@@ -44,6 +44,7 @@ enum : Result {
   kNotReady = 600,
   kIllegalAddress = 700,
   kOutOfResources = 701,
+  kHardwareStackError = 714,
   kLaunchFailed = 719,
   kNotSupported = 801,
   kCaptureUnsupported = 900,
@@ -124,6 +125,8 @@ struct Device {
   unsigned n_retained = 0;
   // An error that only the end of the context clears.
   Result sticky = kSuccess;
+  // An error that nothing clears: later contexts return it too.
+  Result lasting = kSuccess;
   std::string failure;  // the emulator's description of the error
   std::map<Pointer, size_t> allocations;
   Stream null_stream{this};
@@ -131,6 +134,7 @@ struct Device {
   Fault allocation_fault;  // refuses an allocation
   Fault launch_fault;      // refuses cuLaunchKernel or cuGraphLaunch
   Fault kernel_fault;      // a kernel fails while it runs
+  Fault lasting_fault;     // likewise, and the error is lasting
   Fault wait_fault;        // cuStreamWaitEvent orders nothing
   Fault sync_fault;        // cuEventSynchronize does not wait
   Fault attribute_fault;   // cuFuncSetAttribute sets nothing
@@ -181,7 +185,7 @@ Result forbid_while_capturing();
 Result forbid_during_captures(const Device& device);
 std::vector<std::weak_ptr<Capture>>& captures();
 
-// Ends the context: frees its resources and clears its sticky error.
+// Ends the context: frees its resources and clears its sticky error, unless the error is lasting.
 void end_context(Device& device);
 // Frees the device's memory, and unpins the memory that its context registered.
 void free_all(Device& device);

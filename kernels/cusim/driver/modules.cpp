@@ -122,9 +122,11 @@ struct Shape {
 Result run_kernel(Device& device, const Function& function, const Shape& shape,
                   const std::vector<std::vector<unsigned char>>& arguments) {
   ++device.n_kernels_run;
-  if (device.kernel_fault.strikes()) {
+  if (device.lasting_fault.strikes()) device.lasting = device.lasting_fault.error;
+  const Result planned = device.kernel_fault.strikes() ? device.kernel_fault.error : device.lasting;
+  if (planned) {
     device.failure = *function.name + ": failed on request";
-    return device.kernel_fault.error;
+    return planned;
   }
   std::vector<void*> pointers;
   for (const auto& argument : arguments) pointers.push_back(const_cast<unsigned char*>(argument.data()));

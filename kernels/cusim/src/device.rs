@@ -21,6 +21,9 @@ pub enum Fault {
     Launch(i32),
     /// A kernel fails with this error while it runs; all later calls on the device return the same error.
     Kernel(i32),
+    /// A kernel fails with this error while it runs, and all later calls on the device return the same error, also in
+    /// new contexts: only a new process can use the device again.
+    LastingKernel(i32),
     /// A stream's wait for an event is skipped: it succeeds and orders nothing.
     StreamWait,
     /// The host's wait for an event is skipped: it succeeds at once.
@@ -105,6 +108,7 @@ impl Device {
             Fault::HostWait => (4, SUCCESS),
             Fault::Attribute => (5, SUCCESS),
             Fault::Copy(error) => (6, error),
+            Fault::LastingKernel(error) => (7, error),
         };
         let plan: Symbol<unsafe extern "C" fn(c_int, c_int, u64, c_int) -> c_int> =
             function(b"cusim_plan_fault");
@@ -133,7 +137,7 @@ impl Device {
         (!text.is_empty()).then(|| String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Ends the device's context as the driver's reset does: memory is freed and an error cleared.
+    /// Ends the device's context as the driver's reset does: memory is freed and an error cleared, unless it lasts.
     pub fn reset(self) {
         let reset: Symbol<unsafe extern "C" fn(c_int) -> c_int> = function(b"cusim_reset");
         // SAFETY: as above.
