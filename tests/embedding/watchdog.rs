@@ -239,6 +239,29 @@ async fn after_the_last_attempt_the_host_learns_the_reason_and_shutdown_still_wo
     world.stop().await;
 }
 
+#[tokio::test]
+async fn a_lost_device_that_no_load_can_use_ends_the_engine_at_once() {
+    let build = Build::default();
+    let mut parts = faulty_parts(&build, 2, Fault::DeviceLost);
+    let (make, builds) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
+    let counted = builds.clone();
+    parts.executor = Arc::new(move || match counted.fetch_add(1, Ordering::SeqCst) {
+        0 => make(),
+        _ => Err(LoadError::DeviceLost("the GPU has failed".to_owned())),
+    });
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
+    assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
+    let reason = within(world.engine.failed()).await;
+    assert_eq!(
+        &*reason,
+        "the engine died and will not be rebuilt: the GPU has failed"
+    );
+    assert_eq!(builds.load(Ordering::SeqCst), 2);
+    world.stop().await;
+}
+
 #[actix::test]
 async fn waits_between_attempts_double_and_a_stop_does_not_wait_for_them() {
     let mut build = Build::default();

@@ -333,6 +333,16 @@ pub enum LoadError {
     Memory(String),
     #[error("{0}")]
     Device(String),
+    /// The device was lost, and this engine cannot use it again.
+    #[error("{0}")]
+    DeviceLost(String),
+}
+
+impl LoadError {
+    /// Whether every later load of this engine would fail too.
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::Replaced { .. } | Self::DeviceLost(_))
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -353,6 +363,13 @@ pub enum StartError {
     /// A thread could not be started, or exited while starting.
     #[error("failed to start the engine: {0}")]
     Thread(String),
+}
+
+impl StartError {
+    /// As [`LoadError::is_permanent`].
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::Load(error) if error.is_permanent())
+    }
 }
 
 #[cfg(test)]

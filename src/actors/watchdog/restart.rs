@@ -14,7 +14,7 @@ use crate::messages::{ActorDied, CancelAll, Relink};
 use crate::status::UnitStatus;
 use crate::tokenizer::arbiter::TokenizerArbiter;
 use crate::unit::{Survivors, Unit};
-use souffleur_base::error::{LoadError, StartError};
+use souffleur_base::error::StartError;
 use souffleur_state::supervision::Incarnation;
 
 impl Watchdog {
@@ -170,9 +170,9 @@ impl Watchdog {
         }
         self.failed_attempts += 1;
         let attempts = self.failed_attempts;
-        if let StartError::Load(LoadError::Replaced { .. }) = error {
-            // The files hold another model than the one that clients know by this name.
-            tracing::error!(%error, "not rebuilding the engine: its model files were replaced; it stays down");
+        if error.is_permanent() {
+            // The files hold another model than the one that clients know by this name, or the device is lost.
+            tracing::error!(%error, "not rebuilding the engine: no attempt can succeed; it stays down");
             let reason = format!("the engine died and will not be rebuilt: {error}");
             return self.give_up(&reason, ctx);
         }
