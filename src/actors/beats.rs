@@ -279,6 +279,10 @@ impl Executor for BeatingExecutor {
         self.beat = beat;
     }
 
+    fn is_lost(&self) -> bool {
+        self.inner.is_lost()
+    }
+
     fn reset(&mut self) -> Result<(), DeviceLost> {
         self.beat.work();
         let reset = self.inner.reset();

@@ -168,6 +168,10 @@ impl Executor for ChaosExecutor {
         self.inner.set_beat(beat);
     }
 
+    fn is_lost(&self) -> bool {
+        self.inner.is_lost()
+    }
+
     fn reset(&mut self) -> Result<(), DeviceLost> {
         self.under_way.clear();
         self.prompts.clear();

@@ -84,6 +84,13 @@ pub trait Executor: Send {
         drop(beat);
     }
 
+    /// Whether the device was lost although no step has failed, as when another engine of this process has lost the
+    /// CUDA context that both share. Asked while no step is in flight; [`Executor::reset`] then returns an error. An
+    /// executor that wraps another one must call the other one's method.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Forgets all rows, the steps in flight, and what a step that panicked has left half done. Weights and KV memory
     /// stay.
     ///

@@ -150,6 +150,10 @@ impl<E: Executor + ?Sized> Executor for Gated<E> {
         self.inner.recycle(rows);
     }
 
+    fn is_lost(&self) -> bool {
+        self.inner.is_lost()
+    }
+
     fn reset(&mut self) -> Result<(), DeviceLost> {
         self.inner.reset()
     }

@@ -22,6 +22,8 @@ use souffleur_state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 
 /// Time that the thread waits for the next step before it polls the device for the end of the step in flight.
 const GLANCE: Duration = Duration::from_micros(20);
+/// Interval at which the thread asks whether the device was lost, while no step is in flight.
+const IDLE_GLANCE: Duration = Duration::from_millis(500);
 
 /// The channels from a unit, and the mailbox for the answers.
 pub(super) struct Connection {
@@ -134,7 +136,7 @@ impl StepRunner<'_> {
             if self.condition != Condition::Sound {
                 return Action::Reset;
             }
-            return steps.recv().map_or(Action::End, Action::Launch);
+            return self.wait();
         }
         if self.under_way.len() == PIPELINE_DEPTH || self.condition == Condition::Panicked {
             return Action::Finish;
@@ -152,6 +154,18 @@ impl StepRunner<'_> {
             }
         }
         Action::Finish
+    }
+
+    /// Waits for a step, or for the loss of the device.
+    fn wait(&self) -> Action {
+        loop {
+            match self.connection.steps.recv_timeout(IDLE_GLANCE) {
+                Ok(step) => return Action::Launch(step),
+                Err(RecvTimeoutError::Disconnected) => return Action::End,
+                Err(RecvTimeoutError::Timeout) if self.executor.is_lost() => return Action::Reset,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
     }
 
     fn is_oldest_finished(&mut self) -> bool {

@@ -34,6 +34,8 @@ enum Fault {
     PanicInFinish,
     /// Panics, and cannot be used afterwards.
     DeviceLost,
+    /// Runs the step. The device is lost afterwards, which no step reports.
+    LostWhileIdle,
     /// Returns no rows for a step of decodes.
     MissingRows,
     /// Waits for a message when the step begins, and for another one.
@@ -92,6 +94,7 @@ impl Executor for FaultyExecutor {
                 self.is_lost = true;
                 panic!("planted");
             }
+            Some(Fault::LostWhileIdle) => self.is_lost = true,
             Some(Fault::PanicInFinish) => {
                 self.fault = Some(Fault::PanicInFinish);
                 self.under_way += 1;
@@ -117,6 +120,10 @@ impl Executor for FaultyExecutor {
     fn finish(&mut self) -> Result<StepOutput, StepError> {
         self.fault = None;
         panic!("planted");
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     fn reset(&mut self) -> Result<(), DeviceLost> {
@@ -403,6 +410,21 @@ fn a_lost_device_ends_the_thread() {
         let deaths = world.end().await;
         let generations: Vec<u64> = deaths.iter().map(|died| died.generation).collect();
         assert_eq!(generations, [2]);
+    });
+}
+
+#[test]
+fn a_device_that_is_lost_while_no_step_runs_ends_the_thread() {
+    System::new().block_on(async {
+        let mut world = World::start(Some(Fault::LostWhileIdle)).await;
+        let unit = world.connect();
+        send(&unit, opening(1));
+        world.assert_opened(1).await;
+        let died = world.deaths.recv().await.expect("the sink lives");
+        assert_eq!((died.generation, died.panicked), (1, true));
+        assert!(!world.thread.is_alive());
+        drop(unit);
+        assert!(world.end().await.is_empty());
     });
 }
 
