@@ -16,7 +16,7 @@ use souffleur_executor::cuda::{
 use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
 use souffleur_executor::{Executor, Placement};
 use souffleur_kernels::cuda::backend::{CudaSizes, activation_bytes, check_layout};
-use souffleur_kernels::cuda::driver::{self, Device};
+use souffleur_kernels::cuda::driver::{self, Claim, Device};
 use souffleur_kernels::cuda::gemm::Products;
 use souffleur_kernels::cuda::pack::kernels_name;
 use souffleur_kernels::cuda::params::ElementType;
@@ -27,6 +27,7 @@ use souffleur_store::block_tokens;
 const HEADROOM_BYTES: u64 = 512 << 20;
 
 pub(super) struct Gpu {
+    claim: Claim,
     device: Device,
     free_bytes: u64,
 }
@@ -35,7 +36,8 @@ impl Gpu {
     /// Opens a GPU. Fails if the GPU or the configuration cannot be used.
     pub(super) fn open(ordinal: usize, config: &EngineConfig) -> Result<Self, StartError> {
         check_types(config)?;
-        let device = Device::open(ordinal).map_err(device_error)?;
+        let claim = Claim::new(ordinal);
+        let device = claim.open().map_err(|error| error.to_load_error())?;
         let memory = device.memory().map_err(device_error)?;
         tracing::info!(
             device = %device.info(),
@@ -43,6 +45,7 @@ impl Gpu {
             "computing on a GPU"
         );
         Ok(Self {
+            claim,
             device,
             free_bytes: memory.free_bytes,
         })
@@ -141,7 +144,7 @@ impl Gpu {
         eos_token_ids: &[u32],
         progress: Progress,
     ) -> Result<Arc<ExecutorFactory>, LoadError> {
-        let ordinal = self.device.info().ordinal;
+        let Self { claim, device, .. } = self;
         let pool = (
             memory.n_pages as usize,
             memory.max_running_requests as usize,
@@ -151,12 +154,12 @@ impl Gpu {
         options.eos_token_ids = eos_token_ids.into();
         let dir = config.model_path.clone();
         // The first executor uses the device opened for the memory plan. Later executors open the device again.
-        let opened = Mutex::new(Some(self.device));
+        let opened = Mutex::new(Some(device));
         Ok(Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
             let taken = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
             let device = match taken {
                 Some(device) => device,
-                None => Device::open(ordinal).map_err(device_error)?,
+                None => claim.open().map_err(|error| error.to_load_error())?,
             };
             load(device, &dir, &options, (store.as_deref(), &progress))
         }))

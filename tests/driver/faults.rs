@@ -3,7 +3,7 @@
 use memmap2::MmapMut;
 use souffleur::error::StepError;
 use souffleur::kernels::cuda::driver::{
-    CudaUnavailable, Device, DeviceBuffer, DriverError, LaunchState, Priority, Stream,
+    Claim, CudaUnavailable, Device, DeviceBuffer, DriverError, LaunchState, Priority, Stream,
 };
 use souffleur::kernels::cuda::launch::Embed;
 use souffleur::kernels::cuda::params::ElementType;
@@ -13,6 +13,7 @@ use crate::{device, modules};
 
 const LAUNCH_OUT_OF_RESOURCES: i32 = 701;
 const ILLEGAL_ADDRESS: i32 = 700;
+const HARDWARE_STACK_ERROR: i32 = 714;
 
 struct Rotations {
     embed: Embed,
@@ -106,6 +107,77 @@ fn a_failed_kernel_loses_the_context_until_everything_in_it_is_dropped() {
     let _pinned = unsafe { again.pin(&mut page) }.unwrap();
     Rotations::new(&again).launch().unwrap();
     again.synchronize().unwrap();
+}
+
+/// Runs a kernel that fails.
+fn fail(device: &Device) -> DriverError {
+    let rotations = Rotations::new(device);
+    rotations.launch().unwrap();
+    rotations.stream.synchronize().unwrap_err()
+}
+
+#[test]
+fn an_error_that_outlives_the_context_refuses_all_later_ones() {
+    let (device, emulated) = device(25);
+    emulated.plan(Fault::LastingKernel(HARDWARE_STACK_ERROR), 1);
+    let error = fail(&device);
+    assert_eq!(error.code, HARDWARE_STACK_ERROR, "{error}");
+    drop(device);
+    for _ in 0..2 {
+        let refused = Device::open(25).unwrap_err();
+        assert!(
+            matches!(&refused, CudaUnavailable::Lost { ordinal: 25, error } if error.code == HARDWARE_STACK_ERROR),
+            "{refused}"
+        );
+        let error = refused.to_load_error();
+        assert!(error.is_permanent(), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("must be terminated and relaunched"), "{text}");
+    }
+}
+
+#[test]
+fn a_claim_opens_a_gpu_again_after_a_loss_unless_another_claim_had_it_open() {
+    let (device, emulated) = device(26);
+    drop(device);
+    let (first, second) = (Claim::new(26), Claim::new(26));
+    // At the loss, the second claim does not have the GPU open.
+    drop(second.open().unwrap());
+    for _ in 0..2 {
+        let alone = first.open().unwrap();
+        emulated.plan(Fault::Kernel(ILLEGAL_ADDRESS), 1);
+        alone.lose(&fail(&alone));
+        assert_eq!(alone.loss(), None);
+    }
+    let shared = [first.open().unwrap(), second.open().unwrap()];
+    emulated.plan(Fault::Kernel(ILLEGAL_ADDRESS), 1);
+    let error = fail(&shared[0]);
+    shared[0].lose(&error);
+    assert!(
+        shared
+            .iter()
+            .all(|device| device.loss() == Some(&*error.to_string()))
+    );
+    drop(shared);
+    for claim in [first, second] {
+        let refused = claim.open().unwrap_err();
+        assert!(
+            matches!(&refused, CudaUnavailable::SharedContextLost { ordinal: 26, error } if error.contains("(700)")),
+            "{refused}"
+        );
+        assert!(refused.to_load_error().is_permanent());
+    }
+    Claim::new(26).open().expect("a new context works");
+}
+
+#[test]
+fn a_refused_allocation_may_succeed_later() {
+    souffleur_cusim::load();
+    souffleur_cusim::Device::new(27).plan(Fault::Allocation, 1);
+    let claim = Claim::new(27);
+    let refused = claim.open().unwrap_err().to_load_error();
+    assert!(!refused.is_permanent(), "{refused}");
+    claim.open().expect("the device works");
 }
 
 #[test]

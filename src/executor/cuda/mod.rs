@@ -229,12 +229,17 @@ impl CudaExecutor {
         &self.device
     }
 
-    /// After a lost step: checks the CUDA context, which this executor cannot renew.
+    /// Checks the CUDA context, which this executor cannot renew: after a lost step by a call of the driver.
     fn check_context(&mut self) -> Result<(), DeviceLost> {
+        let lost = |error: &str| DeviceLost(format!("the GPU's context is lost: {error}"));
+        if let Some(error) = self.device.loss() {
+            return Err(lost(error));
+        }
         if self.is_suspect {
-            let lost =
-                |error: DriverError| DeviceLost(format!("the GPU's context is lost: {error}"));
-            self.device.synchronize().map_err(lost)?;
+            self.device.synchronize().map_err(|error| {
+                self.device.lose(&error);
+                lost(&error.to_string())
+            })?;
             self.is_suspect = false;
         }
         Ok(())
@@ -387,6 +392,10 @@ impl Executor for CudaExecutor {
 
     fn set_beat(&mut self, beat: Beat) {
         self.model.set_beat(beat);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.device.loss().is_some()
     }
 
     fn reset(&mut self) -> Result<(), DeviceLost> {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
 
+use super::claim::{Claim, Holding};
 use super::error::{CudaUnavailable, DriverError};
 use super::graph::{ContextLock, context_lock, lock_out_captures};
 use super::table::{Functions, check};
@@ -191,6 +192,8 @@ struct Shared {
     priorities: (c_int, c_int),
     allocated_bytes: AtomicU64,
     pinned_bytes: AtomicU64,
+    /// `None` if no engine has opened the device.
+    holding: Option<Holding>,
 }
 
 // SAFETY: the driver may be called from all threads at once with one context; the handle is never changed.
@@ -211,9 +214,13 @@ impl Device {
     /// # Errors
     /// Why the GPU cannot be used.
     pub fn open(ordinal: usize) -> Result<Self, CudaUnavailable> {
+        Self::open_for(ordinal, None)
+    }
+
+    fn open_for(ordinal: usize, holding: Option<Holding>) -> Result<Self, CudaUnavailable> {
         let functions = Functions::open()?;
         let (info, device) = find(functions, ordinal)?;
-        let no_context = |error| CudaUnavailable::Context { ordinal, error };
+        let no_context = |error| CudaUnavailable::context(ordinal, error);
         let mut context = std::ptr::null_mut();
         // SAFETY: `device` came from the driver; the context is released in drop.
         let code = unsafe { (functions.primary_retain)(&mut context, device) };
@@ -228,6 +235,7 @@ impl Device {
             priorities: (0, 0),
             allocated_bytes: AtomicU64::new(0),
             pinned_bytes: AtomicU64::new(0),
+            holding,
         };
         shared.bind().map_err(no_context)?;
         let (least, most) = (&mut 0, &mut 0);
@@ -238,16 +246,27 @@ impl Device {
         let device = Self(Arc::new(shared));
         match device.alloc::<u8>(FIRST_ALLOCATION_BYTES) {
             Ok(_) => Ok(device),
-            Err(error) => Err(CudaUnavailable::FirstAllocation {
-                ordinal,
-                bytes: FIRST_ALLOCATION_BYTES,
-                error,
-            }),
+            Err(error) => {
+                let bytes = FIRST_ALLOCATION_BYTES;
+                Err(CudaUnavailable::first_allocation(ordinal, bytes, error))
+            }
         }
     }
 
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
+    }
+
+    /// Takes note that the context is lost, for all engines of the process that have it open, if there are several.
+    pub fn lose(&self, error: &DriverError) {
+        if let Some(holding) = &self.0.holding {
+            holding.lose(&error.to_string());
+        }
+    }
+
+    /// The error by which the context was lost, if another engine had it open too.
+    pub fn loss(&self) -> Option<&str> {
+        self.0.holding.as_ref().and_then(Holding::loss)
     }
 
     pub fn memory(&self) -> Result<DeviceMemory, DriverError> {
@@ -317,6 +336,24 @@ impl Device {
 
     pub(super) fn bind(&self) -> Result<(), DriverError> {
         self.0.bind()
+    }
+}
+
+impl Claim {
+    /// Opens the GPU as [`Device::open`] does.
+    ///
+    /// # Errors
+    /// As [`Device::open`]; [`CudaUnavailable::SharedContextLost`] after [`Device::lose`] while other engines had the
+    /// GPU open, for ever.
+    pub fn open(&self) -> Result<Device, CudaUnavailable> {
+        let ordinal = self.ordinal();
+        match self.loss() {
+            Some(error) => Err(CudaUnavailable::SharedContextLost {
+                ordinal,
+                error: error.to_owned(),
+            }),
+            None => Device::open_for(ordinal, Some(self.hold())),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 
 use super::device::CudaVersion;
 use super::table::Functions;
-use souffleur_base::error::StepError;
+use souffleur_base::error::{LoadError, StepError};
 
 const INVALID_VALUE: c_int = 1;
 const OUT_OF_MEMORY: c_int = 2;
@@ -25,6 +25,11 @@ const KERNELS: &str = "kernels";
 /// Added to the codes of other libraries: greater than every code of the driver.
 const LIBRARY_CODES: c_int = 100_000;
 const CAPTURE: std::ops::RangeInclusive<c_int> = 900..=908;
+/// Errors after which, by the documentation of CUDA, "the process must be terminated and relaunched", and uncorrectable
+/// errors of memory (214) and links (220). Often a new context nevertheless works.
+const NEED_NEW_PROCESS: [c_int; 13] = [
+    214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721,
+];
 
 /// A call that the driver refused, or that reported an earlier failure on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,6 +125,11 @@ impl DriverError {
         self.code == OUT_OF_MEMORY
     }
 
+    /// Whether no context of this process works, if a new one returns this error.
+    fn needs_new_process(&self) -> bool {
+        NEED_NEW_PROCESS.contains(&self.code)
+    }
+
     /// The error that ends a step: [`StepError::Rejected`] when the driver refused a call and nothing of the step was
     /// launched before it.
     pub fn into_step_error(self, launched: LaunchState) -> StepError {
@@ -208,6 +218,17 @@ pub enum CudaUnavailable {
         bytes: usize,
         error: DriverError,
     },
+    /// A context returns an error that it has not caused.
+    #[error(
+        "GPU {ordinal} has failed in this process: {error}; the process must be terminated and relaunched"
+    )]
+    Lost { ordinal: usize, error: DriverError },
+    /// Several engines had the GPU open.
+    #[error(
+        "GPU {ordinal} has lost its context, which several engines of this process shared: {error}; none of them can \
+         renew it, so all of them end: start them again"
+    )]
+    SharedContextLost { ordinal: usize, error: String },
     #[error("failed to query GPU {ordinal}: {error}")]
     Query {
         /// Index among the visible GPUs.
@@ -217,6 +238,26 @@ pub enum CudaUnavailable {
 }
 
 impl CudaUnavailable {
+    pub(super) fn context(ordinal: usize, error: DriverError) -> Self {
+        if error.needs_new_process() {
+            Self::Lost { ordinal, error }
+        } else {
+            Self::Context { ordinal, error }
+        }
+    }
+
+    pub(super) fn first_allocation(ordinal: usize, bytes: usize, error: DriverError) -> Self {
+        if error.needs_new_process() {
+            Self::Lost { ordinal, error }
+        } else {
+            Self::FirstAllocation {
+                ordinal,
+                bytes,
+                error,
+            }
+        }
+    }
+
     pub(super) fn init(error: DriverError) -> Self {
         let advice = match error.code {
             NO_DEVICE => return Self::NoDevice,
@@ -235,5 +276,17 @@ impl CudaUnavailable {
             _ => "check nvidia-smi and the Linux kernel's log (dmesg)",
         };
         Self::Init { error, advice }
+    }
+}
+
+impl CudaUnavailable {
+    /// [`LoadError::DeviceLost`] if opening the GPU again fails too. No `From`: with two, `?` in closures that return a
+    /// [`LoadError`] has no type.
+    pub fn to_load_error(&self) -> LoadError {
+        let text = self.to_string();
+        match self {
+            Self::Lost { .. } | Self::SharedContextLost { .. } => LoadError::DeviceLost(text),
+            _ => LoadError::Device(text),
+        }
     }
 }

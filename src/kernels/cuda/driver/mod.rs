@@ -12,6 +12,7 @@
 //! makes it current first (only a comparison if it already is). Handles are therefore `Send`. Streams and events are
 //! also `Sync`, as the driver locks them itself; it does not lock graphs.
 
+mod claim;
 mod device;
 mod error;
 mod graph;
@@ -22,6 +23,7 @@ mod stream;
 mod table;
 mod upload;
 
+pub use claim::Claim;
 pub use device::{CudaVersion, Device, DeviceInfo, DeviceMemory, installed, probe};
 pub use error::{CudaUnavailable, DriverError, LaunchState};
 pub use graph::Graph;
