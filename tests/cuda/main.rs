@@ -7,6 +7,7 @@
 mod ahead;
 mod common;
 mod constrained;
+mod device_loss;
 #[path = "../common/embeddings.rs"]
 mod embeddings;
 mod eos;

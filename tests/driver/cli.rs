@@ -1,7 +1,9 @@
 //! Tests of `--device` on the command line: the devices that the driver finds, and errors that say why it finds none.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use crate::pack;
 
@@ -311,4 +313,61 @@ fn a_gpu_gives_the_answer_of_the_cpu() {
             stderr(&cuda)
         );
     }
+}
+
+/// The host and port in the first line that names an address of the native API.
+fn served_address(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> String {
+    let address = lines.find_map(|line| {
+        let line = line.expect("stdout is UTF-8");
+        let (_, url) = line.split_once("SGLang")?.1.split_once("http://")?;
+        url.split('/').next().map(str::to_owned)
+    });
+    address.expect("the server serves")
+}
+
+fn ask(address: &str) -> String {
+    let body = r#"{"text": "Who are you?", "sampling_params": {"max_new_tokens": 64, "ignore_eos": true}}"#;
+    let length = body.len();
+    let mut stream = TcpStream::connect(address).expect("the server listens");
+    write!(
+        stream,
+        "POST /generate HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    )
+    .expect("the server reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+#[test]
+fn a_gpu_that_fails_for_the_rest_of_the_process_ends_the_server_with_code_70() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    if !repository.join("kernels/kernels.pack").is_file() {
+        eprintln!("skipped: there is no kernel pack");
+        return;
+    }
+    let mut command = souffleur("serve");
+    command.args(["--port", "0", "--device", "cuda", "--dtype", "float32"]);
+    command.args(["--page-size", "16", "--max-total-tokens", "512"]);
+    command.args(["--max-running-requests", "4", "--cuda-graph-max-bs", "2"]);
+    command.args(["--chunked-prefill-size", "64"]);
+    let variables = [TWO_GIB, ("CUSIM_FAIL_LASTING", "1000")];
+    command.env("LD_LIBRARY_PATH", emulated()).envs(variables);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut server = command.spawn().expect("the binary runs");
+    let mut lines = BufReader::new(server.stdout.take().expect("piped")).lines();
+    let answer = ask(&served_address(&mut lines));
+    assert!(answer.contains("engine_down"), "{answer}");
+    let ended = server.wait_with_output().expect("the server ends");
+    let log = stderr(&ended);
+    assert_eq!(ended.status.code(), Some(70), "{log}");
+    for part in [
+        "GPU 0 has failed in this process",
+        "CUDA_ERROR_HARDWARE_STACK_ERROR (714)",
+        "the process must be terminated and relaunched",
+    ] {
+        assert!(log.contains(part), "{part:?} is not in\n{log}");
+    }
+    assert!(!log.contains("trying again"), "{log}");
 }
