@@ -22,7 +22,7 @@ use actix::{
 use anyhow::{Context as _, ensure};
 use souffleur::actors::messages::{PeekPrefix, StepPlanned};
 use souffleur::actors::prefix_index::{IndexCapacity, PrefixIndex};
-use souffleur::ids::{SeqId, StepId};
+use souffleur::ids::{IntakeId, SeqId, StepId};
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::plan::preemption::Rank;
@@ -147,6 +147,7 @@ impl WorkerIndex {
             adder: PrefillAdder::new(limits, 0.0, std::iter::empty()),
             candidates: vec![Candidate {
                 seq: SeqId::new(self.next_step.get()),
+                intake: IntakeId::new(self.next_step.get()),
                 namespace: Namespace::default(),
                 bypasses_cache: false,
                 tokens: tokens.clone(),
@@ -175,6 +176,7 @@ impl WorkerIndex {
     fn publish(&self, admitted: Admitted, grant: Grant, tokens: Arc<[u32]>) -> Settle {
         Settle::Release(Box::new(SettleRelease {
             seq: admitted.seq,
+            intake: IntakeId::new(self.next_step.get()),
             row: grant.row,
             key: Some(PublishKey {
                 namespace: Namespace::default(),

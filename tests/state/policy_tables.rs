@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::collection::vec;
-use souffleur_base::ids::{SeqId, StepId};
+use souffleur_base::ids::{IntakeId, SeqId, StepId};
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::control::probe_prefixes;
 use souffleur_state::plan::probe::{Matched, ProbeKey, ProbeKind, ProbePrefixes};
@@ -190,6 +190,7 @@ fn in_batch_rule_compares_prompts_with_few_cached_tokens_with_earlier_ones() {
         .zip(1..)
         .map(|((tokens, namespace, ..), id)| ProbeKey {
             seq: SeqId::new(id),
+            intake: IntakeId::new(id),
             namespace: (*namespace).clone(),
             tokens: Arc::from(&tokens[..]),
             match_limit: tokens.len() - 1,
@@ -247,6 +248,7 @@ fn a_match_never_counts_the_last_token() {
     memory.run_request(&tokens, 20);
     let key = ProbeKey {
         seq: SeqId::new(1),
+        intake: IntakeId::new(1),
         namespace: Namespace::default(),
         tokens: tokens.into(),
         match_limit: 19,

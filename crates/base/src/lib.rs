@@ -5,6 +5,7 @@ pub mod error;
 #[doc(hidden)]
 pub mod field;
 pub mod ids;
+pub mod in_hand;
 pub mod kv_layout;
 pub mod prompt_vectors;
 pub mod request_limits;

@@ -111,6 +111,7 @@ impl From<&ProbePrefixes> for ProbeDigest {
         for key in keys {
             let ProbeKey {
                 seq: _,
+                intake: _,
                 namespace: _,
                 tokens,
                 match_limit,
@@ -159,6 +160,7 @@ impl From<&AdmitRequest> for AdmitDigest {
         for candidate in candidates {
             let Candidate {
                 seq: _,
+                intake: _,
                 namespace: _,
                 tokens,
                 match_limit,
@@ -227,6 +229,7 @@ impl From<&Settle> for SettleDigest {
             Settle::Checkpoint(checkpoint) => {
                 let SettleCheckpoint {
                     seq,
+                    intake: _,
                     key,
                     protected_pages,
                     private,
@@ -245,6 +248,7 @@ impl From<&Settle> for SettleDigest {
             Settle::Release(release) => {
                 let SettleRelease {
                     seq,
+                    intake: _,
                     row,
                     key,
                     protected_pages,
@@ -343,6 +347,7 @@ impl From<&ReservePages> for ReserveDigest {
         for demand in demands {
             let Demand {
                 seq,
+                intake: _,
                 pages,
                 row,
                 states: _,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::cache::namespace::Namespace;
 use crate::plan::preemption::Rank;
-use souffleur_base::ids::{SeqId, Ticket};
+use souffleur_base::ids::{IntakeId, SeqId, Ticket};
 
 /// The part of a candidate's prefix that the store has, and the progress of its fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +49,7 @@ pub struct FetchDemand {
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub seq: SeqId,
+    pub intake: IntakeId,
     pub namespace: Namespace,
     /// Prompt and output so far.
     pub tokens: Arc<[u32]>,

@@ -41,7 +41,7 @@ use crate::plan::save_rules::StateRules;
 use crate::plan::window_budget::WindowBudget;
 use crate::pool::pages::{EvictedPages, Pages, WindowPages};
 use crate::pool::state_pool::OwnedState;
-use souffleur_base::ids::{RowId, SeqId, StepId};
+use souffleur_base::ids::{IntakeId, RowId, SeqId, StepId};
 
 /// First leg: the scheduler's request for one step.
 #[derive(Debug)]
@@ -156,6 +156,7 @@ pub struct DecodeDemand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
     pub seq: SeqId,
+    pub intake: IntakeId,
     pub pages: u32,
     pub row: bool,
     /// States: the row's private one, if the row is new, and copies.

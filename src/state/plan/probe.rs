@@ -14,6 +14,7 @@ use crate::plan::{CheckpointedSeq, PlanStep, Settle};
 use crate::pool::pages::{Pages, WindowPages};
 use crate::pool::state_pool::OwnedState;
 use souffleur_base::ids::{RowId, SeqId, StepId};
+use souffleur_base::in_hand;
 
 /// A request with more cached tokens than this is not compared with other requests (SGLang's
 /// `IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`).
@@ -96,6 +97,7 @@ pub fn probe_prefixes(cache: &mut RadixTree, request: ProbePrefixes) -> Prefixes
 fn match_in_batch(cache: &mut RadixTree, keys: &[ProbeKey]) -> Vec<Matched> {
     let mut heads: FxHashSet<(&Namespace, &[u32])> = FxHashSet::default();
     let matched = keys.iter().map(|key| {
+        in_hand::hold(key.intake);
         let tokens = cache.touch_prefix(&key.namespace, &key.tokens);
         let head = key.tokens.get(..DEPRIORITISE_TOKENS);
         let is_compared = tokens <= CHECK_TOKENS;
@@ -107,7 +109,9 @@ fn match_in_batch(cache: &mut RadixTree, keys: &[ProbeKey]) -> Vec<Matched> {
             path: Vec::new(),
         }
     });
-    matched.collect()
+    let matched = matched.collect();
+    in_hand::clear();
+    matched
 }
 
 fn match_paths(cache: &mut RadixTree, keys: &[ProbeKey]) -> Vec<Matched> {

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use crate::cache::namespace::Namespace;
-use souffleur_base::ids::SeqId;
+use souffleur_base::ids::{IntakeId, SeqId};
 
 #[derive(Clone, Debug)]
 pub struct ProbeKey {
     pub seq: SeqId,
+    pub intake: IntakeId,
     pub namespace: Namespace,
     /// Prompt and output so far.
     pub tokens: Arc<[u32]>,

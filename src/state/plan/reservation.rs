@@ -4,6 +4,7 @@ use super::{Demand, Grant, Growth, Reservation, ReservePages, StepPlanned};
 use crate::pool::pages::WindowPages;
 use crate::pool::pools::Pools;
 use souffleur_base::ids::SeqId;
+use souffleur_base::in_hand;
 
 pub fn reserve_pages(pools: &mut Pools, request: ReservePages) -> StepPlanned {
     pools.pages.free_both(request.returned, request.evicted);
@@ -63,18 +64,22 @@ fn grant(pools: &mut Pools, demands: &[Demand], growing: Vec<SeqId>) -> Reservat
             pages.expect("the free window pages cover the sum of the demands")
         }
     };
-    let grants = demands.iter().map(|demand| Grant {
-        seq: demand.seq,
-        pages: alloc(demand.pages as usize),
-        windows: alloc_windows(demand.pages as usize),
-        row: demand
-            .row
-            .then(|| pools.rows.alloc().expect("the free rows cover the demands")),
-        states: (0..demand.states)
-            .filter_map(|_| pools.states.alloc())
-            .collect(),
+    let grants = demands.iter().map(|demand| {
+        in_hand::hold(demand.intake);
+        Grant {
+            seq: demand.seq,
+            pages: alloc(demand.pages as usize),
+            windows: alloc_windows(demand.pages as usize),
+            row: demand
+                .row
+                .then(|| pools.rows.alloc().expect("the free rows cover the demands")),
+            states: (0..demand.states)
+                .filter_map(|_| pools.states.alloc())
+                .collect(),
+        }
     });
     let grants = grants.collect();
+    in_hand::clear();
     Reservation::Granted {
         grants,
         growth: Growth {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::cache::namespace::Namespace;
 use crate::pool::pages::{NodeLock, Pages, RowWindows};
 use crate::pool::state_pool::{OwnedState, SavedState};
-use souffleur_base::ids::{RowId, SeqId, StepId};
+use souffleur_base::ids::{IntakeId, RowId, SeqId, StepId};
 
 #[derive(Debug)]
 pub enum Settle {
@@ -43,6 +43,7 @@ pub struct PublishKey {
 #[derive(Debug)]
 pub struct SettleCheckpoint {
     pub seq: SeqId,
+    pub intake: IntakeId,
     pub key: PublishKey,
     /// Pages of the sequence that the tree owns.
     pub protected_pages: usize,
@@ -58,6 +59,7 @@ pub struct SettleCheckpoint {
 #[derive(Debug)]
 pub struct SettleRelease {
     pub seq: SeqId,
+    pub intake: IntakeId,
     pub row: Option<RowId>,
     /// The part to publish; `None` after an abort or a retraction.
     pub key: Option<PublishKey>,

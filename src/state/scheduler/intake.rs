@@ -8,6 +8,7 @@ use crate::scheduler::submission::CancelFlag;
 use crate::scheduler::submission::Submission;
 use souffleur_base::error::{PromptTokens, RequestError};
 use souffleur_base::ids::{IntakeId, RequestId, SeqId};
+use souffleur_base::in_hand;
 
 use super::outbox::Counter;
 use super::planning::MAX_CANDIDATES;
@@ -69,6 +70,12 @@ impl IntakeLimits {
 impl Scheduler {
     /// Queues a request. A cancelled request ends at once; a request whose id is in flight is rejected.
     pub fn submit(&mut self, request: Submission) {
+        in_hand::hold(request.intake);
+        self.queue_new(request);
+        in_hand::clear();
+    }
+
+    fn queue_new(&mut self, request: Submission) {
         self.requests.forget_cancels_seen();
         let rid = request.rid.clone();
         if self.requests.find_by_rid(&rid).is_some() {
@@ -129,14 +136,18 @@ impl Scheduler {
         let intake = sequence.request.intake;
         let kept = kept.min(sequence.output.len());
         let reason = FinishReason::StopString(String::new());
+        in_hand::hold(intake);
         self.finish(seq, RequestEnd::Finished(reason), kept, KvAtEnd::Publish);
         self.outbox.withdraw(intake);
+        in_hand::clear();
     }
 
     pub(super) fn abort(&mut self, seq: SeqId) {
+        self.requests.hold(seq);
         let kept = self.requests[seq].output.len();
         let end = RequestEnd::Finished(FinishReason::Abort);
         self.finish(seq, end, kept, KvAtEnd::Discard);
+        in_hand::clear();
     }
 
     /// Ends requests at the head of the queue whose flag is raised and whose cancel message is still in flight.

@@ -256,6 +256,7 @@ impl Scheduler {
         }
         ProbeKey {
             seq,
+            intake: sequence.request.intake,
             namespace: sequence.request.namespace.clone(),
             match_limit: sequence.match_limit_of(tokens.len()),
             tokens,

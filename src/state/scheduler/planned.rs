@@ -181,8 +181,8 @@ impl Scheduler {
         self.queue.remove_all(&starting.collect());
         for (admitted, grant) in admitted.into_iter().zip(grants) {
             debug_assert_eq!(admitted.seq, grant.seq);
-            let seq = admitted.seq;
-            let is_new = admitted.lock.is_some();
+            let (seq, is_new) = (admitted.seq, admitted.lock.is_some());
+            self.requests.hold(seq);
             let positions = admitted.extend_start()..admitted.extend_end;
             let part = if admitted.chunked {
                 PrefillPart::Chunk
@@ -219,6 +219,7 @@ impl Scheduler {
                 rows.rows.push(work);
             }
         }
+        souffleur_base::in_hand::clear();
         rows
     }
 

@@ -12,6 +12,7 @@ use crate::plan::{
 use crate::pool::pages::{EvictedPages, PageSize, Pages};
 use crate::scheduler::sequence::{Phase, Sequence, SequenceKv};
 use souffleur_base::ids::SeqId;
+use souffleur_base::in_hand;
 
 use super::pipeline::Returned;
 use super::{Next, Scheduler};
@@ -160,6 +161,7 @@ impl Scheduler {
     pub(super) fn take_settlements(&mut self) -> Vec<Settle> {
         let mut settle = Vec::new();
         for seq in self.batch.take_extended() {
+            self.requests.hold(seq);
             let boundaries = self.boundaries_of(seq);
             if self.publishes_nothing(seq) {
                 self.release_old_windows(seq);
@@ -172,6 +174,7 @@ impl Scheduler {
             }
         }
         for seq in self.batch.take_ended() {
+            self.requests.hold(seq);
             if self.awaits_state(seq) {
                 self.batch.keep_ended(seq);
                 continue;
@@ -184,6 +187,7 @@ impl Scheduler {
                 settle.extend(release_of(seq, sequence, page, boundaries));
             }
         }
+        in_hand::clear();
         settle.extend(self.hosts.pins_mut().take_released());
         settle
     }
@@ -289,6 +293,7 @@ impl Scheduler {
     }
 
     fn candidate(&mut self, seq: SeqId) -> Candidate {
+        self.requests.hold(seq);
         let rank = self.rank(seq);
         let stored = self.stored_of(seq);
         let tokens = self.fill_of(seq);
@@ -298,8 +303,9 @@ impl Scheduler {
         let continues_at = (sequence.phase == Phase::Chunked)
             .then(|| sequence.kv.as_ref().map(|kv| kv.committed))
             .flatten();
-        Candidate {
+        let candidate = Candidate {
             seq,
+            intake: sequence.request.intake,
             namespace: sequence.request.namespace.clone(),
             match_limit: sequence.match_limit_of(tokens.len()),
             tokens,
@@ -313,7 +319,9 @@ impl Scheduler {
             bypasses_cache: sequence.request.bypasses_cache,
             kv_tokens: kv_tokens.unwrap_or(0),
             stored,
-        }
+        };
+        in_hand::clear();
+        candidate
     }
 }
 
@@ -354,6 +362,7 @@ fn checkpoint_of(
     };
     Some(SettleCheckpoint {
         seq,
+        intake: sequence.request.intake,
         key,
         protected_pages: kv.protected_pages,
         private: kv.private.take(),
@@ -398,6 +407,7 @@ fn release_of(
     } = kv;
     Some(Settle::Release(Box::new(SettleRelease {
         seq,
+        intake: sequence.request.intake,
         row: Some(row),
         key,
         protected_pages,
@@ -448,6 +458,7 @@ pub(super) fn retract_of(seq: SeqId, sequence: &mut Sequence) -> Option<Settle> 
     } = kv;
     Some(Settle::Release(Box::new(SettleRelease {
         seq,
+        intake: sequence.request.intake,
         row: Some(row),
         key: None,
         protected_pages,

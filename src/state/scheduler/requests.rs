@@ -6,6 +6,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::sequence::{Sequence, SequenceTable};
 use souffleur_base::ids::{IntakeId, RequestId, SeqId};
+use souffleur_base::in_hand;
 
 #[derive(Default)]
 pub(super) struct Requests {
@@ -42,6 +43,15 @@ impl Requests {
     #[inline]
     pub(super) fn get_mut(&mut self, seq: SeqId) -> Option<&mut Sequence> {
         self.table.get_mut(seq)
+    }
+
+    /// Notes the request of a sequence as the one in hand.
+    #[inline]
+    pub(super) fn hold(&self, seq: SeqId) {
+        match self.get(seq) {
+            Some(sequence) => in_hand::hold(sequence.request.intake),
+            None => in_hand::clear(),
+        }
     }
 
     #[inline]

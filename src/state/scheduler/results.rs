@@ -7,6 +7,7 @@ use crate::scheduler::sequence::Sequence;
 use crate::step::{RowResult, RowVerdict, StepOutput};
 use souffleur_base::error::{RequestError, StepError};
 use souffleur_base::ids::{SeqId, StepId};
+use souffleur_base::in_hand;
 
 use super::outbox::Counter;
 use super::pipeline::StepRecord;
@@ -36,6 +37,7 @@ impl Scheduler {
                 self.outbox.reserve(output.rows.len());
                 for row in &mut output.rows {
                     self.take_row(row);
+                    in_hand::clear();
                 }
                 output.rows.clear();
                 self.pipeline.keep_cleared_rows(output.rows);
@@ -63,6 +65,7 @@ impl Scheduler {
         else {
             return;
         };
+        in_hand::hold(sequence.request.intake);
         match row.verdict {
             RowVerdict::Open | RowVerdict::GrammarDone => (),
             RowVerdict::NanLogits => return self.fail(seq, RequestError::NanLogits),

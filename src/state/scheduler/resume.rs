@@ -8,6 +8,7 @@ use crate::scheduler::sequence::Sequence;
 use crate::scheduler::submission::{IdFloor, Resume, Resumption};
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::StepId;
+use souffleur_base::in_hand;
 
 use super::Scheduler;
 
@@ -19,8 +20,10 @@ impl Scheduler {
         self.requests.forget_cancels_seen();
         self.begin_after(resume.floor);
         for resumption in resume.requests {
+            in_hand::hold(resumption.submission.intake);
             self.resume_one(resumption, now_s);
         }
+        in_hand::clear();
     }
 
     /// Has an effect only before the first plan: later ids are above the floor.

@@ -12,6 +12,7 @@ use crate::plan::saves::{StateBudget, StateRules, UsefulCopies};
 use crate::plan::{AdmitRequest, Admitted, Candidate, Demand, LoadGrant, Preempt, StoredPrefix};
 use crate::pool::pages::{PageRun, WindowRun};
 use souffleur_base::ids::StateSlot;
+use souffleur_base::in_hand;
 
 /// Uncached tokens that a candidate must share with a prefill of this plan to be worth a wait.
 const MIN_SHARED_TOKENS: usize = 32;
@@ -29,8 +30,7 @@ impl Planning<'_> {
         let mut prefills: Vec<&Candidate> = Vec::new();
         let mut fetching: Vec<&Candidate> = Vec::new();
         let mut shared: Vec<(usize, usize)> = Vec::new();
-        let mut new_rows = 0;
-        let mut target_tokens = 0;
+        let (mut new_rows, mut target_tokens) = (0, 0);
         // The chunked request waits for stored blocks.
         let mut chunked_waits = false;
         self.mixes = request.mixes;
@@ -82,6 +82,7 @@ impl Planning<'_> {
             self.mixes &= !candidate.wants_logprobs;
             prefills.push(candidate);
         }
+        in_hand::clear();
         if let Some(rules) = &request.states {
             self.mark_used_states(&prefills);
             self.grant_saves(rules, &prefills, &shared, request.max_new_rows - new_rows);
@@ -155,6 +156,7 @@ impl Planning<'_> {
         others: (&[&Candidate], &[&Candidate]),
         has_row: bool,
     ) -> Result<Admitted, NotNow> {
+        in_hand::hold(candidate.intake);
         if !self.verdict.admitted.is_empty() {
             let budget = adder.budget(self.available());
             if budget != Budget::Continue {
@@ -254,6 +256,7 @@ impl Planning<'_> {
 
     /// Undoes all admissions of this plan; the same step is planned again without the preempted requests.
     fn undo_admissions(&mut self) {
+        in_hand::clear();
         self.cache.forget_used_states();
         for admitted in std::mem::take(&mut self.verdict.admitted) {
             if let Some(lock) = admitted.lock {
@@ -417,6 +420,7 @@ impl Planning<'_> {
         let copies = admitted.saves.len() + usize::from(admitted.keeps_tail);
         self.demands.push(Demand {
             seq: candidate.seq,
+            intake: candidate.intake,
             pages: pages as u32,
             row,
             states: (usize::from(row && has_state) + copies) as u32,

@@ -11,6 +11,7 @@ use crate::cache::prefix_cache::{
     Checkpoint, Checkpointed, CheckpointedWindows, SaveDemand, UnsavedPart,
 };
 use crate::cache::radix_tree::RadixTree;
+use crate::plan::probe_key::ProbeKey;
 use crate::plan::window_budget::WindowBudget;
 use crate::plan::{
     CacheCounts, CheckpointedSeq, Demand, PinDemand, Pinned, PlanStep, PublishKey, ReservePages,
@@ -19,6 +20,7 @@ use crate::plan::{
 use crate::pool::pages::{EvictedPages, PageRun, Pages, RowWindows, WindowPages};
 use crate::pool::state_pool::{OwnedState, SavedState};
 use souffleur_base::ids::SeqId;
+use souffleur_base::in_hand;
 
 pub fn plan_step(cache: &mut RadixTree, request: PlanStep) -> ReservePages {
     let mut plan = Planning {
@@ -46,17 +48,14 @@ pub fn plan_step(cache: &mut RadixTree, request: PlanStep) -> ReservePages {
     for settle in request.settle {
         plan.settle(settle);
     }
+    in_hand::clear();
     if request.flush {
         plan.flush();
     }
     for demand in request.pins {
         plan.pin(demand);
     }
-    for key in &request.touch {
-        let limit = key.match_limit.min(key.tokens.len());
-        plan.cache
-            .touch_prefix(&key.namespace, &key.tokens[..limit]);
-    }
+    plan.touch(&request.touch);
     let mut saves = request.saves.unwrap_or_default();
     if request.flush {
         (saves.max_blocks, saves.max_states) = (0, 0);
@@ -138,6 +137,7 @@ impl Planning<'_> {
     fn checkpoint(&mut self, settle: SettleCheckpoint) {
         let SettleCheckpoint {
             seq,
+            intake,
             key,
             protected_pages,
             private,
@@ -145,6 +145,7 @@ impl Planning<'_> {
             states,
             windows,
         } = settle;
+        in_hand::hold(intake);
         let states = self.states_to_cache(states);
         let mut done =
             self.cache
@@ -174,6 +175,7 @@ impl Planning<'_> {
     fn release(&mut self, release: SettleRelease) {
         let SettleRelease {
             seq: _,
+            intake,
             row,
             key,
             protected_pages,
@@ -183,6 +185,7 @@ impl Planning<'_> {
             returned_states,
             windows,
         } = release;
+        in_hand::hold(intake);
         self.returned_rows.extend(row);
         self.returned_states.extend(returned_states);
         let states = self.states_to_cache(states);
@@ -239,6 +242,16 @@ impl Planning<'_> {
             lock: locked.lock,
             tokens: locked.tokens,
         });
+    }
+
+    fn touch(&mut self, keys: &[ProbeKey]) {
+        for key in keys {
+            in_hand::hold(key.intake);
+            let limit = key.match_limit.min(key.tokens.len());
+            self.cache
+                .touch_prefix(&key.namespace, &key.tokens[..limit]);
+        }
+        in_hand::clear();
     }
 
     /// Returns the states if the cache keeps states; otherwise frees all of them and returns none.
