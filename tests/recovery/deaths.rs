@@ -18,12 +18,22 @@ impl World<'_> {
         }
         self.next_death += 1;
         self.random_deaths += 1;
-        let place = format!("random {}", self.next_death);
-        let suspicion = match self.next_death % 3 {
-            0 => Suspicion::Nothing,
-            _ => Suspicion::All(signature(to, &place)),
-        };
+        let suspicion = self.random_suspicion(to);
         self.light(to, death.after_effects, suspicion);
+    }
+
+    /// The suspicion of a death that no request causes. The first request is named by deaths of different causes, and
+    /// each request by at most one death of the cause that several deaths share.
+    fn random_suspicion(&self, to: Node) -> Suspicion {
+        let number = self.next_death;
+        let unique = signature(to, &format!("random {number}"));
+        let intake_of = |ask: usize| self.clients.get(ask)?.intake;
+        match (number % 4, intake_of(0), intake_of(number / 4)) {
+            (0, ..) => Suspicion::Nothing,
+            (2, Some(first), _) => Suspicion::One(first, unique),
+            (3, _, Some(other)) => Suspicion::One(other, signature(to, "random")),
+            _ => Suspicion::All(unique),
+        }
     }
 
     /// The handler of `node` dies after some more effects.

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::entry::Place;
+use super::named::{Named, is_stalled};
 use crate::scheduler::submission::IdFloor;
-use crate::step::PIPELINE_DEPTH;
 use crate::supervision::FIRST_GENERATION;
-use crate::supervision::blame::{Blame, Signature};
+use crate::supervision::blame::{Blame, Signature, Suspicion};
 use souffleur_base::ids::IntakeId;
 
 /// Steps of one generation, and its tickets, have the same number above these bits.
@@ -31,6 +31,7 @@ pub(super) struct Desk {
     /// Requests posted in all generations: at least as many as the sequences that the unit's Schedulers numbered.
     pub(super) n_sequences: u64,
     pub(super) blame: Blame,
+    named: Named,
     /// The last death, if no request was named.
     last_death: Option<LastDeath>,
     /// The suspect that was cleared last.
@@ -48,6 +49,7 @@ impl Default for Desk {
             n_posted: 0,
             n_sequences: 0,
             blame: Blame::patient(PATIENCE),
+            named: Named::default(),
             last_death: None,
             passed: None,
             fence: None,
@@ -74,12 +76,11 @@ impl Desk {
         let last = self.last_death.take();
         let last = last.filter(|last| last.cause == *cause);
         let mut told = last.map(|last| last.told).unwrap_or_default();
-        // The results of the steps in flight at a death are lost, so fewer or more of them are told before the next.
-        let is_stalled = |&&(intake, n): &&(IntakeId, usize)| {
+        let has_stalled = |&&(intake, n): &&(IntakeId, usize)| {
             let before = told.get(&intake);
-            before.is_some_and(|before| n <= before + PIPELINE_DEPTH)
+            before.is_some_and(|before| is_stalled(*before, n))
         };
-        let stalled = posted.iter().filter(is_stalled);
+        let stalled = posted.iter().filter(has_stalled);
         let stalled: Vec<IntakeId> = stalled.map(|(intake, _)| *intake).collect();
         told.extend(posted.iter().copied());
         told.retain(|intake, _| self.held.contains(intake));
@@ -88,6 +89,23 @@ impl Desk {
             told,
         });
         stalled
+    }
+
+    /// Takes a death that happened while the unit worked on one request, which was told this number of tokens. Returns
+    /// the request if it is convicted.
+    pub(super) fn died_with(
+        &mut self,
+        intake: IntakeId,
+        cause: &Signature,
+        told: usize,
+    ) -> Option<IntakeId> {
+        let one = Suspicion::One(intake, cause.clone());
+        let convicted = self.blame.died(&one, std::iter::empty());
+        if self.named.died(intake, cause, told) {
+            self.blame.convict(intake, cause);
+            return Some(intake);
+        }
+        convicted
     }
 
     /// Begins a generation, which has none of the requests.
@@ -143,6 +161,7 @@ impl Desk {
             Place::Ended => {}
         }
         self.blame.left(intake);
+        self.named.forget(intake);
         self.passed.take_if(|passed| *passed == intake);
     }
 

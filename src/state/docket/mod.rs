@@ -13,15 +13,16 @@
 //! 4. After each of these, and after a unit was started ([`Docket::open`]), the messages that are due are sent to the
 //!    unit's Scheduler in order ([`Docket::posts`]).
 //!
-//! A unit that died has all of its requests posted again, oldest first, by the generation that follows it. If a request
-//! may have caused the death, the suspects are posted one by one ([`Blame`]). These are the request that was in hand, or
-//! after two deaths by one cause those that made no progress between them. A suspect that has passed is withdrawn
-//! until all are cleared, and requests that arrive meanwhile are held. Tokens of a withdrawn request may still be in
-//! flight. They are noted before the request is posted again, because the Scheduler sends them before it sends a result
-//! of the next suspect, and no withdrawn request is posted before such a result (`Desk::fence`).
+//! A unit that died has all of its requests posted again, oldest first, by the generation that follows it. A request
+//! that two deaths by one cause name fails (`named.rs`). If no request was in hand, two deaths by one cause make those
+//! that made no progress between them suspects, which are posted one by one ([`Blame`]). A suspect that has passed is
+//! withdrawn until all are cleared, and requests that arrive meanwhile are held. Tokens of a withdrawn request may
+//! still be in flight. They are noted before the request is posted again, because the Scheduler sends them before it
+//! sends a result of the next suspect, and no withdrawn request is posted before such a result (`Desk::fence`).
 
 mod desk;
 mod entry;
+mod named;
 pub mod quarantine;
 #[cfg(test)]
 mod tests;
@@ -144,20 +145,22 @@ impl Docket {
         }
         desk.begin(at.generation);
         let told = |intake: IntakeId| self.entries[&intake].told().len();
-        let (suspicion, suspects) = match suspicion {
-            Suspicion::One(intake, _) if !posted.contains(intake) => {
-                (&Suspicion::Nothing, Vec::new())
+        let convicted = match suspicion {
+            Suspicion::One(intake, cause) if posted.contains(intake) => {
+                desk.died_with(*intake, cause, told(*intake))
             }
-            Suspicion::Nothing | Suspicion::One(..) => (suspicion, posted),
+            Suspicion::Nothing | Suspicion::One(..) => {
+                desk.blame.died(&Suspicion::Nothing, std::iter::empty())
+            }
             Suspicion::All(cause) => {
                 let posted: Vec<_> = posted
                     .iter()
                     .map(|&intake| (intake, told(intake)))
                     .collect();
-                (suspicion, desk.stalled(cause, &posted))
+                let suspects = desk.stalled(cause, &posted);
+                desk.blame.died(suspicion, suspects.into_iter())
             }
         };
-        let convicted = desk.blame.died(suspicion, suspects.into_iter());
         over.into_iter().for_each(|intake| desk.blame.ended(intake));
         if let Some(convicted) = convicted {
             self.convict(convicted);

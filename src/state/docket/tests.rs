@@ -219,6 +219,40 @@ fn a_request_that_dies_alone_twice_by_the_cause_of_two_deaths_fails_and_the_othe
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r1:0 r2:0]");
 }
 
+fn named(intake: u64, place: &str) -> Suspicion {
+    let cause = Signature {
+        actor: "scheduler",
+        place: place.into(),
+    };
+    Suspicion::One(IntakeId::new(intake), cause)
+}
+
+#[test]
+fn a_request_that_two_deaths_by_one_cause_name_fails_while_the_others_make_progress() {
+    let mut docket = running();
+    assert_eq!(docket.open(at(2), &named(1, "a")), None);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2 r1:0 r2:0]");
+    assert!(docket.note(at(2), &[news(IntakeId::new(0), &[9; 5])]));
+    assert_eq!(docket.open(at(3), &named(1, "a")), Some(IntakeId::new(1)));
+    assert_eq!(docket.ends_due(), [IntakeId::new(1)]);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:7 r2:0]");
+}
+
+#[test]
+fn a_request_that_deaths_by_different_causes_name_or_that_made_progress_between_two_continues() {
+    let mut docket = running();
+    for (generation, place) in [(2, "a"), (3, "b"), (4, "c")] {
+        assert_eq!(docket.open(at(generation), &named(1, place)), None);
+        docket.posts(UNIT, 1.0);
+    }
+    assert!(docket.note(at(4), &[news(IntakeId::new(1), &[9; 3])]));
+    for (generation, intake) in [(5, 1), (6, 2)] {
+        assert_eq!(docket.open(at(generation), &named(intake, "a")), None);
+        docket.posts(UNIT, 1.0);
+    }
+    assert_eq!(docket.open(at(7), &named(1, "a")), Some(IntakeId::new(1)));
+}
+
 #[test]
 fn another_unit_takes_over_the_requests_of_a_retired_one() {
     let mut docket = running();

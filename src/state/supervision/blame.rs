@@ -1,11 +1,11 @@
 //! Finds the request that caused a death, without failing any other. The Scheduler uses the same search for lost steps.
 //!
-//! A death makes requests suspects: the one that was in hand, if that is known, otherwise all that the unit had. Each
-//! suspect is tried alone: it is the only request in its unit, until it was told the results of enough steps to pass
-//! the place where it was before the death. A suspect that dies alone, by the same cause as before, is convicted: after
-//! two deaths. A death by another cause convicts no request, so unrelated faults fail none. Until the first result of a
-//! trial, steps with the suspect before it may still run: a death then convicts only if that one was cleared of its
-//! cause.
+//! A death makes the requests suspects that may have caused it. One that names the request in hand makes none: the
+//! docket counts such deaths. Each suspect is tried alone: it is the only request in its unit, until it was told the
+//! results of enough steps to pass the place where it was before the death. A suspect that dies alone, by the same
+//! cause as before, is convicted: after two deaths. A death by another cause convicts no request, so unrelated faults
+//! fail none. Until the first result of a trial, steps with the suspect before it may still run: a death then convicts
+//! only if that one was cleared of its cause.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,7 +88,8 @@ impl Blame {
         }
     }
 
-    /// Takes the death of the unit, which had the requests `posted`. Returns the convicted request, if any.
+    /// Takes the death of the unit, which one of `posted` may have caused if the suspicion names no request. Returns
+    /// the convicted request, if any.
     pub fn died(
         &mut self,
         suspicion: &Suspicion,
@@ -114,9 +115,8 @@ impl Blame {
             self.convict(tried, cause);
             return Some(tried);
         }
-        match one {
-            Some(one) => self.suspect(one, cause),
-            None => posted.for_each(|intake| self.suspect(intake, cause)),
+        if one.is_none() {
+            posted.for_each(|intake| self.suspect(intake, cause));
         }
         None
     }
@@ -200,8 +200,8 @@ impl Blame {
         });
     }
 
-    /// The others are cleared of this cause.
-    fn convict(&mut self, convicted: IntakeId, cause: &Signature) {
+    /// Ends the search for a cause: the others are cleared of it.
+    pub fn convict(&mut self, convicted: IntakeId, cause: &Signature) {
         self.suspects.remove(&convicted);
         self.suspects.retain(|_, causes| {
             causes.retain(|other| other.signature != *cause);

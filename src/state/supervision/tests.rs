@@ -202,9 +202,10 @@ fn deaths_by_different_causes_convict_no_request() {
 #[test]
 fn a_death_without_a_trial_convicts_no_request() {
     let mut blame = Blame::default();
-    let named = Suspicion::One(IntakeId::new(4), cause("a"));
+    let named = Suspicion::One(IntakeId::new(3), cause("a"));
     for _ in 0..3 {
-        assert_eq!(blame.died(&named, ids([3, 4])), None);
+        assert_eq!(blame.died(&named, ids([])), None);
+        assert_eq!(blame.died(&Suspicion::All(cause("a")), ids([4])), None);
     }
     assert_eq!(
         (blame.begin(), blame.on_trial()),
