@@ -5,6 +5,8 @@ use std::sync::Arc;
 use actix::{Actor, ActorContext, Context, Message, Recipient};
 
 use crate::messages::ActorDied;
+use crate::panics;
+use souffleur_base::in_hand;
 use souffleur_state::pool::pages::PoolLedger;
 
 /// Unit -> each of its actors: stop, and report no death.
@@ -44,7 +46,8 @@ impl Obituary {
                 actor: self.actor,
                 generation: self.generation,
                 panicked,
-                cause: souffleur_chaos::take_cause().unwrap_or_default().into(),
+                cause: panics::take_cause(panicked),
+                in_hand: in_hand::take().filter(|_| panicked),
             });
         }
     }

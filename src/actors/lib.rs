@@ -20,6 +20,7 @@ pub mod kv_store;
 mod links;
 pub mod mailbox;
 pub mod messages;
+pub mod panics;
 pub mod prefix_index;
 pub mod radix_cache;
 pub mod rebuild;

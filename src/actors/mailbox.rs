@@ -9,6 +9,7 @@ use std::time::Instant;
 use actix::dev::ToEnvelope;
 use actix::{Actor, Addr, Handler, Message, Recipient};
 
+use crate::panics;
 use souffleur_metrics::MailboxMetrics;
 
 /// An actor's address for one type of message, with its metric labels.
@@ -95,6 +96,7 @@ impl HandlerTimer {
     fn start(metrics: &Arc<MailboxMetrics>) -> Self {
         let started = Instant::now();
         metrics.began(started);
+        panics::began(metrics.message());
         Self {
             started,
             metrics: metrics.clone(),
@@ -105,6 +107,10 @@ impl HandlerTimer {
 impl Drop for HandlerTimer {
     fn drop(&mut self) {
         self.metrics.handled(self.started.elapsed().as_secs_f64());
+        // The note of a dying actor reads the message, and is dropped later.
+        if !std::thread::panicking() {
+            panics::ended();
+        }
     }
 }
 

@@ -423,8 +423,11 @@ pub struct ActorDied {
     /// reports.
     pub generation: u64,
     pub panicked: bool,
-    /// Tells apart deaths by injected faults; empty for others.
+    /// The message and the place of the panic, or the injected fault. Equal for deaths by one cause; empty if nothing
+    /// is known.
     pub cause: Arc<str>,
+    /// The request that the actor worked on when it panicked, if it worked on only one.
+    pub in_hand: Option<IntakeId>,
 }
 
 /// Scheduler -> Watchdog, rare: all settings made by hosts so far, for the unit that is built after a death.

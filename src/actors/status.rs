@@ -1,5 +1,6 @@
 //! The state of a unit and of the actors that outlive it, as the Watchdog publishes it. Readers send no message.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -7,7 +8,7 @@ use tokio::sync::watch;
 use souffleur_state::supervision::{FIRST_GENERATION, Intensity, Level, Restart};
 
 /// The unit that runs, or is started next, and the last death of a member of any unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitStatus {
     pub generation: u64,
     /// False while actors are started again: requests wait.
@@ -25,12 +26,14 @@ pub struct UnitStatus {
     pub last_outage: Option<Duration>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitDeath {
     /// One of `UNIT_MEMBERS`.
     pub actor: &'static str,
     /// The generation of the unit that died; for the Tokenizer, its number.
     pub generation: u64,
+    /// The message and the place of the panic, or the injected fault; empty if nothing is known.
+    pub cause: Arc<str>,
     pub at: Instant,
 }
 

@@ -217,6 +217,7 @@ impl Watchdog {
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,
+            cause = &*died.cause,
             level = restart.level.as_str(),
             restarts_left = self.supervision.restarts_left(),
             "an actor died: restarting, live requests continue"
@@ -232,6 +233,18 @@ impl Watchdog {
         if self.next_attempt.is_none() {
             self.replace(ctx);
         }
+    }
+}
+
+/// The requests that may have caused a death.
+fn suspicion(died: &ActorDied) -> Suspicion {
+    let cause = Signature {
+        actor: died.actor,
+        place: died.cause.clone(),
+    };
+    match died.in_hand {
+        Some(intake) => Suspicion::One(intake, cause),
+        None => Suspicion::All(cause),
     }
 }
 
@@ -288,11 +301,7 @@ impl Handler<ActorDied> for Watchdog {
             return;
         };
         let now_s = self.started.elapsed().as_secs_f64();
-        let cause = Suspicion::All(Signature {
-            actor: died.actor,
-            place: died.cause.clone(),
-        });
-        let ruling = self.supervision.died(death, cause, now_s);
+        let ruling = self.supervision.died(death, suspicion(&died), now_s);
         if ruling == Ruling::Ignored {
             return;
         }
@@ -303,6 +312,7 @@ impl Handler<ActorDied> for Watchdog {
         let death = UnitDeath {
             actor,
             generation,
+            cause: died.cause.clone(),
             at,
         };
         self.status.send_modify(|status| status.died = Some(death));

@@ -141,6 +141,7 @@ enum Command {
 
 pub fn main() -> ExitCode {
     readahead::start();
+    souffleur::actors::panics::note_places();
     if let Err(error) = signals::survive_full_files() {
         let reason = format!(
             "souffleur: failed to handle SIGXFSZ, so reaching the file size limit ends this process: {error}"

@@ -55,7 +55,7 @@ impl EngineHandle {
 
     /// The generation of the unit that runs or is built next, its restarts and the last death. Sends no message.
     pub fn unit_status(&self) -> UnitStatus {
-        *self.inner.status.borrow()
+        self.inner.status.borrow().clone()
     }
 
     /// The faults that the engine injects into itself, and how often each has fired.

@@ -84,6 +84,11 @@ impl MailboxMetrics {
         })
     }
 
+    /// The name of the type of message.
+    pub fn message(&self) -> &'static str {
+        self.counts.message
+    }
+
     pub fn entered(&self) {
         self.depth.increment(1.0);
         if self.counts.depth.fetch_add(1, Ordering::Relaxed) <= 0 {

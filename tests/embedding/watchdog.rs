@@ -340,10 +340,9 @@ async fn a_panic_inside_a_control_actor_fails_no_request() {
     finishes_all(&world, hold).await;
     assert!(deaths_of("scheduler") > before);
     let status = world.engine.unit_status();
-    assert_eq!(
-        (status.generation, status.died.map(|died| died.actor)),
-        (2, Some("scheduler"))
-    );
+    let died = status.died.expect("an actor died");
+    assert_eq!((status.generation, died.actor), (2, "scheduler"));
+    assert!(died.cause.starts_with("StepDone"), "{}", died.cause);
     world.stop().await;
     arbiter.stop();
 }

@@ -270,6 +270,7 @@ fn a_death_is_seen_in_restarts_and_generations_and_loses_no_request() {
         };
         Ok(Box::new(executor) as Box<dyn Executor>)
     });
+    souffleur::actors::panics::note_places();
     let engine = Engine::start_with(config, parts).expect("the engine starts");
     world.state.slot().fill(engine);
     let sampling = json!({"max_new_tokens": 8, "ignore_eos": true});
@@ -281,7 +282,10 @@ fn a_death_is_seen_in_restarts_and_generations_and_loses_no_request() {
         (&after["generation"], &after["is_up"]),
         (&json!(2), &json!(true))
     );
-    assert_eq!(after["last_death"]["actor"], "executor_thread");
+    let died = &after["last_death"];
+    assert_eq!(died["actor"], "executor_thread");
+    let cause = died["cause"].as_str().expect("it is known");
+    assert!(cause.contains("server/debug.rs:"), "{cause}");
     assert!(after["last_outage_s"].as_f64() > Some(0.0), "{after}");
     let restarts = &after["restarts"];
     let counts = ["control", "executor", "tokenizer"].map(|level| number(&restarts[level]));

@@ -204,6 +204,7 @@ impl Watchdog {
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,
+            cause = &*died.cause,
             "the KV store died: prefixes are cached in memory only until it is started again"
         );
         let stopped = self.store.died(self.started.elapsed().as_secs_f64());

@@ -64,7 +64,7 @@ pub(crate) async fn actors(state: Data<AppState>) -> Result<HttpResponse, ApiErr
     Ok(HttpResponse::Ok().json(json!({
         "generation": status.generation,
         "is_up": status.is_up,
-        "last_death": status.died.map(|died| death(&died, now)),
+        "last_death": status.died.as_ref().map(|died| death(died, now)),
         "actors": actors.collect::<Vec<_>>(),
     })))
 }

@@ -29,7 +29,7 @@ pub(super) fn facts(engine: &EngineHandle) -> Value {
         "is_up": status.is_up,
         "is_paused": status.is_paused,
         "failure": engine.failure_reason().as_deref(),
-        "last_death": status.died.map(|died| death(&died, now)),
+        "last_death": status.died.as_ref().map(|died| death(died, now)),
         "last_outage_s": status.last_outage.map(|outage| outage.as_secs_f64()),
         "restarts": {
             "control": status.restarts.control,

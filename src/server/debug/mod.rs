@@ -20,6 +20,7 @@ fn death(died: &UnitDeath, now: Instant) -> Value {
     json!({
         "actor": died.actor,
         "generation": died.generation,
+        "cause": &*died.cause,
         "seconds_ago": now.saturating_duration_since(died.at).as_secs_f64(),
     })
 }
@@ -28,6 +29,10 @@ fn death_shape() -> Shape {
     object()
         .has("actor", text())
         .has("generation", count())
+        .has(
+            "cause",
+            text().about("the message and the place of the panic, or the injected fault"),
+        )
         .has("seconds_ago", number().at_least(0))
         .shape()
         .or_null()

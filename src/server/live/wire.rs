@@ -38,6 +38,7 @@ pub(super) fn hello(state: &AppState, status: &Status, hz: u32, is_admin: bool) 
     let n_actors = ACTORS.len() - usize::from(!has_store);
     let died = status
         .died
+        .as_ref()
         .map(|died| json!({"actor": died.actor, "generation": died.generation}));
     let limits = model.map(|model| {
         json!({
