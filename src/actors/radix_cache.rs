@@ -10,13 +10,15 @@ use crate::messages::{
     GetLocks, PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages, TakeTreeNotes,
 };
 use crate::tree_tap::TreeTap;
-use souffleur_chaos::{Actor as Place, Chaos, Phase};
+use souffleur_base::in_hand;
+use souffleur_chaos::{Actor as Place, Chaos, Phase, Point};
 use souffleur_kv_events::ChangeFeed;
 use souffleur_metrics::CacheMetrics;
 use souffleur_state::cache::changes::Observer;
 use souffleur_state::cache::radix_tree::RadixTree;
 use souffleur_state::control::plan_step;
 use souffleur_state::control::probe_prefixes;
+use souffleur_state::plan::Settle;
 
 /// Interval between calls of the feed while the publisher of events has to catch up.
 const FEED_INTERVAL: Duration = Duration::from_millis(10);
@@ -73,6 +75,29 @@ impl RadixCache {
         self.chaos.strike(Place::RadixCache, phase, message);
     }
 
+    /// The point of each request whose K/V the plan publishes.
+    fn strike_settled(&self, plan: &PlanStep) {
+        if !self.chaos.is_on() {
+            return;
+        }
+        for settle in &plan.settle {
+            let (intake, key) = match settle {
+                Settle::Checkpoint(checkpoint) => (checkpoint.intake, Some(&checkpoint.key)),
+                Settle::Release(release) => (release.intake, release.key.as_ref()),
+                Settle::Unlock(_) | Settle::Unpin(_) => continue,
+            };
+            let Some(key) = key else {
+                continue;
+            };
+            in_hand::hold(intake);
+            let prompt = &key.tokens[..key.prompt_len.min(key.tokens.len())];
+            let has_token = |token: u32| prompt.contains(&token);
+            let point = Point::new(Place::RadixCache, Phase::Middle, "Settle");
+            self.chaos.strike_at(point.of_prompts(&has_token));
+        }
+        in_hand::clear();
+    }
+
     fn note_for_console(&mut self) {
         if let Some(tap) = &mut self.tap
             && !tap.note(&mut self.cache)
@@ -110,6 +135,7 @@ impl Handler<Posted<Box<PlanStep>>> for RadixCache {
     fn handle(&mut self, posted: Posted<Box<PlanStep>>, ctx: &mut Context<Self>) {
         self.strike(Phase::Entry, "PlanStep");
         let (plan, _timer) = posted.open();
+        self.strike_settled(&plan);
         let started = Instant::now();
         let reserve = plan_step(&mut self.cache, *plan);
         self.strike(Phase::Middle, "PlanStep");

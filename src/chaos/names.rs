@@ -125,6 +125,6 @@ impl Actor {
 
     /// Whether points of the actor know the prompts of their sequences.
     pub fn knows_prompts(self) -> bool {
-        matches!(self, Self::ExecutorThread | Self::Worker)
+        matches!(self, Self::RadixCache | Self::ExecutorThread | Self::Worker)
     }
 }

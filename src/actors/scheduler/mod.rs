@@ -21,6 +21,7 @@ use crate::messages::{
     StepPlanned, StopFound, StoreOrders, Submit, TokensReady, ViewedRequests,
 };
 use souffleur_base::ids::{IntakeId, UnitId};
+use souffleur_base::in_hand;
 use souffleur_chaos::{Chaos, Phase};
 use souffleur_metrics::{SchedulerMetrics, StepTokens, process_time};
 use souffleur_record::RecordedScheduler;
@@ -270,6 +271,7 @@ impl Handler<Posted<Submit>> for Scheduler {
 
     fn handle(&mut self, posted: Posted<Submit>, _: &mut Context<Self>) {
         let (Submit { mut request }, _timer) = posted.open();
+        in_hand::hold(request.intake);
         self.strike_request("Submit", &request.rid);
         request.submitted_s += self.started.elapsed().as_secs_f64();
         self.state.submit(*request);
@@ -283,6 +285,7 @@ impl Handler<Posted<ResumeRequests>> for Scheduler {
     fn handle(&mut self, posted: Posted<ResumeRequests>, _: &mut Context<Self>) {
         self.strike(Phase::Entry, "ResumeRequests");
         let (ResumeRequests { resume }, _timer) = posted.open();
+        self.strike_resumed(&resume);
         let now_s = self.started.elapsed().as_secs_f64();
         self.state.resume(*resume, now_s);
         self.drive();
@@ -389,7 +392,8 @@ impl Handler<Posted<StepDone>> for Scheduler {
                 "a step failed: its requests are computed again, or end with this error"
             );
         }
-        if done.result.is_ok() {
+        if let Ok(output) = &done.result {
+            self.strike_rows(output);
             let micros = (run_seconds * 1e6).round() as u64;
             self.state.step_took(done.step, micros);
         }

@@ -174,6 +174,12 @@ impl Scheduler {
         self.requests.cancels_seen()
     }
 
+    /// The intake number and id of the request of a sequence that has not ended.
+    pub fn request_of(&self, seq: SeqId) -> Option<(IntakeId, &RequestId)> {
+        let sequence = self.requests.get(seq)?;
+        (!sequence.has_ended).then_some((sequence.request.intake, &sequence.request.rid))
+    }
+
     /// The intake number and flag of the request in flight with this id.
     pub fn in_flight(&self, rid: &RequestId) -> Option<(IntakeId, &CancelFlag)> {
         let request = &self.requests[self.requests.find_by_rid(rid)?].request;
