@@ -3,6 +3,7 @@
 use crate::models::Model;
 use crate::plan::{self, KILLS_OF_AN_ENGINE, Kill, PHASES, SLOW, Target};
 use crate::undisturbed::Undisturbed;
+use crate::watch::Firing;
 use crate::wave::Wave;
 use crate::world::World;
 use crate::{full_kills, seed};
@@ -19,11 +20,43 @@ const ACTORS_OF_A_UNIT: [&str; 5] = [
     "allocator",
     "executor",
 ];
-/// In full, runs with a kill during a rebuild.
-const REBUILDS: usize = 2;
+/// In full, kills of a part inside of a handler: in the middle, or at its end if the part has no such point.
+const MIN_INSIDE: usize = 5;
+/// In full, kills of a part during a rebuild.
+const MIN_IN_REBUILD: usize = 2;
 
-/// Kills parts of an engine during a run, and checks all answers. Returns the number of kills of `actor` that count.
-fn survive(model: Model, actor: &str, kills: &[Kill]) -> usize {
+/// Numbers of kills that count.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    all: usize,
+    inside: usize,
+    in_rebuild: usize,
+}
+
+impl Tally {
+    /// The numbers that a part needs.
+    fn goal() -> Self {
+        let Some(all) = full_kills() else {
+            return Self {
+                all: 1,
+                ..Self::default()
+            };
+        };
+        Self {
+            all,
+            inside: MIN_INSIDE.min(all),
+            in_rebuild: MIN_IN_REBUILD.min(all),
+        }
+    }
+
+    fn has(self, goal: Self) -> bool {
+        self.all >= goal.all && self.inside >= goal.inside && self.in_rebuild >= goal.in_rebuild
+    }
+}
+
+/// Kills parts of an engine during a run, and checks all answers. Returns the kills, of which those of `actor` count
+/// that meet enough open streams.
+fn survive(model: Model, actor: &str, kills: &[Kill]) -> Vec<Firing> {
     let known = Undisturbed::of(model);
     // Only the first spec that fires counts the passage: the later one of two kills at a point comes first.
     let mut specs: Vec<String> = kills.iter().rev().map(Kill::spec).collect();
@@ -42,12 +75,13 @@ fn survive(model: Model, actor: &str, kills: &[Kill]) -> usize {
         .iter()
         .filter(|panic| ACTORS_OF_A_UNIT.contains(&panic.point.actor.as_str()));
     assert_eq!(world.generation(), 1 + of_unit.count() as u64, "{panics:?}");
-    let counts = panics
-        .iter()
-        .filter(|panic| panic.point.actor == actor && panic.n_open >= MIN_OPEN);
-    let n_counted = counts.count();
+    let n_counted = panics.iter().filter(|panic| counts(panic, actor)).count();
     assert!(wave.gaps.len() >= n_counted, "{panics:?}");
-    n_counted
+    panics
+}
+
+fn counts(panic: &Firing, actor: &str) -> bool {
+    panic.point.actor == actor && panic.n_open >= MIN_OPEN
 }
 
 fn random_of(model: Model, target: &Target) -> fastrand::Rng {
@@ -63,21 +97,33 @@ const RUNS_OF_A_KILL: usize = 6;
 
 /// Kills a part until enough kills count.
 fn kill_often(model: Model, target: &Target) {
-    let passages = &Undisturbed::of(model).passages;
-    let wanted = full_kills().unwrap_or(1);
+    let passages = Undisturbed::of(model).passages();
+    let (goal, inner) = (Tally::goal(), target.inner_phase(passages));
     let mut random = random_of(model, target);
-    let (mut n_counted, mut n_runs) = (0, 0);
-    while n_counted < wanted {
-        let runs_left = RUNS_OF_A_KILL * wanted + REBUILDS - n_runs;
-        assert!(runs_left > 0, "only {n_counted} of {wanted} kills count");
-        let kills = if full_kills().is_some() && n_runs < REBUILDS {
+    let (mut tally, mut n_runs) = (Tally::default(), 0);
+    while !tally.has(goal) {
+        let is_last = n_runs >= RUNS_OF_A_KILL * goal.all + goal.in_rebuild;
+        assert!(!is_last, "{tally:?} of the {goal:?} kills count");
+        let is_rebuild = tally.in_rebuild < goal.in_rebuild;
+        let kills = if is_rebuild {
             target.draw_rebuild(passages, &mut random)
         } else {
-            let n = KILLS_OF_AN_ENGINE.min(wanted - n_counted);
-            let phase = PHASES[(n_runs + 1) % PHASES.len()];
-            target.draw(passages, phase, n, &mut random)
+            let n = goal.all.saturating_sub(tally.all);
+            let phase = if tally.inside < goal.inside {
+                inner
+            } else {
+                PHASES[(n_runs + 1) % PHASES.len()]
+            };
+            target.draw(passages, phase, n.clamp(1, KILLS_OF_AN_ENGINE), &mut random)
         };
-        n_counted += survive(model, target.actor, &kills);
+        for (place, panic) in survive(model, target.actor, &kills).iter().enumerate() {
+            if counts(panic, target.actor) {
+                tally.all += 1;
+                tally.inside += usize::from(panic.point.phase == inner);
+                // The first kill of such a run causes the rebuild.
+                tally.in_rebuild += usize::from(is_rebuild && place > 0);
+            }
+        }
         n_runs += 1;
     }
 }
@@ -134,12 +180,14 @@ fn deaths_of_the_message_log_lose_no_request() {
 
 #[test]
 fn deaths_during_a_rebuild_lose_no_request() {
-    let passages = &Undisturbed::of(Model::Bundled).passages;
+    let passages = Undisturbed::of(Model::Bundled).passages();
     for actor in PARTS_IN_SMALL {
         let target = plan::target_of(actor);
         let mut random = random_of(Model::Bundled, target);
         let kills = target.draw_rebuild(passages, &mut random);
-        assert_eq!(survive(Model::Bundled, actor, &kills), kills.len());
+        let panics = survive(Model::Bundled, actor, &kills);
+        let n_counted = panics.iter().filter(|panic| counts(panic, actor)).count();
+        assert_eq!(n_counted, kills.len());
     }
 }
 

@@ -13,7 +13,8 @@ pub const PHASES: [&str; 3] = ["entry", "middle", "exit"];
 
 pub struct Target {
     pub actor: &'static str,
-    points: &'static [(&'static str, &'static str)],
+    /// Messages and phases.
+    pub points: &'static [(&'static str, &'static str)],
     /// The actor whose passages are counted, if the target's own cannot be.
     counted: &'static str,
 }
@@ -175,6 +176,14 @@ impl Kill {
 }
 
 impl Target {
+    /// The phase furthest inside of a handler that is passed while most streams are open.
+    pub fn inner_phase(&self, passages: &[Passage]) -> &'static str {
+        let busy = self.busy(passages);
+        let has = |phase: &&str| busy.iter().any(|at| passages[*at].point.phase == *phase);
+        let inner = ["middle", "exit"].into_iter().find(has);
+        inner.unwrap_or(PHASES[0])
+    }
+
     fn has(&self, point: &Point) -> bool {
         let name = (point.message.as_str(), point.phase.as_str());
         point.actor == self.counted && self.points.contains(&name)
@@ -217,7 +226,13 @@ impl Target {
 
     /// Draws a kill, and one in the rebuild after it: at the first message of the next unit.
     pub fn draw_rebuild(&self, passages: &[Passage], random: &mut fastrand::Rng) -> Vec<Kill> {
-        let first = self.draw(passages, PHASES[0], 1, random);
+        let points = match self.actor {
+            // Only the first message is sent to a unit before its streams continue.
+            "executor" => &self.points[..1],
+            _ => self.points,
+        };
+        let target = Self { points, ..*self };
+        let first = target.draw(passages, PHASES[0], 1, random);
         let mut kill = first.into_iter().next().expect("one kill is drawn");
         let second = match self.actor {
             // Their first passages are at the start of the engine.

@@ -12,11 +12,12 @@ use crate::wave::Wave;
 use crate::world::World;
 
 pub struct Undisturbed {
+    model: Model,
     pub calls: Vec<Call>,
     contents: Vec<Value>,
     /// The text of the request that is sent at deaths.
     gap: Value,
-    pub passages: Vec<Passage>,
+    passages: OnceLock<Vec<Passage>>,
 }
 
 static KNOWN: [OnceLock<Undisturbed>; Model::ALL.len()] =
@@ -34,17 +35,23 @@ impl Undisturbed {
         let contents = Wave::run(&world, &calls, || ()).contents;
         let gap = streams::short(world.server.addr);
         world.check_end();
-        let mut known = Self {
+        Self {
+            model,
             calls,
             contents,
             gap,
-            passages: Vec::new(),
-        };
-        let counting = World::start(model, &plan::counters(), None);
-        known.check(&Wave::run(&counting, &known.calls, || ()));
-        counting.check_end();
-        known.passages = plan::passages(&counting.watch.firings());
-        known
+            passages: OnceLock::new(),
+        }
+    }
+
+    /// The passages of all points, which the first call counts in another run.
+    pub fn passages(&self) -> &[Passage] {
+        self.passages.get_or_init(|| {
+            let counting = World::start(self.model, &plan::counters(), None);
+            self.check(&Wave::run(&counting, &self.calls, || ()));
+            counting.check_end();
+            plan::passages(&counting.watch.firings())
+        })
     }
 
     /// Checks that the contents of all answers are those of the undisturbed run.
@@ -67,8 +74,9 @@ impl Undisturbed {
     /// The number of a launch in the middle of the run, at which most streams are open. The launch's result has the
     /// same number among the results that the Scheduler gets.
     pub fn middle_launch(&self) -> u64 {
-        let busy = plan::target_of("worker").busy(&self.passages);
+        let passages = self.passages();
+        let busy = plan::target_of("worker").busy(passages);
         let middle = busy.get(busy.len() / 2).expect("most streams are open");
-        self.passages[*middle].number
+        passages[*middle].number
     }
 }
