@@ -4,7 +4,8 @@
 //! one of an undisturbed run, and a request that is sent at the moment of the death must be answered.
 //!
 //! `SOUFFLEUR_DEATHS` sets the kills of each part on each of the three models (default: one on the bundled model, and
-//! one of the Scheduler and of the Tokenizer on the others). `SOUFFLEUR_DEATHS_SEED` sets the seed of the moments.
+//! one of the Scheduler and of the Tokenizer on the others). `SOUFFLEUR_DEATHS_SEED` sets the seed of the moments,
+//! `SOUFFLEUR_DEATHS_MIXED` the seconds of a run with faults of all kinds.
 
 mod files;
 mod gate;
@@ -13,6 +14,8 @@ mod gate;
 mod http;
 mod kills;
 mod load;
+#[cfg(target_os = "linux")]
+mod mixed;
 mod models;
 mod pause;
 mod plan;

@@ -1,7 +1,7 @@
 //! Sees faults at the moment at which they fire.
 //!
-//! One subscriber of the whole process reads the log's events of faults. The seed in the specs of an engine is the
-//! number of its watch, by which the subscriber finds the watch.
+//! One subscriber of the whole process reads the log's events of faults. The upper half of the seed in the specs of an
+//! engine is the number of its watch, by which the subscriber finds the watch.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -12,6 +12,8 @@ use crossbeam_channel::Sender;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
+
+use crate::seed;
 
 static WATCHES: Mutex<BTreeMap<u64, Weak<Watch>>> = Mutex::new(BTreeMap::new());
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
@@ -57,9 +59,10 @@ impl Watch {
         watch
     }
 
-    /// A spec whose firings this watch sees.
-    pub fn mark(&self, spec: &str) -> String {
-        format!("{spec},seed={}", self.number)
+    /// A spec whose firings this watch sees. Its random decisions depend on its place in the list of specs.
+    pub fn mark(&self, spec: &str, place: usize) -> String {
+        let lower = seed().wrapping_mul(1 << 12).wrapping_add(place as u64) & u64::from(u32::MAX);
+        format!("{spec},seed={}", (self.number << 32) | lower)
     }
 
     pub fn n_open(&self) -> usize {
@@ -170,9 +173,9 @@ impl Subscriber for FaultEvents {
     fn event(&self, event: &Event<'_>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
-        let number = fields.spec.rsplit_once("seed=");
-        let number = number.and_then(|(_, number)| number.parse().ok());
-        let watch = number.and_then(|number: u64| lock(&WATCHES).get(&number)?.upgrade());
+        let seed = fields.spec.rsplit_once("seed=");
+        let seed = seed.and_then(|(_, seed)| seed.parse().ok());
+        let watch = seed.and_then(|seed: u64| lock(&WATCHES).get(&(seed >> 32))?.upgrade());
         if let Some(watch) = watch {
             watch.fired(fields);
         }

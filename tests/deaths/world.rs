@@ -1,5 +1,6 @@
 //! A server and its engine, with a KV store, KV events, a message log and faults.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ const MAX_TOTAL_TOKENS: usize = 32_768;
 const MAX_RUNNING_REQUESTS: usize = 48;
 const KV_DISK_BYTES: u64 = 64 << 20;
 const KV_HOST_BYTES: u64 = 32 << 20;
+/// The name of the message log in the folder of files.
+const LOG: &str = "log";
 
 /// The fields are dropped in this order: a held step would keep the server from stopping.
 pub struct World {
@@ -30,12 +33,22 @@ pub struct World {
     pub watch: Arc<Watch>,
     /// The model's files.
     pub model: TempDir,
-    _files: TempDir,
+    files: TempDir,
 }
 
 impl World {
     /// An engine with these faults, whose executor holds the launch with the number `hold_at`, counted from 1.
     pub fn start(model: Model, faults: &[String], hold_at: Option<u64>) -> Self {
+        Self::configured(model, faults, hold_at, |_| ())
+    }
+
+    /// As [`Self::start`], with a configuration that the caller changes.
+    pub fn configured(
+        model: Model,
+        faults: &[String],
+        hold_at: Option<u64>,
+        configure: impl FnOnce(&mut EngineConfig),
+    ) -> Self {
         // The engine's metrics go to the recorder that the server installs.
         let server = server::World::without_engine(ServerConfig::default());
         let (model, files) = (
@@ -43,11 +56,15 @@ impl World {
             TempDir::new().expect("a folder can be made"),
         );
         let watch = Watch::new();
-        let spec = |fault: &String| -> Spec { watch.mark(fault).parse().expect("a valid spec") };
-        let config = EngineConfig {
-            chaos: faults.iter().map(spec).collect(),
+        let spec = |(place, fault): (usize, &String)| -> Spec {
+            let parsed = watch.mark(fault, place).parse::<Spec>();
+            parsed.unwrap_or_else(|error| panic!("{fault}: {error}"))
+        };
+        let mut config = EngineConfig {
+            chaos: faults.iter().enumerate().map(spec).collect(),
             ..config(model.path(), files.path())
         };
+        configure(&mut config);
         let mut parts = EngineParts::from_model(&config, Progress::silent())
             .unwrap_or_else(|error| panic!("{error}"));
         let (gate, release) = Gate::around(&mut parts, hold_at);
@@ -59,7 +76,7 @@ impl World {
             gate,
             watch,
             model,
-            _files: files,
+            files,
         }
     }
 
@@ -90,9 +107,8 @@ impl World {
         });
     }
 
-    /// Waits until no request is left and every page is free or cached, then checks that the engine lives and that its
-    /// weights were loaded once.
-    pub fn check_end(&self) {
+    /// Waits until no request is left and every page is free or cached, then checks that the engine lives.
+    pub fn check_idle(&self) {
         let engine = self.engine();
         wait_until("the engine is idle, and no page is lost", || {
             let stats = block_on(engine.stats());
@@ -100,7 +116,25 @@ impl World {
             is_whole && engine.requests_inside() == 0
         });
         assert_eq!(engine.failure_reason(), None);
+    }
+
+    /// As [`Self::check_idle`], and checks that the weights were loaded once.
+    pub fn check_end(&self) {
+        self.check_idle();
         assert_eq!(self.gate.n_builds(), 1, "the weights were loaded again");
+    }
+
+    /// Stops the server and the engine, and returns the message log.
+    pub fn stop(self) -> Vec<u8> {
+        let Self {
+            release,
+            server,
+            files,
+            ..
+        } = self;
+        drop(release);
+        drop(server);
+        fs::read(files.path().join(LOG)).expect("the engine has a message log")
     }
 }
 
@@ -120,7 +154,7 @@ fn config(model: &Path, files: &Path) -> EngineConfig {
         kv_host_bytes: Some(KV_HOST_BYTES),
         kv_write_share: 1.0,
         kv_events_config: Some(kv_events.to_string()),
-        record: Some(files.join("log")),
+        record: Some(files.join(LOG)),
         rebuild_backoff_s: 0.0,
         ..EngineConfig::default()
     }
