@@ -6,9 +6,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use actix::{Addr, MailboxError, Recipient};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use crate::ModelInfo;
+use crate::generation::{Canceller, Generation};
 use souffleur_actors::call::{Asked, Prompts};
 use souffleur_actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetPrefixReport,
@@ -24,7 +25,7 @@ use souffleur_metrics::{EngineLoad, RequestMetrics};
 use souffleur_model::text::TextModel;
 use souffleur_request::admission::{Admission, Permit};
 use souffleur_request::sink::EventSink;
-use souffleur_request::{CancelFlag, Event, GenerateRequest};
+use souffleur_request::{CancelFlag, GenerateRequest};
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::prefix_history::PrefixReport;
 use souffleur_state::request_limits::RequestLimits;
@@ -120,11 +121,8 @@ impl EngineHandle {
         self.send(requests, admit, |rid, permit, canceller| {
             let capacity = self.inner.channel_events;
             let (sink, events) = EventSink::channel(rid, capacity, Some(permit));
-            generations.push(Generation {
-                events,
-                canceller,
-                has_ended: false,
-            });
+            let failure = self.inner.failure.clone();
+            generations.push(Generation::new(events, canceller, failure));
             sink
         })?;
         Ok(generations)
@@ -168,11 +166,8 @@ impl EngineHandle {
             admitted.inspect_err(|error| self.inner.metrics.failed(error.code()))?;
         let to_asked = |(request, permit): (GenerateRequest, Permit)| {
             let cancel = CancelFlag::default();
-            let canceller = Canceller {
-                rid: request.rid.clone(),
-                flag: cancel.clone(),
-                doors: self.inner.doors.clone(),
-            };
+            let rid = request.rid.clone();
+            let canceller = Canceller::new(rid, cancel.clone(), self.inner.doors.clone());
             Asked {
                 sink: sink(request.rid.clone(), permit, canceller),
                 request,
@@ -440,75 +435,4 @@ async fn join(thread: JoinHandle<()>) {
 
 pub(super) fn down(_: MailboxError) -> RequestError {
     RequestError::EngineDown(DOWN_REASON.to_owned())
-}
-
-#[derive(Clone)]
-pub struct Canceller {
-    rid: RequestId,
-    flag: CancelFlag,
-    doors: AddressSlot,
-}
-
-impl Canceller {
-    pub fn rid(&self) -> &RequestId {
-        &self.rid
-    }
-
-    /// Cancels; the terminal event still comes.
-    pub fn cancel(&self) {
-        self.flag.raise();
-        let doors = self.doors.read();
-        // Without actors, the next Scheduler reads the flag when it resumes the request.
-        if let Some(doors) = doors.ok().as_ref().and_then(|doors| doors.as_ref()) {
-            doors.cancel.do_send(CancelRequest {
-                rid: self.rid.clone(),
-                flag: Some(self.flag.clone()),
-            });
-        }
-    }
-}
-
-/// One request in flight. Dropping it before its terminal event cancels the request.
-pub struct Generation {
-    events: mpsc::Receiver<Event>,
-    canceller: Canceller,
-    has_ended: bool,
-}
-
-impl Generation {
-    pub fn rid(&self) -> &RequestId {
-        self.canceller.rid()
-    }
-
-    /// A handle that cancels the request from elsewhere, even before the engine has handled it.
-    pub fn canceller(&self) -> Canceller {
-        self.canceller.clone()
-    }
-
-    /// The next event; `None` after the terminal one. Cancel-safe.
-    pub async fn next(&mut self) -> Option<Event> {
-        if self.has_ended {
-            return None;
-        }
-        let event = self.events.recv().await.unwrap_or_else(|| {
-            Event::Failed(RequestError::EngineDown(
-                "it stopped before the request had ended: send the request again".to_owned(),
-            ))
-        });
-        self.has_ended = event.is_terminal();
-        Some(event)
-    }
-
-    /// Cancels; the terminal event still comes.
-    pub fn cancel(&self) {
-        self.canceller.cancel();
-    }
-}
-
-impl Drop for Generation {
-    fn drop(&mut self) {
-        if !self.has_ended {
-            self.cancel();
-        }
-    }
 }

@@ -5,6 +5,7 @@
 
 mod card;
 mod chaos;
+mod generation;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(not(feature = "cuda"))]
@@ -40,7 +41,8 @@ use souffleur_metrics::{Capacity, RequestMetrics};
 use souffleur_request::admission::Admission;
 
 pub use card::ModelCard;
-pub use handle::{Canceller, EngineHandle, Generation};
+pub use generation::{Canceller, Generation};
+pub use handle::EngineHandle;
 pub use parts::{EngineParts, ModelInfo};
 pub use pins::SoftPin;
 pub use progress::Progress;

@@ -70,6 +70,26 @@ async fn a_hung_executor_ends_its_engine_and_no_other() {
     next.stop().await;
 }
 
+#[tokio::test]
+async fn a_hung_tokenizer_ends_its_requests() {
+    let mut build = watched();
+    let hang = "actor=tokenizer,kind=hang_hard,message=TokensReady,phase=entry,after=3";
+    build.config.chaos = vec![hang.parse().expect("a valid spec")];
+    let world = build.start();
+    let send = |first| world.generate(request(&[first, 2], 50, 7));
+    let streams: Vec<Generation> = (1..5).map(send).collect();
+    let reason = within(world.engine.failed()).await;
+    assert!(
+        reason.starts_with("the thread of the tokenizer has handled no message for 1 s"),
+        "{reason}"
+    );
+    for stream in streams {
+        assert_down(stream).await;
+    }
+    // Does not wait for the thread, which still hangs.
+    world.stop().await;
+}
+
 /// An executor whose first step takes long, and beats meanwhile.
 struct SlowExecutor {
     inner: Box<dyn Executor>,
