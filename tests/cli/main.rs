@@ -7,6 +7,7 @@ mod dashboard;
 mod deploy;
 mod docs;
 mod doctor;
+mod endings;
 mod first_hour;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/gguf.rs"]

@@ -61,7 +61,7 @@ impl Server {
         TcpStream::connect(&self.address).expect("the server listens")
     }
 
-    fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
+    pub(super) fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
         let mut stream = self.connect();
         let length = body.len();
         write!(
@@ -145,7 +145,7 @@ impl Drop for Server {
     }
 }
 
-const LONG: &str = r#"{"input_ids": [1, 2, 3], "stream": true,
+pub(super) const LONG: &str = r#"{"input_ids": [1, 2, 3], "stream": true,
     "sampling_params": {"max_new_tokens": 200, "ignore_eos": true, "temperature": 0}}"#;
 
 /// The server's first lines suggest a `curl` command that the model can answer.
@@ -289,7 +289,7 @@ fn a_request_that_runs_long_is_in_the_log() {
     serving.wait(Duration::from_secs(60));
 }
 
-fn read_until_data(response: &mut impl BufRead) {
+pub(super) fn read_until_data(response: &mut impl BufRead) {
     let mut line = String::new();
     while !line.starts_with("data:") {
         line.clear();
