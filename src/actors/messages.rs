@@ -22,11 +22,11 @@ use souffleur_request::{CancelFlag, GenerateRequest};
 use souffleur_state::cache::changes::TreeNote;
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::prefix_history::{PrefixEvent, PrefixReport};
-use souffleur_state::scheduler::CacheFlushed;
 use souffleur_state::scheduler::live::{LivePin, LivePool, LiveRequest};
 use souffleur_state::scheduler::news::RequestTokens;
 use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::scheduler::submission::{Resume, Submission};
+use souffleur_state::scheduler::{CacheFlushed, HeldPin};
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
 use souffleur_state::supervision::blame::Suspicion;
 use souffleur_state::supervision::{Desired, Incarnation};
@@ -204,7 +204,8 @@ pub struct StepDone {
     pub idle_seconds: f64,
 }
 
-/// Host -> Scheduler, rare: keeps a cached prefix in memory until it is unpinned or `ttl_s` has passed.
+/// Host -> Scheduler, rare: keeps a cached prefix in memory until it is unpinned or `ttl_s` has passed. After a rebuild
+/// and a lost step the prefix is pinned again once it is cached.
 /// Bounded in number; pins are revoked before an idle engine rejects a request for lack of memory.
 #[derive(Debug, Message)]
 #[rtype(result = "Result<PrefixPinned, RequestError>")]
@@ -216,7 +217,7 @@ pub struct PinPrefix {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixPinned {
-    /// Identifies the pin in `UnpinPrefix`.
+    /// Identifies the pin in `UnpinPrefix`. No number is assigned twice while the engine lives.
     pub pin: u64,
     /// Tokens of the prefix that are in the cache and stay there.
     pub tokens: usize,
@@ -231,7 +232,8 @@ pub struct UnpinPrefix {
 
 /// Host or server -> Scheduler, one per conversation that continues: keeps a cached prefix until it is unpinned,
 /// `ttl_s` has passed, or its memory is needed. Bounded in number and by a share of the pool: the oldest are released
-/// first, and all of them before a request waits, is retracted, preempted or rejected for lack of memory.
+/// first, and all of them before a request waits, is retracted, preempted or rejected for lack of memory. They end with
+/// the unit, and with a lost step.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct PinSoftly {
@@ -431,9 +433,42 @@ pub struct ActorDied {
 }
 
 /// Scheduler -> Watchdog, rare: all settings made by hosts so far, for the unit that is built after a death.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Message)]
+#[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
-pub struct HostSettings(pub Desired);
+pub struct HostSettings {
+    pub desired: Desired,
+    pub pins: HostPins,
+}
+
+/// The pins of hosts, without soft ones.
+#[derive(Clone, Debug)]
+pub struct HostPins {
+    pub held: Vec<HeldPin>,
+    /// The start of the clock of the pins' times.
+    pub since: Instant,
+}
+
+impl HostPins {
+    pub fn none() -> Self {
+        Self {
+            held: Vec::new(),
+            since: Instant::now(),
+        }
+    }
+
+    /// The same pins by a clock that starts at `since`.
+    pub fn by_clock(self, since: Instant) -> Self {
+        let passed_s = since.saturating_duration_since(self.since).as_secs();
+        let held = self.held.into_iter().map(|pin| HeldPin {
+            expires_s: pin.expires_s.saturating_sub(passed_s),
+            ..pin
+        });
+        Self {
+            held: held.collect(),
+            since,
+        }
+    }
+}
 
 /// The mailbox of a dead Tokenizer -> Watchdog, which sends it to the next one: a call that no Tokenizer has read.
 #[derive(Debug, Message)]

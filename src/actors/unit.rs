@@ -27,7 +27,7 @@ use souffleur_state::control::{ControlSetup, ControlStates};
 use souffleur_state::docket;
 use souffleur_state::pool::pages::PoolLedger;
 use souffleur_state::scheduler::submission::{IdFloor, Resume};
-use souffleur_state::supervision::{Desired, Incarnation, Rules};
+use souffleur_state::supervision::{Incarnation, Rules};
 
 /// Everything needed to start the actors, and to start them again.
 pub struct Blueprint {
@@ -110,7 +110,7 @@ impl Unit {
         blueprint: &Blueprint,
         at: Incarnation,
         survivors: Survivors<'_>,
-        settings: Desired,
+        settings: HostSettings,
     ) -> Self {
         let Survivors {
             died,

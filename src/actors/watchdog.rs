@@ -18,7 +18,7 @@ use tokio::sync::{oneshot, watch};
 use crate::beats::Watch;
 use crate::executor::ExecutorThread;
 use crate::kv_store::StoreKeeper;
-use crate::messages::{ActorDied, CancelAll, Doors, Generate, HostSettings, Unread};
+use crate::messages::{ActorDied, CancelAll, Doors, Generate, HostPins, HostSettings, Unread};
 use crate::status::{UnitDeath, UnitStatus, UnitWatch};
 use crate::tokenizer::arbiter::TokenizerArbiter;
 use crate::tokenizer::{Estate, HandOver};
@@ -69,6 +69,8 @@ pub struct Watchdog {
     blueprint: Arc<Blueprint>,
     doors: AddressSlot,
     supervision: Supervision,
+    /// The pins of hosts, for the next unit.
+    pins: HostPins,
     /// The clock of the supervision.
     started: Instant,
     unit: Option<Unit>,
@@ -133,6 +135,7 @@ impl Watchdog {
         );
         Self {
             supervision: Supervision::new(blueprint.rules, 1),
+            pins: HostPins::none(),
             started: Instant::now(),
             failed_attempts: 0,
             next_attempt: None,
@@ -373,10 +376,12 @@ impl Handler<CancelAll> for Watchdog {
 impl Handler<HostSettings> for Watchdog {
     type Result = ();
 
-    fn handle(&mut self, HostSettings(desired): HostSettings, _: &mut Context<Self>) {
+    fn handle(&mut self, settings: HostSettings, _: &mut Context<Self>) {
+        let HostSettings { desired, pins } = settings;
         self.status
             .send_modify(|status| status.is_paused = desired.paused);
         self.supervision.desired = desired;
+        self.pins = pins;
     }
 }
 

@@ -11,7 +11,8 @@ use souffleur_actors::messages::{PinPrefix, PinSoftly, PrefixPinned, UnpinPrefix
 use souffleur_base::error::RequestError;
 use souffleur_state::cache::namespace::Namespace;
 
-/// A prefix that stays in memory until a request needs the memory. Dropping the pin releases the prefix.
+/// A prefix that stays in memory until a request needs the memory, or the control actors are restarted. Dropping the pin
+/// releases the prefix.
 pub struct SoftPin {
     name: u64,
     unpin: Recipient<UnpinSoftly>,
@@ -25,7 +26,8 @@ impl Drop for SoftPin {
 }
 
 impl EngineHandle {
-    /// Keeps the cached part of a prefix in memory for at most `ttl`.
+    /// Keeps the cached part of a prefix in memory for at most `ttl`. A death of the control actors, or a lost step,
+    /// flushes the cache, and does not end the pin: when a request has computed that part again, it stays in memory.
     ///
     /// # Errors
     /// [`RequestError::Overloaded`] at the limit of pins, [`RequestError::Invalid`] if the namespace's salt or key is
@@ -46,7 +48,7 @@ impl EngineHandle {
         self.doors()?.pin.send(pin).await.map_err(down)?
     }
 
-    /// Releases a pin; false if it no longer exists.
+    /// Releases a pin; false if it no longer exists. No later pin gets its number.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].

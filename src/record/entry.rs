@@ -168,6 +168,13 @@ pub enum Entry {
     },
     /// A request of an earlier generation continues. A message has one record for each of its requests.
     Resume(Box<ResumeEntry>),
+    /// A pin of an earlier generation continues.
+    RestorePin {
+        pin: u64,
+        namespace: NamespaceEntry,
+        tokens: Arc<[u32]>,
+        expires_s: u64,
+    },
 }
 
 impl Entry {
@@ -228,6 +235,7 @@ impl Entry {
             Self::StepDone { .. } | Self::StepTook { .. } => "StepDone",
             Self::Pin { .. } => "PinPrefix",
             Self::Unpin { .. } => "UnpinPrefix",
+            Self::RestorePin { .. } => "restored pin",
             Self::PinSoftly { .. } => "PinSoftly",
             Self::UnpinSoftly { .. } => "UnpinSoftly",
             Self::ExpirePins { .. } => "expiry of pins",

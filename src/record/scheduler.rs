@@ -20,7 +20,7 @@ use souffleur_state::plan::probe::PrefixesProbed;
 use souffleur_state::scheduler::news::{FirstAdmission, RequestTokens};
 use souffleur_state::scheduler::submission::{IdFloor, Resume, Submission};
 use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder};
-use souffleur_state::scheduler::{CacheFlushed, Next, Scheduler};
+use souffleur_state::scheduler::{CacheFlushed, HeldPin, Next, Scheduler};
 use souffleur_state::step::{RowResult, StepOutput};
 
 pub struct RecordedScheduler {
@@ -144,6 +144,16 @@ impl RecordedScheduler {
             expires_s,
         });
         self.state.pin(namespace, tokens, expires_s)
+    }
+
+    pub fn restore_pin(&mut self, held: HeldPin) {
+        self.write(|_| Entry::RestorePin {
+            pin: held.pin,
+            namespace: (&held.namespace).into(),
+            tokens: held.tokens.clone(),
+            expires_s: held.expires_s,
+        });
+        self.state.restore_pin(held);
     }
 
     pub fn unpin(&mut self, pin: u64) -> bool {

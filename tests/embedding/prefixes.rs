@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use souffleur::actors::messages::{PeekPrefix, PinPrefix, PrefixPinned, UnpinPrefix};
-use souffleur::error::RequestError;
+use souffleur::error::{RequestError, StepError};
+use souffleur::ids::{RequestId, StepId};
 use souffleur::request::Event;
 use souffleur::state::cache::namespace::Namespace;
 
@@ -107,6 +108,65 @@ async fn a_pinned_prefix_outlives_more_recent_ones() {
     assert!(peek(&world, &prompt(1)).await < 100);
     let stats = world.assert_no_leaks().await;
     assert_eq!((stats.pins, stats.protected_tokens), (0, 0));
+    world.stop().await;
+}
+
+/// Computes the first prompt again after the tree was flushed, and checks that the pin then keeps it.
+async fn check_pinned_again(world: &World, pin: u64) {
+    assert_eq!(peek(world, &prompt(1)).await, 0, "the tree was not flushed");
+    assert_eq!(world.engine.stats().await.expect("stats").pins, 1);
+    for number in 1..8 {
+        run(world, &prompt(number)).await;
+    }
+    assert_eq!(peek(world, &prompt(1)).await, 100);
+    assert!(unpin(world, pin).await);
+    assert!(!unpin(world, pin).await);
+    world.until(|stats| stats.protected_tokens == 0).await;
+    assert_eq!(world.assert_no_leaks().await.pins, 0);
+}
+
+#[tokio::test]
+async fn a_pin_outlives_a_death_and_its_number_is_not_assigned_again() {
+    let mut build = small();
+    let spec = "actor=scheduler,kind=panic,message=Submit,rid=kill,count=1";
+    build.config.chaos = vec![spec.parse().expect("a valid spec")];
+    let world = build.start();
+    run(&world, &prompt(1)).await;
+    let first = pin(&world, &prompt(1), 3600)
+        .await
+        .expect("the limit of pins is not reached");
+    let mut killer = request(&[1, 2], 4, 1);
+    killer.rid = RequestId::new("kill");
+    let outcome = collect(world.generate(killer)).await;
+    assert!(matches!(outcome.end, Event::Finished(_)));
+    assert_eq!(world.engine.unit_status().generation, 2);
+    let second = pin(&world, &prompt(2), 3600)
+        .await
+        .expect("the limit of pins is not reached");
+    assert!(second.pin > first.pin, "{second:?} after {first:?}");
+    assert!(unpin(&world, second.pin).await);
+    check_pinned_again(&world, first.pin).await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_pin_outlives_a_lost_step() {
+    let lost = StepError::Lost("as the test requires".to_owned());
+    let build = Build {
+        // After the steps of the first request, which are four to six.
+        faults: vec![(StepId::new(12), lost)],
+        ..small()
+    };
+    let world = build.start();
+    run(&world, &prompt(1)).await;
+    let pinned = pin(&world, &prompt(1), 3600)
+        .await
+        .expect("the limit of pins is not reached");
+    assert_eq!(pinned.tokens, 100);
+    for number in 2..6 {
+        run(&world, &prompt(number)).await;
+    }
+    check_pinned_again(&world, pinned.pin).await;
     world.stop().await;
 }
 

@@ -1,11 +1,12 @@
-//! The Scheduler's handlers of host commands: pins, policies, flushes, pauses. A rebuild restores policies and pauses.
+//! The Scheduler's handlers of host commands: pins, policies, flushes, pauses. A rebuild restores all but flushes and
+//! soft pins.
 
 use actix::{Context, Handler, Recipient, ResponseFuture};
 use tokio::sync::oneshot;
 
 use super::Scheduler;
 use crate::messages::{
-    FlushCache, HostSettings, PinPrefix, PinSoftly, PoliciesSet, PrefixPinned, SetPaused,
+    FlushCache, HostPins, HostSettings, PinPrefix, PinSoftly, PoliciesSet, PrefixPinned, SetPaused,
     SetPolicy, UnpinPrefix, UnpinSoftly,
 };
 use souffleur_base::error::RequestError;
@@ -14,7 +15,8 @@ use souffleur_state::supervision::Desired;
 
 impl Scheduler {
     /// Restores the settings that hosts made before, and reports every later change to `keeper`.
-    pub fn with_settings(mut self, set: Desired, keeper: Recipient<HostSettings>) -> Self {
+    pub fn with_settings(mut self, set: HostSettings, keeper: Recipient<HostSettings>) -> Self {
+        let HostSettings { desired: set, pins } = set;
         // An earlier unit with the same cache accepted these names.
         let log_failure = |what: &str, outcome: Result<(), String>| {
             if let Err(reason) = outcome {
@@ -37,14 +39,20 @@ impl Scheduler {
         if set.paused {
             self.state.set_paused(true);
         }
-        if set != Desired::default() {
+        let pins = pins.by_clock(self.started).held;
+        if set != Desired::default() || !pins.is_empty() {
             tracing::info!(
+                pins = pins.len(),
                 paused = set.paused,
                 schedule = set.schedule_policy,
                 eviction = set.radix_eviction_policy,
                 "settings restored after the engine was rebuilt"
             );
         }
+        for pin in pins {
+            self.state.restore_pin(pin);
+        }
+        self.reported_pins = self.state.pin_changes();
         self.settings = set;
         self.keeper = Some(keeper);
         self
@@ -52,7 +60,21 @@ impl Scheduler {
 
     fn report_settings(&self) {
         if let Some(keeper) = &self.keeper {
-            keeper.do_send(HostSettings(self.settings.clone()));
+            keeper.do_send(HostSettings {
+                desired: self.settings.clone(),
+                pins: HostPins {
+                    held: self.state.held_pins(),
+                    since: self.started,
+                },
+            });
+        }
+    }
+
+    /// Reports the pins if they have changed.
+    pub(super) fn report_pins(&mut self) {
+        let changes = self.state.pin_changes();
+        if std::mem::replace(&mut self.reported_pins, changes) != changes {
+            self.report_settings();
         }
     }
 }

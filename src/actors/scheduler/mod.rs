@@ -81,6 +81,8 @@ pub struct Scheduler {
     searched_s: f64,
     /// The settings that the embedding program made in this generation of the unit and in earlier ones.
     settings: Desired,
+    /// The changes of pins that were reported.
+    reported_pins: u64,
     /// The Watchdog, which keeps the settings for later generations of the unit.
     keeper: Option<Recipient<HostSettings>>,
 }
@@ -114,6 +116,7 @@ impl Scheduler {
             log_long_requests: None,
             searched_s: 0.0,
             settings: Desired::default(),
+            reported_pins: 0,
             keeper: None,
         }
     }
@@ -165,6 +168,7 @@ impl Scheduler {
             self.links.ended.post(ended);
         }
         self.send_store_orders();
+        self.report_pins();
         self.send_news();
     }
 
@@ -350,6 +354,8 @@ impl Handler<Posted<Box<StepPlanned>>> for Scheduler {
         // `Nothing` here closes the plan; `drive` may open another one.
         let _ = self.dispatch(next);
         self.note_first_admissions();
+        // Before the host knows of a pin, the Watchdog keeps it.
+        self.report_pins();
         for (pin, tokens) in self.state.take_pinned() {
             if let Some(reply) = self.pending_pins.remove(&pin) {
                 let _ = reply.send(tokens);

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::{UNIT, Watchdog};
 use crate::death::StopActor;
 use crate::executor::ExecutorThread;
-use crate::messages::{ActorDied, CancelAll, Relink};
+use crate::messages::{ActorDied, CancelAll, HostSettings, Relink};
 use crate::status::UnitStatus;
 use crate::tokenizer::arbiter::TokenizerArbiter;
 use crate::unit::{Survivors, Unit};
@@ -119,7 +119,10 @@ impl Watchdog {
             executor,
             store: self.store.orders(),
         };
-        let settings = self.supervision.desired.clone();
+        let settings = HostSettings {
+            desired: self.supervision.desired.clone(),
+            pins: self.pins.clone(),
+        };
         let unit = Unit::start(&self.blueprint, at, survivors, settings);
         // A request that is cancelled from here on is known to the new Scheduler, or has its flag raised.
         self.publish(Some(unit.doors(&tokenizer.tokenizer)));

@@ -9,9 +9,9 @@ use souffleur_request::CancelFlag;
 use souffleur_state::cache::prefix_history::StoredMiss;
 use souffleur_state::control::{ControlStates, Leg};
 use souffleur_state::pool::pages::PoolLedger;
-use souffleur_state::scheduler::Next;
 use souffleur_state::scheduler::submission::{IdFloor, Resume};
 use souffleur_state::scheduler::tier::PrefixFound;
+use souffleur_state::scheduler::{HeldPin, Next};
 
 const MAX_PROMPT_TOKENS: usize = 1 << 28;
 const MAX_REQUESTS: usize = 1 << 20;
@@ -99,6 +99,17 @@ impl Unit {
         Ok(())
     }
 
+    fn restore_pin(&mut self, held: HeldPin) -> Result<(), String> {
+        if held.pin > MAX_FLOOR {
+            return Err(format!(
+                "the number of a pin is {}, the limit is {MAX_FLOOR}",
+                held.pin
+            ));
+        }
+        self.states.scheduler.restore_pin(held);
+        Ok(())
+    }
+
     /// Registers a request, and returns its cancel flag.
     fn register(
         &mut self,
@@ -156,6 +167,17 @@ impl Unit {
                 expires_s,
             } => drop(scheduler.pin((&namespace).into(), tokens, expires_s)),
             Entry::Unpin { pin } => drop(scheduler.unpin(pin)),
+            Entry::RestorePin {
+                pin,
+                namespace,
+                tokens,
+                expires_s,
+            } => self.restore_pin(HeldPin {
+                pin,
+                namespace: (&namespace).into(),
+                tokens,
+                expires_s,
+            })?,
             Entry::PinSoftly {
                 name,
                 replaces,

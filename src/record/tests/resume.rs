@@ -61,6 +61,39 @@ fn requests_that_continue_after_deaths_are_replayed_to_the_same_plans() {
 }
 
 #[test]
+fn a_pin_that_continues_after_a_death_is_replayed() {
+    let prompt: Vec<u32> = (0..20).collect();
+    let log = log_of(NO_LIMIT, |sink| {
+        let mut engine = Engine::new(sink, 1);
+        engine.submit(&prompt, LENGTH);
+        engine.drain();
+        let namespace = Namespace::new(None, Some("salt"));
+        let tokens: Arc<[u32]> = prompt.as_slice().into();
+        let pinned = engine.states.scheduler.pin(namespace, tokens, 50);
+        engine.drive();
+        let held = engine.states.scheduler.held_pins();
+        assert_eq!((Ok(held[0].pin), held[0].tokens.len()), (pinned, 20));
+        let mut next = engine.successor(sink, 2);
+        for pin in held {
+            next.states.scheduler.restore_pin(pin);
+        }
+        for _ in 0..3 {
+            next.submit(&prompt, LENGTH);
+        }
+        next.drain();
+        assert_eq!(next.states.scheduler.stats().protected_tokens, 20);
+    });
+    let replayed = replay_of(&log).expect("it can be replayed");
+    assert_eq!(replayed.difference, None);
+    let is_pin = |entry: &Entry| matches!(entry, Entry::RestorePin { .. });
+    let mut entries = entries_of(&log);
+    assert!(entries.iter().any(is_pin));
+    entries.retain(|entry| !is_pin(entry));
+    let replayed = replay_of(&forged(&setup(), &entries)).expect("it can be replayed");
+    assert!(replayed.difference.is_some());
+}
+
+#[test]
 fn a_changed_told_token_is_a_difference() {
     let mut entries = entries_of(&log_of(NO_LIMIT, with_deaths));
     let told = entries.iter_mut().find_map(|entry| match entry {
@@ -155,6 +188,13 @@ fn the_error_for_an_inconsistent_resumption_shows_the_cause() {
     for (step, sequences) in [(u64::MAX, 0), (0, u64::MAX)] {
         refused(Entry::IdFloor { step, sequences }, "the limit is");
     }
+    let pin = Entry::RestorePin {
+        pin: u64::MAX,
+        namespace: (&Namespace::default()).into(),
+        tokens: Arc::default(),
+        expires_s: 0,
+    };
+    refused(pin, "the limit is");
 }
 
 #[test]

@@ -21,6 +21,17 @@ pub enum Settle {
     Unpin(NodeLock),
 }
 
+impl Settle {
+    /// True if the tree may get new tokens.
+    pub fn publishes(&self) -> bool {
+        match self {
+            Self::Checkpoint(_) => true,
+            Self::Release(release) => release.key.is_some(),
+            Self::Unlock(_) | Self::Unpin(_) => false,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct PublishKey {
     pub namespace: Namespace,

@@ -99,6 +99,7 @@ pub use flush::CacheFlushed;
 pub use intake::IntakeLimits;
 pub use long_requests::LongRequest;
 pub use order::QueueRules;
+pub use pins::HeldPin;
 pub use rules::{
     BatchRules, MAX_PREFILL_STEP_MS, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS,
 };

@@ -1,4 +1,7 @@
 //! Prefixes pinned by hosts: limited in number and time, and revoked before a request is refused for lack of memory.
+//!
+//! A pin outlives the cached prefix: after a lost step, or in the next generation of the unit, the tree is empty, and
+//! the prefix is pinned again when a request has computed it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,14 +22,48 @@ pub(super) struct Pins {
     demands: Vec<PinDemand>,
     released: Vec<Settle>,
     granted: Vec<(u64, usize)>,
-    next_pin: u64,
+    /// The number of the last pin.
+    last_pin: u64,
+    /// Changes of the granted pins.
+    changes: u64,
+}
+
+/// A pin of a host, as the next generation of the unit needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldPin {
+    pub pin: u64,
+    pub namespace: Namespace,
+    /// The part of the prefix that was cached when the host pinned it.
+    pub tokens: Arc<[u32]>,
+    pub expires_s: u64,
 }
 
 #[derive(Debug)]
 struct Pin {
-    /// `None` until granted.
+    namespace: Namespace,
+    /// The prefix; from the first grant on, the part of it that was cached then.
+    tokens: Arc<[u32]>,
+    was_granted: bool,
     lock: Option<NodeLock>,
+    /// Tokens that the lock keeps in the cache.
+    held_tokens: usize,
     expires_s: u64,
+}
+
+impl Pin {
+    /// True if tokens that were pinned are not locked: the tree was flushed since.
+    fn is_owed(&self) -> bool {
+        self.was_granted && self.held_tokens < self.tokens.len()
+    }
+
+    /// Takes a lock of the tree. Returns the one to release: the earlier one, or this one if it keeps no more tokens.
+    fn hold(&mut self, lock: NodeLock, tokens: usize) -> Option<NodeLock> {
+        if self.lock.is_some() && tokens <= self.held_tokens {
+            return Some(lock);
+        }
+        self.held_tokens = tokens;
+        self.lock.replace(lock)
+    }
 }
 
 impl Pins {
@@ -65,12 +102,20 @@ impl Pins {
                 Ok(()) => continue,
                 Err(lock) => lock,
             };
-            let is_held = self.pins.contains_key(&pin);
-            self.granted.push((pin, if is_held { tokens } else { 0 }));
-            match self.pins.get_mut(&pin) {
-                Some(held) => held.lock = Some(lock),
-                None => self.released.push(Settle::Unpin(lock)),
+            let Some(held) = self.pins.get_mut(&pin) else {
+                self.granted.push((pin, 0));
+                self.released.push(Settle::Unpin(lock));
+                continue;
+            };
+            if !std::mem::replace(&mut held.was_granted, true) {
+                self.granted.push((pin, tokens));
+                self.changes += 1;
+                if tokens < held.tokens.len() {
+                    held.tokens = Arc::from(&held.tokens[..tokens]);
+                }
             }
+            self.released
+                .extend(held.hold(lock, tokens).map(Settle::Unpin));
         }
         self.release_soft_until(|soft| soft.tokens() <= max_soft_tokens);
         self.released.len() > before
@@ -137,21 +182,74 @@ impl Pins {
     pub(super) fn revoke_all(&mut self) -> bool {
         self.release_all_soft();
         let pins = std::mem::take(&mut self.pins);
+        self.changes += pins.len() as u64;
         let locks = pins.into_values().filter_map(|pin| pin.lock);
         self.released.extend(locks.map(Settle::Unpin));
         !self.released.is_empty()
     }
 
+    /// Releases every lock before the tree is flushed. Soft pins end; the others are owed.
+    pub(super) fn lose_all(&mut self) {
+        self.release_all_soft();
+        for pin in self.pins.values_mut() {
+            pin.held_tokens = 0;
+            self.released.extend(pin.lock.take().map(Settle::Unpin));
+        }
+    }
+
+    /// True if the prefix of a pin is to be pinned again.
+    pub(super) fn are_owed(&self) -> bool {
+        self.pins.values().any(Pin::is_owed)
+    }
+
+    /// Demands the prefixes that are to be pinned again, which a settlement may have published.
+    pub(super) fn demand_owed(&mut self) {
+        for (&pin, owed) in self.pins.iter().filter(|(_, pin)| pin.is_owed()) {
+            if self.demands.iter().all(|demand| demand.pin != pin) {
+                self.demands.push(PinDemand {
+                    pin,
+                    namespace: owed.namespace.clone(),
+                    tokens: owed.tokens.clone(),
+                });
+            }
+        }
+    }
+
+    /// Later pins have larger numbers than `number`.
+    pub(super) fn number_after(&mut self, number: u64) {
+        self.last_pin = self.last_pin.max(number);
+    }
+
+    fn restore(&mut self, held: HeldPin) {
+        self.number_after(held.pin);
+        self.changes += 1;
+        self.pins.entry(held.pin).or_insert(Pin {
+            namespace: held.namespace,
+            tokens: held.tokens,
+            was_granted: true,
+            lock: None,
+            held_tokens: 0,
+            expires_s: held.expires_s,
+        });
+    }
+
     fn request(&mut self, namespace: Namespace, tokens: Arc<[u32]>, expires_s: u64) -> u64 {
-        let pin = self.demand(namespace, tokens);
-        let lock = None;
-        self.pins.insert(pin, Pin { lock, expires_s });
-        pin
+        let number = self.demand(namespace.clone(), tokens.clone());
+        let pin = Pin {
+            namespace,
+            tokens,
+            was_granted: false,
+            lock: None,
+            held_tokens: 0,
+            expires_s,
+        };
+        self.pins.insert(number, pin);
+        number
     }
 
     fn demand(&mut self, namespace: Namespace, tokens: Arc<[u32]>) -> u64 {
-        self.next_pin += 1;
-        let pin = self.next_pin;
+        self.last_pin += 1;
+        let pin = self.last_pin;
         self.demands.push(PinDemand {
             pin,
             namespace,
@@ -170,6 +268,7 @@ impl Pins {
         let Some(removed) = self.pins.remove(&pin) else {
             return false;
         };
+        self.changes += 1;
         self.released.extend(removed.lock.map(Settle::Unpin));
         true
     }
@@ -197,6 +296,32 @@ impl Scheduler {
         }
         self.pipeline.note_change();
         Ok(self.hosts.pins_mut().request(namespace, tokens, expires_s))
+    }
+
+    /// Takes over a pin of an earlier generation, whose prefix is pinned again when it is cached. Ignores it at the
+    /// limit of pins.
+    pub fn restore_pin(&mut self, held: HeldPin) {
+        if self.hosts.pins().len() < self.limits.max_pins {
+            self.hosts.pins_mut().restore(held);
+        }
+    }
+
+    /// The granted pins, without soft ones.
+    pub fn held_pins(&self) -> Vec<HeldPin> {
+        let pins = self.hosts.pins().pins.iter();
+        let granted = pins.filter(|(_, pin)| pin.was_granted);
+        let held = granted.map(|(&number, pin)| HeldPin {
+            pin: number,
+            namespace: pin.namespace.clone(),
+            tokens: pin.tokens.clone(),
+            expires_s: pin.expires_s,
+        });
+        held.collect()
+    }
+
+    /// A number that increases when [`Scheduler::held_pins`] changes.
+    pub fn pin_changes(&self) -> u64 {
+        self.hosts.pins().changes
     }
 
     /// Releases a pin; false if it does not exist.

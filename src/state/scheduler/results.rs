@@ -146,7 +146,7 @@ impl Scheduler {
         }
     }
 
-    /// When no step is in flight: retracts everything, revokes pins, flushes the tree.
+    /// When no step is in flight: retracts everything, releases the locks of pins, flushes the tree.
     pub(super) fn recover(&mut self) -> Next {
         if !self.pipeline.is_drained() {
             return Next::Nothing;
@@ -163,7 +163,7 @@ impl Scheduler {
                 sequence.publish = false;
             }
         }
-        self.hosts.pins_mut().revoke_all();
+        self.hosts.pins_mut().lose_all();
         let mut settle = self.take_settlements();
         self.batch.clear_running();
         let seqs_with_memory = self

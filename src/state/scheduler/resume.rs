@@ -32,6 +32,7 @@ impl Scheduler {
             self.pipeline.number_from(StepId::new(floor.step));
         }
         self.requests.begin_after(floor.sequences);
+        self.hosts.pins_mut().number_after(floor.step);
         if let Some(tier) = &mut self.tier {
             tier.begin_after(floor.step);
         }
