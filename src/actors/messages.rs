@@ -2,6 +2,7 @@
 //!
 //! Messages are plain data. Buffers, pages, rows and locks move inside them; `Debug` prints counts.
 
+mod settings;
 mod store;
 
 use std::sync::{Arc, Weak};
@@ -22,14 +23,14 @@ use souffleur_request::{CancelFlag, GenerateRequest};
 use souffleur_state::cache::changes::TreeNote;
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::prefix_history::{PrefixEvent, PrefixReport};
+use souffleur_state::scheduler::CacheFlushed;
 use souffleur_state::scheduler::live::{LivePin, LivePool, LiveRequest};
 use souffleur_state::scheduler::news::RequestTokens;
 use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::scheduler::submission::{Resume, Submission};
-use souffleur_state::scheduler::{CacheFlushed, HeldPin};
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
+use souffleur_state::supervision::Incarnation;
 use souffleur_state::supervision::blame::Suspicion;
-use souffleur_state::supervision::{Desired, Incarnation};
 
 pub use crate::call::Asked;
 pub use souffleur_request::sink::TokenEvent;
@@ -432,43 +433,7 @@ pub struct ActorDied {
     pub in_hand: Option<IntakeId>,
 }
 
-/// Scheduler -> Watchdog, rare: all settings made by hosts so far, for the unit that is built after a death.
-#[derive(Clone, Debug, Message)]
-#[rtype(result = "()")]
-pub struct HostSettings {
-    pub desired: Desired,
-    pub pins: HostPins,
-}
-
-/// The pins of hosts, without soft ones.
-#[derive(Clone, Debug)]
-pub struct HostPins {
-    pub held: Vec<HeldPin>,
-    /// The start of the clock of the pins' times.
-    pub since: Instant,
-}
-
-impl HostPins {
-    pub fn none() -> Self {
-        Self {
-            held: Vec::new(),
-            since: Instant::now(),
-        }
-    }
-
-    /// The same pins by a clock that starts at `since`.
-    pub fn by_clock(self, since: Instant) -> Self {
-        let passed_s = since.saturating_duration_since(self.since).as_secs();
-        let held = self.held.into_iter().map(|pin| HeldPin {
-            expires_s: pin.expires_s.saturating_sub(passed_s),
-            ..pin
-        });
-        Self {
-            held: held.collect(),
-            since,
-        }
-    }
-}
+pub use settings::{HostPins, HostSettings};
 
 /// The mailbox of a dead Tokenizer -> Watchdog, which sends it to the next one: a call that no Tokenizer has read.
 #[derive(Debug, Message)]
