@@ -177,13 +177,16 @@ impl Pins {
         self.released.push(Settle::Unlock(lock));
     }
 
-    /// Releases every lock, including those of soft pins. Returns true if the next plan has a lock to release, from
-    /// this call or an earlier one; false means that pins hold no memory.
+    /// Ends all pins, also soft ones, and releases their locks; owed ones without memory stay. Returns true if the next
+    /// plan has a lock to release, from this call or an earlier one; false means that pins hold no memory.
     pub(super) fn revoke_all(&mut self) -> bool {
         self.release_all_soft();
-        let pins = std::mem::take(&mut self.pins);
-        self.changes += pins.len() as u64;
-        let locks = pins.into_values().filter_map(|pin| pin.lock);
+        let pins = std::mem::take(&mut self.pins).into_iter();
+        let (kept, revoked): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            pins.partition(|(_, pin)| pin.is_owed() && pin.held_tokens == 0);
+        self.pins = kept;
+        self.changes += revoked.len() as u64;
+        let locks = revoked.into_values().filter_map(|pin| pin.lock);
         self.released.extend(locks.map(Settle::Unpin));
         !self.released.is_empty()
     }
