@@ -254,6 +254,36 @@ fn pins_are_released_for_a_request_that_would_not_fit_otherwise() {
 }
 
 #[test]
+fn a_pin_outlives_a_lost_step_and_is_not_revoked_while_it_holds_no_memory() {
+    let mut world = World::new(Setup {
+        conservativeness: 0.05,
+        ..small(1, 64)
+    });
+    world.submit(Ask::exactly(prompt(0, 40), 5));
+    world.drain();
+    world.pin(&prompt(0, 40), 9);
+    world.finish_plan();
+    world.submit(Ask::exactly(prompt(1, 10), 5));
+    world.finish_plan();
+    assert!(world.end_step(Outcome::LostAfterItRan));
+    world.drain();
+    world.finish_plan();
+    let pinned = |world: &World| (world.stats().pins, world.stats().protected_tokens);
+    assert_eq!(pinned(&world), (1, 0));
+    // Together these need more memory than there is: one is retracted.
+    let before = world.stats().retractions;
+    world.submit_all(&mut (1..3).map(|family| Ask::exactly(prompt(family, 20), 30)));
+    world.drain();
+    assert!(world.stats().retractions > before, "{:?}", world.stats());
+    assert_eq!(pinned(&world), (1, 0));
+    world.submit(Ask::exactly(prompt(0, 40), 5));
+    world.drain();
+    world.finish_plan();
+    assert_eq!(pinned(&world), (1, 40));
+    world.assert_clean();
+}
+
+#[test]
 fn corner_12_clipped_request_of_any_length_is_admitted_by_an_idle_engine() {
     for page_size in [1, 4, 16] {
         for prompt_tokens in 1..4 * page_size as usize + 80 {
