@@ -270,9 +270,17 @@ fn a_pin_outlives_a_lost_step_and_is_not_revoked_while_it_holds_no_memory() {
     world.finish_plan();
     let pinned = |world: &World| (world.stats().pins, world.stats().protected_tokens);
     assert_eq!(pinned(&world), (1, 0));
-    // Together these need more memory than there is: one is retracted.
+    // The second one is admitted when little is reserved for the first one; together they need more than there is.
     let before = world.stats().retractions;
-    world.submit_all(&mut (1..3).map(|family| Ask::exactly(prompt(family, 20), 30)));
+    for (family, max_new_tokens) in [(3, 45), (4, 36)] {
+        world.submit(Ask {
+            prompt: prompt(family, 10),
+            max_new_tokens,
+            ..Ask::default()
+        });
+        world.turn();
+        world.finish_plan();
+    }
     world.drain();
     assert!(world.stats().retractions > before, "{:?}", world.stats());
     assert_eq!(pinned(&world), (1, 0));
