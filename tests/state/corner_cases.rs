@@ -1,11 +1,14 @@
 //! Tests of the prefix cache: situations that failed in other engines, one test each, and published examples.
 
-use souffleur_base::ids::PageId;
+use souffleur_base::ids::{IntakeId, PageId, SeqId, StepId};
+use souffleur_base::in_hand;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::prefix_cache::Checkpoint;
 use souffleur_state::cache::radix_tree::{Insert, RadixTree};
-use souffleur_state::pool::pages::NodeLock;
+use souffleur_state::control::plan_step;
+use souffleur_state::plan::{PlanStep, Settle, SettleRelease};
+use souffleur_state::pool::pages::{NodeLock, Pages};
 
 use crate::{HeldKv, Memory, panics};
 
@@ -426,4 +429,32 @@ fn a_disabled_tree_keeps_nothing_and_gives_everything_back() {
     assert_eq!((inserted.rest.len(), plain.n_nodes()), (2, 0));
     memory.pool.free(inserted.rest);
     memory.assert_idle();
+}
+
+#[test]
+fn a_panic_at_a_lock_of_no_request_does_not_name_the_request_before() {
+    let tokens = numbers(0..8);
+    let [mut memory, mut other] = [(); 2].map(|()| Memory::new(1, "lru", 32));
+    memory.insert(&tokens);
+    other.insert(&tokens);
+    let release = SettleRelease {
+        seq: SeqId::new(1),
+        intake: IntakeId::new(1),
+        row: None,
+        key: None,
+        protected_pages: 0,
+        private: Pages::empty(),
+        lock: NodeLock::default(),
+        states: Vec::new(),
+        returned_states: Vec::new(),
+        windows: None,
+    };
+    // The tree has not counted this lock, which is of the other tree.
+    let foreign = other.lock(&tokens);
+    let plan = PlanStep {
+        settle: vec![Settle::Release(Box::new(release)), Settle::Unlock(foreign)],
+        ..PlanStep::empty(StepId::new(1), 24, 1)
+    };
+    assert!(panics(|| drop(plan_step(&mut memory.tree, plan))));
+    assert_eq!(in_hand::take(), None);
 }

@@ -123,6 +123,8 @@ struct Planning<'a> {
 
 impl Planning<'_> {
     fn settle(&mut self, settle: Settle) {
+        // A lock of no request must not be taken for the work on the request before.
+        in_hand::clear();
         match settle {
             Settle::Checkpoint(checkpoint) => self.checkpoint(*checkpoint),
             Settle::Release(release) => self.release(*release),
