@@ -189,7 +189,7 @@ impl Scheduler {
         }
         in_hand::clear();
         settle.extend(self.hosts.pins_mut().take_released());
-        if self.hosts.pins().are_owed() && settle.iter().any(Settle::publishes) {
+        if settle.iter().any(Settle::publishes) && self.hosts.pins().are_owed() {
             self.hosts.pins_mut().demand_owed();
         }
         settle
