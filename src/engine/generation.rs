@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use souffleur_actors::messages::CancelRequest;
 use souffleur_actors::watchdog::{AddressSlot, FailureWatch};
@@ -48,6 +49,8 @@ pub struct Generation {
     events: mpsc::Receiver<Event>,
     canceller: Canceller,
     failure: FailureWatch,
+    /// When the last events must have arrived, once the failure of the engine was noticed.
+    last_events_by: Option<Instant>,
     has_ended: bool,
 }
 
@@ -61,6 +64,7 @@ impl Generation {
             events,
             canceller,
             failure,
+            last_events_by: None,
             has_ended: false,
         }
     }
@@ -83,7 +87,7 @@ impl Generation {
         let event = tokio::select! {
             biased;
             event = self.events.recv() => event,
-            () = silence(&mut self.failure) => None,
+            () = silence(&mut self.failure, &mut self.last_events_by) => None,
         };
         let event = event.unwrap_or_else(|| {
             Event::Failed(RequestError::EngineDown(
@@ -108,12 +112,52 @@ impl Drop for Generation {
     }
 }
 
-/// Returns when the engine has failed, and its last events should have arrived.
-async fn silence(failure: &mut FailureWatch) {
-    let has_failed = failure.wait_for(Option::is_some).await.is_ok();
-    if !has_failed {
-        // It has stopped in order, with all events.
-        std::future::pending::<()>().await;
+/// Returns when the engine has failed, and its last events should have arrived. A host may drop this and call it again
+/// at short intervals, so the time is kept in `last_events_by`.
+async fn silence(failure: &mut FailureWatch, last_events_by: &mut Option<Instant>) {
+    let by = match *last_events_by {
+        Some(by) => by,
+        None => {
+            let has_failed = failure.wait_for(Option::is_some).await.is_ok();
+            if !has_failed {
+                // It has stopped in order, with all events.
+                std::future::pending::<()>().await;
+            }
+            *last_events_by.insert(Instant::now() + LAST_EVENTS)
+        }
+    };
+    tokio::time::sleep_until(by).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::watch;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_engine_ends_a_request_whose_host_waits_for_short_times() {
+        // The hung Tokenizer keeps the sender.
+        let (_events, received) = mpsc::channel(1);
+        let (failure, failed) = watch::channel(None);
+        let flag = CancelFlag::default();
+        let canceller = Canceller::new(RequestId::new("a"), flag, AddressSlot::default());
+        let mut generation = Generation::new(received, canceller, failed);
+        let tick = Duration::from_millis(100);
+        assert!(timeout(tick, generation.next()).await.is_err());
+        failure.send_replace(Some("a thread hangs".into()));
+        let mut n_ticks = 0;
+        let event = loop {
+            match timeout(tick, generation.next()).await {
+                Ok(event) => break event,
+                Err(_) => n_ticks += 1,
+            }
+            assert!(n_ticks < 10, "the request does not end");
+        };
+        let is_down = matches!(event, Some(Event::Failed(RequestError::EngineDown(_))));
+        assert!(is_down, "{event:?}");
+        assert!(n_ticks > 0, "the last events have no time to arrive");
+        assert!(generation.next().await.is_none());
     }
-    tokio::time::sleep(LAST_EVENTS).await;
 }
