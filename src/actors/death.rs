@@ -42,11 +42,13 @@ impl Obituary {
     /// Reports the death now, on behalf of a thread that has ended or has caught its panic.
     pub fn report(&mut self, panicked: bool) {
         if let Some(to) = self.to.take() {
+            let cause = panics::take_cause(panicked);
             to.do_send(ActorDied {
                 actor: self.actor,
                 generation: self.generation,
                 panicked,
-                cause: panics::take_cause(panicked),
+                cause: cause.text,
+                place: cause.place,
                 in_hand: in_hand::take().filter(|_| panicked),
             });
         }

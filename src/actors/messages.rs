@@ -426,9 +426,10 @@ pub struct ActorDied {
     /// reports.
     pub generation: u64,
     pub panicked: bool,
-    /// The message and the place of the panic, or the injected fault. Equal for deaths by one cause; empty if nothing
-    /// is known.
+    /// The message and the place of the panic, or the injected fault; empty if nothing is known.
     pub cause: Arc<str>,
+    /// The part of `cause` that is equal for deaths by one cause: without the message, unless only that is known.
+    pub place: Arc<str>,
     /// The request that the actor worked on when it panicked, if it worked on only one.
     pub in_hand: Option<IntakeId>,
 }

@@ -243,7 +243,7 @@ impl Watchdog {
 fn suspicion(died: &ActorDied) -> Suspicion {
     let cause = Signature {
         actor: died.actor,
-        place: died.cause.clone(),
+        place: died.place.clone(),
     };
     match died.in_hand {
         Some(intake) => Suspicion::One(intake, cause),
