@@ -5,8 +5,9 @@ use std::sync::Arc;
 use actix::{Actor, ActorContext, Context, Message, Recipient};
 
 use crate::messages::ActorDied;
-use crate::panics;
+use crate::panics::{self, Cause};
 use souffleur_base::in_hand;
+use souffleur_executor::DeviceLost;
 use souffleur_state::pool::pages::PoolLedger;
 
 /// Unit -> each of its actors: stop, and report no death.
@@ -42,15 +43,31 @@ impl Obituary {
     /// Reports the death now, on behalf of a thread that has ended or has caught its panic.
     pub fn report(&mut self, panicked: bool) {
         if let Some(to) = self.to.take() {
-            let cause = panics::take_cause(panicked);
-            to.do_send(ActorDied {
-                actor: self.actor,
-                generation: self.generation,
-                panicked,
-                cause: cause.text,
-                place: cause.place,
-                in_hand: in_hand::take().filter(|_| panicked),
-            });
+            to.do_send(self.death(panicked, panics::take_cause(panicked)));
+        }
+    }
+
+    /// As [`Obituary::report`], after the loss of the device: the cause is its error, with a panic that came before.
+    pub fn report_loss(&mut self, error: &DeviceLost) {
+        if let Some(to) = self.to.take() {
+            let panic = panics::take_cause(true).text;
+            let cause = if panic.is_empty() {
+                error.to_string()
+            } else {
+                format!("{error} (panic: {panic})")
+            };
+            to.do_send(self.death(true, Cause::of(cause)));
+        }
+    }
+
+    fn death(&self, panicked: bool, cause: Cause) -> ActorDied {
+        ActorDied {
+            actor: self.actor,
+            generation: self.generation,
+            panicked,
+            cause: cause.text,
+            place: cause.place,
+            in_hand: in_hand::take().filter(|_| panicked),
         }
     }
 }
@@ -101,6 +118,12 @@ impl DeathNote {
     pub fn report(&mut self, panicked: bool) {
         self.ledger.close();
         self.obituary.report(panicked);
+    }
+
+    /// As [`Obituary::report_loss`].
+    pub fn report_loss(&mut self, error: &DeviceLost) {
+        self.ledger.close();
+        self.obituary.report_loss(error);
     }
 }
 

@@ -426,7 +426,8 @@ pub struct ActorDied {
     /// reports.
     pub generation: u64,
     pub panicked: bool,
-    /// The message and the place of the panic, or the injected fault; empty if nothing is known.
+    /// The message and the place of the panic, the injected fault, or the error of the device; empty if nothing is
+    /// known.
     pub cause: Arc<str>,
     /// The part of `cause` that is equal for deaths by one cause: without the message, unless only that is known.
     pub place: Arc<str>,

@@ -21,7 +21,7 @@ thread_local! {
 /// Why an actor or a thread has died; the texts are empty if nothing is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cause {
-    /// The message and the place of the panic, or the injected fault.
+    /// The message and the place of the panic, the injected fault, or the error of the device.
     pub(crate) text: Arc<str>,
     /// The same without the message, unless only the message is known: equal for deaths by one cause.
     pub(crate) place: Arc<str>,
@@ -65,6 +65,11 @@ pub(crate) fn began(message: &'static str) {
 /// This thread has ended the handler of a message.
 pub(crate) fn ended() {
     MESSAGE.with(|running| running.set(""));
+}
+
+/// Forgets the last panic of this thread, which was caught and has been dealt with.
+pub(crate) fn forget() {
+    drop(take_cause(false));
 }
 
 /// Takes the cause of a death that this thread reports: that of an injected fault, or that of the thread's last panic.

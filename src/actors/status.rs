@@ -32,7 +32,8 @@ pub struct UnitDeath {
     pub actor: &'static str,
     /// The generation of the unit that died; for the Tokenizer, its number.
     pub generation: u64,
-    /// The message and the place of the panic, or the injected fault; empty if nothing is known.
+    /// The message and the place of the panic, the injected fault, or the error of the device; empty if nothing is
+    /// known.
     pub cause: Arc<str>,
     pub at: Instant,
 }

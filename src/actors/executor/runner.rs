@@ -13,6 +13,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
 use crate::mailbox::Mailbox;
 use crate::messages::{RunStep, StepDone};
+use crate::panics;
 use souffleur_base::error::StepError;
 use souffleur_base::ids::{SeqId, StepId};
 use souffleur_executor::ended::{EndedRows, SkippedRows};
@@ -281,7 +282,10 @@ impl StepRunner<'_> {
     }
 
     fn reset(&mut self) -> Result<(), DeviceLost> {
-        self.condition = Condition::Sound;
+        if std::mem::replace(&mut self.condition, Condition::Sound) != Condition::Panicked {
+            // The executor was reset after an earlier panic, which is not the cause if the device is lost now.
+            panics::forget();
+        }
         reset(self.executor)
     }
 }

@@ -12,6 +12,7 @@ use super::{ExecutorThread, StepSender};
 use crate::death::{DeathNote, StopActor};
 use crate::mailbox::{Mailbox, Posted};
 use crate::messages::{ActorDied, RunStep, StepDone};
+use crate::panics;
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_base::ids::{PageId, RowId, SeqId, StepId};
 use souffleur_executor::fake::{FakeExecutor, FakeOptions, expected_output};
@@ -36,6 +37,8 @@ enum Fault {
     DeviceLost,
     /// Runs the step. The device is lost afterwards, which no step reports.
     LostWhileIdle,
+    /// Panics in the first step. The device is lost after the second one.
+    PanicThenLost,
     /// Returns no rows for a step of decodes.
     MissingRows,
     /// Waits for a message when the step begins, and for another one.
@@ -95,6 +98,10 @@ impl Executor for FaultyExecutor {
                 panic!("planted");
             }
             Some(Fault::LostWhileIdle) => self.is_lost = true,
+            Some(Fault::PanicThenLost) => {
+                self.fault = Some(Fault::LostWhileIdle);
+                panic!("planted");
+            }
             Some(Fault::PanicInFinish) => {
                 self.fault = Some(Fault::PanicInFinish);
                 self.under_way += 1;
@@ -129,7 +136,7 @@ impl Executor for FaultyExecutor {
     fn reset(&mut self) -> Result<(), DeviceLost> {
         self.counts.resets.fetch_add(1, Ordering::SeqCst);
         if self.is_lost {
-            return Err(DeviceLost("planted".to_owned()));
+            return Err(DeviceLost("the device is gone".to_owned()));
         }
         self.under_way = 0;
         self.inner.reset()
@@ -397,12 +404,18 @@ fn a_panic_in_finish_loses_all_steps_in_flight() {
 #[test]
 fn a_lost_device_ends_the_thread() {
     System::new().block_on(async {
+        panics::note_places();
         let mut world = World::start(Some(Fault::DeviceLost)).await;
         let unit = world.connect();
         send(&unit, opening(1));
         world.assert_lost(1).await;
         let died = world.deaths.recv().await.expect("the sink lives");
         assert_eq!((died.generation, died.panicked), (1, true));
+        assert!(
+            died.cause.starts_with("the device is gone (panic: "),
+            "{}",
+            died.cause
+        );
         assert!(!world.thread.is_alive());
         // A unit that is connected nevertheless learns this, too.
         drop(world.connect());
@@ -422,7 +435,25 @@ fn a_device_that_is_lost_while_no_step_runs_ends_the_thread() {
         world.assert_opened(1).await;
         let died = world.deaths.recv().await.expect("the sink lives");
         assert_eq!((died.generation, died.panicked), (1, true));
+        assert_eq!(&*died.cause, "the device is gone");
         assert!(!world.thread.is_alive());
+        drop(unit);
+        assert!(world.end().await.is_empty());
+    });
+}
+
+#[test]
+fn a_panic_after_which_the_executor_was_reset_is_not_the_cause_of_a_loss() {
+    panics::note_places();
+    System::new().block_on(async {
+        let mut world = World::start(Some(Fault::PanicThenLost)).await;
+        let unit = world.connect();
+        send(&unit, opening(1));
+        world.assert_lost(1).await;
+        send(&unit, opening(2));
+        world.assert_opened(2).await;
+        let died = world.deaths.recv().await.expect("the sink lives");
+        assert_eq!(&*died.cause, "the device is gone");
         drop(unit);
         assert!(world.end().await.is_empty());
     });

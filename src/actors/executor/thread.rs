@@ -143,7 +143,7 @@ fn serve(mut loaded: LoadedExecutor, eos_token_ids: &Arc<[u32]>, connected: &Rec
             // Its memory is free before the report, at which another executor may be loaded.
             drop(loaded);
             // The unit's channels still exist, so this death is reported before one of the actor that sends steps.
-            return note.report(true);
+            return note.report_loss(&error);
         }
         if !is_orderly {
             note.report(true);

@@ -31,7 +31,9 @@ fn death_shape() -> Shape {
         .has("generation", count())
         .has(
             "cause",
-            text().about("the message and the place of the panic, or the injected fault"),
+            text().about(
+                "the message and the place of the panic, the injected fault, or the error of the device",
+            ),
         )
         .has("seconds_ago", number().at_least(0))
         .shape()
