@@ -244,7 +244,7 @@ impl Tokenizer {
         quarantine.convict(entry.request(), now_s);
         tracing::error!(
             rid = entry.request().rid.as_str(),
-            "the engine died twice while it computed this request alone: the request fails, and equal ones are refused"
+            "a request ended the engine's actors each time: it fails, and equal ones are refused for ten minutes"
         );
         if let (Some(RequestEnd::Failed(error)), Some(active)) =
             (entry.end(), active.get_mut(&intake))
