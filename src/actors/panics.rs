@@ -1,9 +1,9 @@
 //! The causes of deaths by panics: the message whose handler ran, and the place of the panic in the source.
 //!
 //! The Watchdog compares the places of deaths to find a request that causes them. It compares messages only if places
-//! are not noted: code that plans a step runs in the handlers of several messages, and a request that makes it panic may
-//! do so in one handler after another. The text of a panic is no part of a cause, since it may differ between panics at
-//! one place and may have words of a prompt.
+//! are not noted: code that plans a step runs in the handlers of several messages, so a request that makes it panic may
+//! end one handler after another. The text of a panic is no part of a cause, since it may differ between panics at one
+//! place and may have words of a prompt.
 
 use std::cell::Cell;
 use std::panic;

@@ -1,6 +1,6 @@
 //! Finds the request that caused a death, without failing any other. The Scheduler uses the same search for lost steps.
 //!
-//! A death makes the requests suspects that may have caused it. One that names the request in hand makes none: the
+//! The requests that may have caused a death become suspects. A death that names the request in hand makes none: the
 //! docket counts such deaths. Each suspect is tried alone: it is the only request in its unit, until it was told the
 //! results of enough steps to pass the place where it was before the death. A suspect that dies alone, by the same
 //! cause as before, is convicted: after two deaths. A death by another cause convicts no request, so unrelated faults
