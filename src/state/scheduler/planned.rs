@@ -1,7 +1,6 @@
 //! Turns a plan's grants into a step for the executor.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -11,7 +10,6 @@ use crate::plan::prefill_pace::PrefillWork;
 use crate::plan::saves::SaveAt;
 use crate::plan::{Admitted, CheckpointedSeq, Grant, Growth, Reservation, StepPlanned, Verdict};
 use crate::pool::pages::{Pages, RowWindows, WindowPages};
-use crate::sampling::LogprobWish;
 use crate::scheduler::row_states::RowStates;
 use crate::scheduler::sequence::{Phase, Sequence, SequenceKv};
 use crate::step::{RowStart, RowWork, StateStart, StepPlan, StepRow};
@@ -325,7 +323,7 @@ impl Scheduler {
         };
         let sample = is_last && sequence.remaining_new_tokens() > 0;
         sequence.planned_output += usize::from(sample);
-        let logprobs = prefill_logprobs(sequence);
+        let logprobs = sequence.prefill_logprobs();
         let row = commit_row(sequence, self.pipeline.next_step(), positions.end);
         StepRow {
             row,
@@ -483,17 +481,4 @@ fn commit_row(sequence: &mut Sequence, step: StepId, committed: usize) -> RowId 
     let kv = sequence.held_kv_mut();
     kv.committed = committed;
     kv.row
-}
-
-/// The log probabilities that a prefill row requests. Those of input tokens begin after the ones already delivered.
-fn prefill_logprobs(sequence: &Sequence) -> Option<Arc<LogprobWish>> {
-    let requested = sequence.request.logprobs.as_ref()?;
-    let start = sequence.undelivered_input_start();
-    if requested.start == start {
-        return Some(requested.clone());
-    }
-    Some(Arc::new(LogprobWish {
-        start,
-        ..LogprobWish::clone(requested)
-    }))
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::cache::prefix_history::Departure;
 use crate::pool::pages::{NodeLock, Pages, RowWindows};
 use crate::pooling::Pooling;
+use crate::sampling::LogprobWish;
 use crate::scheduler::row_states::RowStates;
 use crate::scheduler::submission::{Resumption, Submission};
 use crate::scheduler::tier::SequenceTier;
@@ -236,6 +237,19 @@ impl Sequence {
             .start?
             .max(self.input_logprobs_until);
         ((start as usize + 1) < self.request.prompt.len()).then_some(start)
+    }
+
+    /// The log probabilities that a prefill row requests. Those of input tokens begin after the ones already delivered.
+    pub fn prefill_logprobs(&self) -> Option<Arc<LogprobWish>> {
+        let requested = self.request.logprobs.as_ref()?;
+        let start = self.undelivered_input_start();
+        if requested.start == start {
+            return Some(requested.clone());
+        }
+        Some(Arc::new(LogprobWish {
+            start,
+            ..LogprobWish::clone(requested)
+        }))
     }
 
     /// Leading tokens that the KV store has.
