@@ -458,3 +458,21 @@ fn a_panic_at_a_lock_of_no_request_does_not_name_the_request_before() {
     assert!(panics(|| drop(plan_step(&mut memory.tree, plan))));
     assert_eq!(in_hand::take(), None);
 }
+
+#[test]
+fn each_key_of_several_is_announced_whenever_the_tree_works_on_it() {
+    let mut memory = Memory::new(1, "lru", 8);
+    memory.insert(&[1, 2, 3]);
+    let namespace = Namespace::default();
+    let keys: [&[u32]; 2] = [&[1, 2], &[1, 2, 3]];
+    let mut begun = Vec::new();
+    let prefixes = keys.iter().map(|key| (&namespace, *key));
+    let touched = memory.tree.touch_paths(prefixes, |place| begun.push(place));
+    let lengths: Vec<(usize, usize)> = touched
+        .iter()
+        .map(|(tokens, path)| (*tokens, path.len()))
+        .collect();
+    assert_eq!(lengths, [(2, 1), (3, 2)]);
+    assert_eq!(begun, [0, 1, 0, 1]);
+    memory.assert_idle();
+}

@@ -115,8 +115,9 @@ fn match_in_batch(cache: &mut RadixTree, keys: &[ProbeKey]) -> Vec<Matched> {
 }
 
 fn match_paths(cache: &mut RadixTree, keys: &[ProbeKey]) -> Vec<Matched> {
-    let keys = keys.iter().map(|key| (&key.namespace, &key.tokens[..]));
-    let touched = cache.touch_paths(keys);
+    let prefixes = keys.iter().map(|key| (&key.namespace, &key.tokens[..]));
+    let touched = cache.touch_paths(prefixes, |place| in_hand::hold(keys[place].intake));
+    in_hand::clear();
     let matched = touched.into_iter().map(|(tokens, path)| Matched {
         tokens,
         is_deprioritised: false,

@@ -14,6 +14,7 @@ use crate::scheduler::row_states::RowStates;
 use crate::scheduler::sequence::{Phase, Sequence, SequenceKv};
 use crate::step::{RowStart, RowWork, StateStart, StepPlan, StepRow};
 use souffleur_base::ids::{RowId, SeqId, StepId};
+use souffleur_base::in_hand;
 
 use super::batch::PrefillPart;
 use super::outbox::Counter;
@@ -145,7 +146,7 @@ impl Scheduler {
         }
         let mut pages = pages.one_by_one();
         for seq in seqs {
-            let sequence = &mut self.requests[seq];
+            let sequence = self.requests.noted_mut(seq);
             let is_live = !sequence.has_ended;
             let kv = sequence.held_kv_mut();
             let page = pages
@@ -155,6 +156,7 @@ impl Scheduler {
                 self.pipeline.append_page(kv.row, page);
             }
         }
+        in_hand::clear();
     }
 
     fn append_pages(&mut self, seq: SeqId, pages: Pages, windows: WindowPages) {
@@ -217,7 +219,7 @@ impl Scheduler {
                 rows.rows.push(work);
             }
         }
-        souffleur_base::in_hand::clear();
+        in_hand::clear();
         rows
     }
 
@@ -394,7 +396,7 @@ impl Scheduler {
         let step = self.pipeline.next_step();
         let page = self.limits.page_size;
         let rows = decode.iter().map(|&seq| {
-            let sequence = &mut self.requests[seq];
+            let sequence = self.requests.noted_mut(seq);
             let kv = sequence.held_kv_mut();
             let position = kv.committed;
             let saves = match &mut kv.states {
@@ -418,7 +420,9 @@ impl Scheduler {
                 saves,
             }
         });
-        rows.collect()
+        let rows = rows.collect();
+        in_hand::clear();
+        rows
     }
 
     pub(super) fn emit(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>) -> Next {

@@ -218,7 +218,7 @@ impl Scheduler {
             growing: Vec::with_capacity(running.len()),
         };
         for &seq in running {
-            let sequence = &self.requests[seq];
+            let sequence = self.requests.noted(seq);
             if !sequence.can_decode() {
                 continue;
             }
@@ -227,6 +227,7 @@ impl Scheduler {
                 rows.growing.push(seq);
             }
         }
+        in_hand::clear();
         rows
     }
 
@@ -235,8 +236,10 @@ impl Scheduler {
         let rows = self.decode_rows();
         if self.limits.windows.is_some() {
             for &seq in &rows.growing {
+                self.requests.hold(seq);
                 self.release_old_windows(seq);
             }
+            in_hand::clear();
         }
         rows
     }

@@ -54,6 +54,29 @@ impl Requests {
         }
     }
 
+    /// The sequence, whose request is noted as the one in hand.
+    ///
+    /// # Panics
+    /// If the sequence is not live; no request is in hand then.
+    #[inline]
+    pub(super) fn noted(&self, seq: SeqId) -> &Sequence {
+        let Some(sequence) = self.get(seq) else {
+            not_live()
+        };
+        in_hand::hold(sequence.request.intake);
+        sequence
+    }
+
+    /// As [`Self::noted`].
+    #[inline]
+    pub(super) fn noted_mut(&mut self, seq: SeqId) -> &mut Sequence {
+        let Some(sequence) = self.get_mut(seq) else {
+            not_live()
+        };
+        in_hand::hold(sequence.request.intake);
+        sequence
+    }
+
     #[inline]
     pub(super) fn remove(&mut self, seq: SeqId) -> Option<Sequence> {
         self.table.remove(seq)
@@ -163,4 +186,11 @@ impl IndexMut<SeqId> for Requests {
     fn index_mut(&mut self, seq: SeqId) -> &mut Sequence {
         &mut self.table[seq]
     }
+}
+
+/// The request of an earlier sequence of the list has not caused this panic.
+#[cold]
+fn not_live() -> ! {
+    in_hand::clear();
+    unreachable!("the scheduler's lists hold live sequences");
 }

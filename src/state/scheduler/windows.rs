@@ -95,7 +95,7 @@ impl Scheduler {
     pub(super) fn attach_windows(&mut self, seqs: &[SeqId], windows: WindowPages) {
         let mut windows = windows.one_by_one();
         for seq in seqs {
-            let sequence = &mut self.requests[*seq];
+            let sequence = self.requests.noted_mut(*seq);
             let is_live = !sequence.has_ended;
             let kv = sequence.held_kv_mut();
             let own = kv.windows.as_mut();

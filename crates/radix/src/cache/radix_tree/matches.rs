@@ -31,17 +31,24 @@ impl RadixTree {
     }
 
     /// Touches each key in turn as [`touch_prefix`](Self::touch_prefix) does. Returns each key's length and path
-    /// (nodes from the top down) as they are after the last key.
+    /// (nodes from the top down) as they are after the last key. Calls `begin` with the place of a key each time before
+    /// it works on the key.
     pub fn touch_paths<'a>(
         &mut self,
         keys: impl Iterator<Item = (&'a Namespace, &'a [u32])>,
+        mut begin: impl FnMut(usize),
     ) -> Vec<(usize, Vec<u32>)> {
         let touched: Vec<(u32, usize)> = keys
-            .map(|(namespace, tokens)| self.match_and_split(namespace, tokens))
+            .enumerate()
+            .map(|(place, (namespace, tokens))| {
+                begin(place);
+                self.match_and_split(namespace, tokens)
+            })
             .collect();
-        let paths = touched.into_iter();
+        let paths = touched.into_iter().enumerate();
         paths
-            .map(|(node, tokens)| {
+            .map(|(place, (node, tokens))| {
+                begin(place);
                 let (node, tokens) = self.resumable(node, tokens);
                 (tokens, self.path_to(node))
             })
