@@ -320,7 +320,7 @@ impl Handler<ActorDied> for Watchdog {
         };
         self.status.send_modify(|status| status.died = Some(death));
         match ruling {
-            Ruling::Ignored | Ruling::Recovers => (),
+            Ruling::Ignored => (),
             Ruling::Restart(restart) => self.restart(&restart, &died, ctx),
             Ruling::GivesUp => {
                 let restarts = self.blueprint.rules.restarts;

@@ -145,7 +145,6 @@ impl EngineConfig {
     pub fn supervision_rules(&self) -> Rules {
         Rules {
             restarts: self.max_restarts.intensity(),
-            ..Rules::default()
         }
     }
 

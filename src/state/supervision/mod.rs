@@ -55,29 +55,21 @@ pub enum Death {
     },
 }
 
-/// How much a failure replaces: each level more than the one before it.
+/// How much a restart replaces: each level more than the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// Nothing: one request fails.
-    Request,
-    /// Nothing: the results of the steps in flight are computed again.
-    Step,
     /// The Scheduler, the RadixCache, the Allocator and the executor's front. The weights stay in memory.
     Control,
     /// These and the executor's thread: the weights are loaded again.
     Executor,
-    Process,
 }
 
 impl Level {
     /// The value of metrics' labels.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Request => "request",
-            Self::Step => "step",
             Self::Control => "control",
             Self::Executor => "executor",
-            Self::Process => "process",
         }
     }
 }
@@ -86,8 +78,6 @@ impl Level {
 pub enum Ruling {
     /// The report is late: the member was replaced, or its unit was retired.
     Ignored,
-    /// The Scheduler recovers by itself.
-    Recovers,
     Restart(Restart),
     /// Too many restarts: every request ends, and the process exits with a failure.
     GivesUp,
@@ -107,8 +97,6 @@ pub struct Restart {
 pub struct Rules {
     /// Restarts of all units and of the Tokenizer together.
     pub restarts: Intensity,
-    /// Lost steps of one unit; one more restarts its executor.
-    pub lost_steps: Intensity,
 }
 
 impl Default for Rules {
@@ -116,10 +104,6 @@ impl Default for Rules {
         Self {
             restarts: Intensity {
                 limit: 5,
-                period_s: 60.0,
-            },
-            lost_steps: Intensity {
-                limit: 20,
                 period_s: 60.0,
             },
         }
@@ -150,7 +134,6 @@ struct Unit {
     generation: u64,
     /// The generation in which the executor's thread was started. The other members start with each generation.
     executor_since: u64,
-    lost_steps: Restarts,
     /// Of the deaths since a generation was started last.
     suspicion: Suspicion,
     is_retired: bool,
@@ -162,7 +145,6 @@ impl Supervision {
         let unit = Unit {
             generation: FIRST_GENERATION,
             executor_since: FIRST_GENERATION,
-            lost_steps: Restarts::default(),
             suspicion: Suspicion::Nothing,
             is_retired: false,
         };
@@ -198,27 +180,6 @@ impl Supervision {
                 self.restart(member, since.unit)
             }
         })
-    }
-
-    /// Decides on a lost step, from which the Scheduler recovers unless there are too many.
-    pub fn lost_step(&mut self, at: Incarnation, now_s: f64) -> Ruling {
-        let allowed = self.rules.lost_steps;
-        let Some(unit) = self.current_mut(at) else {
-            return Ruling::Ignored;
-        };
-        if unit.lost_steps.note(allowed, now_s) {
-            return Ruling::Recovers;
-        }
-        let since = Incarnation {
-            unit: at.unit,
-            generation: unit.executor_since,
-        };
-        let death = Death::Member {
-            member: Member::ExecutorThread,
-            since,
-            in_hand: at.generation,
-        };
-        self.died(death, Suspicion::Nothing, now_s)
     }
 
     /// Asks whether a generation is still to be started. Returns which of its requests may have caused the deaths
@@ -318,7 +279,6 @@ impl Supervision {
         unit.generation += 1;
         if level == Level::Executor {
             unit.executor_since = unit.generation;
-            unit.lost_steps = Restarts::default();
         }
         Incarnation {
             unit: id,

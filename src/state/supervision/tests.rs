@@ -144,22 +144,6 @@ fn the_death_of_an_executor_that_ran_an_older_step_makes_no_suspects() {
     assert_eq!(supervision.start(at(4)), Some(suspicion));
 }
 
-#[test]
-fn many_lost_steps_restart_the_executor() {
-    let mut supervision = Supervision::new(Rules::default(), 1);
-    let unit = UnitId::new(0);
-    let at = Incarnation {
-        unit,
-        generation: 1,
-    };
-    for _ in 0..20 {
-        assert_eq!(supervision.lost_step(at, 1.0), Ruling::Recovers);
-    }
-    let restart = restarted(supervision.lost_step(at, 1.0));
-    assert_eq!(restart.level, Level::Executor);
-    assert_eq!(supervision.lost_step(at, 1.0), Ruling::Ignored);
-}
-
 fn cause(place: &str) -> Signature {
     Signature {
         actor: "executor_thread",
