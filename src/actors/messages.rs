@@ -4,6 +4,7 @@
 
 mod settings;
 mod store;
+mod view;
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -14,7 +15,6 @@ use serde::Serialize;
 use crate::call::Prompts;
 use crate::links::SchedulerLinks;
 use crate::mailbox::{HandlerTimer, InFlight};
-use crate::scheduler::steps::PastStep;
 use souffleur_base::error::{RequestError, StepError};
 use souffleur_base::ids::{IntakeId, RequestId, SeqId, StepId};
 use souffleur_metrics::EngineLoad;
@@ -24,7 +24,6 @@ use souffleur_state::cache::changes::TreeNote;
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::prefix_history::{PrefixEvent, PrefixReport};
 use souffleur_state::scheduler::CacheFlushed;
-use souffleur_state::scheduler::live::{LivePin, LivePool, LiveRequest};
 use souffleur_state::scheduler::news::RequestTokens;
 use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::scheduler::submission::{Resume, Submission};
@@ -298,45 +297,7 @@ pub struct GetStats;
 #[rtype(result = "EngineLoad")]
 pub struct GetLoad;
 
-/// Server -> Scheduler, several times per second while a client watches the console, and for `/debug/requests`: the
-/// requests, steps and pools.
-#[derive(Debug, Message)]
-#[rtype(result = "Box<EngineView>")]
-pub struct GetView {
-    /// The answer has the newest steps after this one.
-    pub steps_after: u64,
-    pub requests: ViewedRequests,
-}
-
-/// The requests that an [`EngineView`] has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ViewedRequests {
-    /// At most this many, running ones first.
-    First(usize),
-    One(RequestId),
-}
-
-impl ViewedRequests {
-    /// Those that the console shows.
-    pub const CONSOLE: Self = Self::First(64);
-}
-
-/// Answers [`GetView`].
-#[derive(Clone, Debug)]
-pub struct EngineView {
-    pub stats: EngineStats,
-    /// Tokens generated.
-    pub output_tokens: u64,
-    /// Ended steps, oldest first: at most 128.
-    pub steps: Vec<PastStep>,
-    /// The number of the step that ended last; 0 before the first.
-    pub newest_step: u64,
-    pub requests: Vec<LiveRequest>,
-    /// The number of all requests.
-    pub n_requests: usize,
-    pub pools: Vec<LivePool>,
-    pub pins: Vec<LivePin>,
-}
+pub use view::{EngineView, GetView, ViewedRequests};
 
 /// Engine -> Tokenizer -> Scheduler, at shutdown: answers once all requests that were sent before it have ended.
 #[derive(Debug, Message)]

@@ -1,0 +1,48 @@
+//! The questions of the server's console and of its `/debug` routes.
+
+use actix::Message;
+
+use crate::scheduler::steps::PastStep;
+use souffleur_base::ids::RequestId;
+use souffleur_state::scheduler::live::{LivePin, LivePool, LiveRequest};
+use souffleur_state::scheduler::stats::EngineStats;
+
+/// Server -> Scheduler, several times per second while a client watches the console, and for `/debug/requests`: the
+/// requests, steps and pools.
+#[derive(Debug, Message)]
+#[rtype(result = "Box<EngineView>")]
+pub struct GetView {
+    /// The answer has the newest steps after this one.
+    pub steps_after: u64,
+    pub requests: ViewedRequests,
+}
+
+/// The requests that an [`EngineView`] has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ViewedRequests {
+    /// At most this many, running ones first.
+    First(usize),
+    One(RequestId),
+}
+
+impl ViewedRequests {
+    /// Those that the console shows.
+    pub const CONSOLE: Self = Self::First(64);
+}
+
+/// Answers [`GetView`].
+#[derive(Clone, Debug)]
+pub struct EngineView {
+    pub stats: EngineStats,
+    /// Tokens generated.
+    pub output_tokens: u64,
+    /// Ended steps, oldest first: at most 128.
+    pub steps: Vec<PastStep>,
+    /// The number of the step that ended last; 0 before the first.
+    pub newest_step: u64,
+    pub requests: Vec<LiveRequest>,
+    /// The number of all requests.
+    pub n_requests: usize,
+    pub pools: Vec<LivePool>,
+    pub pins: Vec<LivePin>,
+}
