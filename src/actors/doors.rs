@@ -4,8 +4,8 @@ use actix::Recipient;
 
 use crate::messages::{
     CancelAll, CancelRequest, Drain, FlushCache, Generate, GetLoad, GetLocks, GetPrefixReport,
-    GetStats, GetView, PeekPrefix, PinPrefix, PinSoftly, SetPaused, SetPolicy, TakeTreeNotes,
-    UnpinPrefix, UnpinSoftly,
+    GetRequests, GetStats, GetView, PeekPrefix, PinPrefix, PinSoftly, SetPaused, SetPolicy,
+    TakeTreeNotes, UnpinPrefix, UnpinSoftly,
 };
 
 /// The addresses of the current actors, as recipients, which hide the actor types.
@@ -28,6 +28,7 @@ pub struct Doors {
     pub stats: Recipient<GetStats>,
     pub load: Recipient<GetLoad>,
     pub view: Recipient<GetView>,
+    pub requests: Recipient<GetRequests>,
     pub tree_notes: Recipient<TakeTreeNotes>,
     pub locks: Recipient<GetLocks>,
     pub prefix_report: Recipient<GetPrefixReport>,

@@ -297,7 +297,7 @@ pub struct GetStats;
 #[rtype(result = "EngineLoad")]
 pub struct GetLoad;
 
-pub use view::{EngineView, GetView, ViewedRequests};
+pub use view::{EncodingRequest, EngineView, GetRequests, GetView, KnownRequests, ViewedRequests};
 
 /// Engine -> Tokenizer -> Scheduler, at shutdown: answers once all requests that were sent before it have ended.
 #[derive(Debug, Message)]

@@ -215,6 +215,7 @@ impl Unit {
             stats: scheduler.clone().recipient(),
             load: scheduler.clone().recipient(),
             view: scheduler.clone().recipient(),
+            requests: tokenizer.clone().recipient(),
             tree_notes: radix_cache.clone().recipient(),
             locks: radix_cache.clone().recipient(),
             prefix_report: tokenizer.clone().recipient(),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::handle::{EngineHandle, down};
 use souffleur_actors::messages::{
-    EngineView, GetLocks, GetView, TakeTreeNotes, TreeNotes, ViewedRequests,
+    EngineView, GetLocks, GetRequests, GetView, KnownRequests, TakeTreeNotes, TreeNotes,
+    ViewedRequests,
 };
 use souffleur_actors::status::UnitStatus;
 use souffleur_base::error::RequestError;
@@ -27,6 +28,19 @@ impl EngineHandle {
             requests,
         };
         self.doors()?.view.send(view).await.map_err(down)
+    }
+
+    /// The requests that the Tokenizer knows: those of the Scheduler, those that wait for one after a death, and those
+    /// that are encoded.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn known_requests(
+        &self,
+        requests: ViewedRequests,
+    ) -> Result<KnownRequests, RequestError> {
+        let get = GetRequests { requests };
+        self.doors()?.requests.send(get).await.map_err(down)
     }
 
     /// The changes of the prefix tree since the reader's last call. The tree is noted from the first call on, until

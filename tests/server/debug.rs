@@ -81,7 +81,10 @@ fn requests_are_listed_without_their_prompts() {
     let second = open(world.addr, "/generate", &endless("second"));
     world.wait_until("one waits", |stats| stats.waiting_requests == 1);
     let listed = ask(&world, "/debug/requests").ok();
-    assert_eq!(listed["total"], 2);
+    assert_eq!(
+        (&listed["total"], &listed["is_complete"]),
+        (&json!(2), &json!(true))
+    );
     let [runs, waits] = listed["requests"].as_array().expect("a list").as_slice() else {
         panic!("{listed}");
     };
@@ -170,6 +173,27 @@ fn without_an_admin_key_the_list_has_no_ids() {
     assert_eq!(one["rid"], "mine");
     drop(running);
     world.wait_until_idle();
+}
+
+#[test]
+fn requests_are_listed_while_they_wait_for_a_restart() {
+    let (world, _model, fail) = world_with_dying_engine();
+    let waiting = kill(&world);
+    let listed = || get(world.addr, "/debug/requests").ok();
+    wait_until("the Scheduler is gone", || {
+        listed()["requests"][0]["phase"] == "held"
+    });
+    let listed = listed();
+    assert_eq!(
+        (&listed["total"], &listed["is_complete"]),
+        (&json!(1), &json!(true))
+    );
+    let held = &listed["requests"][0];
+    let counts = ["prompt_tokens", "output_tokens", "pages"].map(|name| number(&held[name]));
+    assert_eq!(counts, [2, 0, 0]);
+    fail.send(()).expect("a rebuild");
+    let answer = waiting.join().expect("the client does not panic");
+    assert_eq!(answer.status, 503, "{}", answer.body);
 }
 
 #[test]

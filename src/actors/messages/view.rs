@@ -1,5 +1,7 @@
 //! The questions of the server's console and of its `/debug` routes.
 
+use std::time::Duration;
+
 use actix::Message;
 
 use crate::scheduler::steps::PastStep;
@@ -17,7 +19,7 @@ pub struct GetView {
     pub requests: ViewedRequests,
 }
 
-/// The requests that an [`EngineView`] has.
+/// The requests of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ViewedRequests {
     /// At most this many, running ones first.
@@ -45,4 +47,30 @@ pub struct EngineView {
     pub n_requests: usize,
     pub pools: Vec<LivePool>,
     pub pins: Vec<LivePin>,
+}
+
+/// Server -> Tokenizer, for `/debug/requests`: the requests that it knows, also while the Scheduler is started again.
+#[derive(Debug, Message)]
+#[rtype(result = "KnownRequests")]
+pub struct GetRequests {
+    pub requests: ViewedRequests,
+}
+
+/// Answers [`GetRequests`].
+#[derive(Clone, Debug, Default)]
+pub struct KnownRequests {
+    /// Those of the docket: the Scheduler has them, or gets them.
+    pub entered: Vec<LiveRequest>,
+    /// Those whose prompt is encoded or whose grammar is compiled, and those that wait for this.
+    pub encoding: Vec<EncodingRequest>,
+    /// The number of all requests.
+    pub n_requests: usize,
+}
+
+/// A request that the docket does not have yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodingRequest {
+    pub rid: RequestId,
+    /// Since the Tokenizer got the request.
+    pub age: Duration,
 }

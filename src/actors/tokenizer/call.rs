@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::call::{Asked, Prompts, WeightedPrompt};
 use crate::messages::Generate;
 use souffleur_base::error::RequestError;
+use souffleur_base::ids::RequestId;
 use souffleur_metrics::RequestMetrics;
 use souffleur_request::sink::EventSink;
 use souffleur_request::{CancelFlag, GenerateRequest, Prompt};
@@ -27,6 +29,8 @@ pub(super) struct NewCall {
     pub(super) prompts: Prompts,
     pub(super) checked: CheckedParams,
     pub(super) arrivals: VecDeque<Arrival>,
+    /// When the Tokenizer got the call.
+    pub(super) since: Instant,
 }
 
 pub(super) struct Call {
@@ -37,6 +41,8 @@ pub(super) struct Call {
     /// Number of prompt log probabilities for the requests checked so far.
     logprob_entries: usize,
     stops: Option<SharedStops>,
+    /// When the Tokenizer got the call.
+    since: Instant,
 }
 
 /// A request that has arrived and is not submitted yet.
@@ -71,6 +77,7 @@ impl NewCall {
             n_read: 0,
             prompts,
             checked: CheckedParams::default(),
+            since: Instant::now(),
         }
     }
 
@@ -86,10 +93,22 @@ impl NewCall {
         let unread = self.unread.as_slice().iter();
         unread.for_each(|asked| asked.cancel.raise());
     }
+
+    /// The ids of the requests, with the time of the call.
+    pub(super) fn rids(&self) -> impl Iterator<Item = (&RequestId, Instant)> {
+        let read = self.arrivals.iter().map(|arrival| &arrival.request.rid);
+        let unread = self.unread.as_slice().iter();
+        let unread = unread.map(|asked| &asked.request.rid);
+        read.chain(unread).map(move |rid| (rid, self.since))
+    }
 }
 
 impl Call {
-    pub(super) fn new(arrivals: VecDeque<Arrival>, prompts: Vec<PromptState>) -> Self {
+    pub(super) fn new(
+        arrivals: VecDeque<Arrival>,
+        prompts: Vec<PromptState>,
+        since: Instant,
+    ) -> Self {
         Self {
             n_requests: arrivals.len(),
             arrivals,
@@ -97,7 +116,14 @@ impl Call {
             is_queued: false,
             logprob_entries: 0,
             stops: None,
+            since,
         }
+    }
+
+    /// The ids of the requests that were not submitted, with the time of the call.
+    pub(super) fn rids(&self) -> impl Iterator<Item = (&RequestId, Instant)> {
+        let arrivals = self.arrivals.iter();
+        arrivals.map(move |arrival| (&arrival.request.rid, self.since))
     }
 
     pub(super) fn can_submit(&self) -> bool {

@@ -4,6 +4,9 @@
 //! and submits requests for a millisecond at a time, and yields to the mailbox in between. Calls with encoded prompts
 //! take turns.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
@@ -78,6 +81,14 @@ impl Intake {
         let kept = arrived.chain(self.calls.values().flat_map(|call| &call.arrivals));
         let kept: FxHashSet<&RequestId> = kept.map(|arrival| &arrival.request.rid).collect();
         self.requests.retain(|rid, _| kept.contains(rid));
+    }
+
+    /// The requests that were not submitted, those of the oldest call first, with the times of their calls.
+    pub(super) fn rids(&self) -> impl Iterator<Item = (&RequestId, Instant)> {
+        let mut opened: Vec<&CallId> = self.calls.keys().collect();
+        opened.sort_unstable();
+        let opened = opened.into_iter().flat_map(move |id| self.calls[id].rids());
+        opened.chain(self.arrived.iter().flat_map(NewCall::rids))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -179,7 +190,7 @@ impl Tokenizer {
         }
         self.estate
             .intake
-            .put_back(id, Call::new(arrivals, prompts));
+            .put_back(id, Call::new(arrivals, prompts, call.since));
         self.run_lanes(ctx);
     }
 

@@ -18,7 +18,7 @@ const N_LANES: usize = GRAMMAR_LANES.end;
 /// Short prompts of a call share a turn up to this weight: a turn itself costs some ten microseconds.
 const TURN_BYTES: usize = 32 << 10;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct CallId(pub(super) u64);
 
 #[derive(Clone)]

@@ -7,6 +7,7 @@ mod estate;
 mod infill;
 mod inline;
 mod intake;
+mod known;
 mod lanes;
 mod live;
 mod logprob_checks;

@@ -1,7 +1,7 @@
 //! `/debug`: the state of the engine, for an admin who looks for the cause of a fault.
 //!
 //! `/debug/actors` and `/debug/engine` read atomics and the Watchdog's status: they answer while an actor hangs.
-//! `/debug/requests` asks the Scheduler, and answers 503 if it hangs.
+//! `/debug/requests` asks the Scheduler and the Tokenizer, and answers 503 if the Scheduler hangs.
 
 pub(super) mod actors;
 pub(super) mod engine;

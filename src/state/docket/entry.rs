@@ -1,5 +1,6 @@
 //! A live request in the docket.
 
+use crate::scheduler::live::{LiveRequest, LiveState};
 use crate::scheduler::news::{RequestEnd, RequestTokens};
 use crate::scheduler::submission::{Resumption, Submission};
 use souffleur_base::ids::UnitId;
@@ -127,6 +128,30 @@ impl Entry {
             resumptions: self.resumptions,
             age_s: now_s - self.entered_s,
             running_s: since,
+        }
+    }
+
+    /// The request without the memory that it may have in a Scheduler.
+    pub(super) fn live(&self, now_s: f64) -> LiveRequest {
+        let since = self.running_since_s.map(|since_s| now_s - since_s);
+        LiveRequest {
+            intake: self.request.intake,
+            rid: self.request.rid.clone(),
+            state: match self.place {
+                Place::Held => LiveState::Held,
+                Place::Posted | Place::Ended => LiveState::Waiting,
+            },
+            prompt: self.request.prompt.len(),
+            cached: 0,
+            computed: 0,
+            output: self.told.len(),
+            loaded: self.loaded_tokens as usize,
+            pages: 0,
+            retractions: self.retractions,
+            losses: 0,
+            resumptions: self.resumptions,
+            queued_s: now_s - self.entered_s - since.unwrap_or(0.0),
+            running_s: since.unwrap_or(0.0),
         }
     }
 }

@@ -22,6 +22,7 @@
 
 mod desk;
 mod entry;
+mod live;
 mod named;
 pub mod quarantine;
 #[cfg(test)]

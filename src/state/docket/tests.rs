@@ -274,6 +274,30 @@ fn another_unit_takes_over_the_requests_of_a_retired_one() {
     );
 }
 
+#[test]
+fn held_requests_are_listed_before_posted_ones_and_ended_ones_are_not() {
+    let mut docket = running();
+    docket.admitted(IntakeId::new(0), 3.0);
+    docket.open(at(2), &cause("a"));
+    docket.posts(UNIT, 4.0);
+    docket.open(at(3), &cause("a"));
+    // The trial of the first suspect: the others are held.
+    docket.posts(UNIT, 4.0);
+    let new = enter(&mut docket, UNIT);
+    assert!(docket.note(at(3), &[last(IntakeId::new(1), 1)]));
+    let (listed, n_requests) = docket.live_requests(6.0, 2);
+    assert_eq!(n_requests, 3);
+    let shown = listed.iter().map(|row| (row.intake, row.state.name()));
+    let shown: Vec<(IntakeId, &str)> = shown.collect();
+    assert_eq!(shown, [(IntakeId::new(2), "held"), (new, "held")]);
+    let posted = docket.live_request(IntakeId::new(0), 6.0);
+    let posted = posted.expect("it has not ended");
+    assert_eq!((posted.state.name(), posted.output), ("waiting", 2));
+    assert_eq!((posted.queued_s, posted.running_s), (2.0, 3.0));
+    assert_eq!(posted.resumptions, 2);
+    assert_eq!(docket.live_request(IntakeId::new(1), 6.0), None);
+}
+
 fn convicted(prompt: &[u32], seed: u64) -> Submission {
     let sampling = crate::sampling::SamplingParams {
         sampling_seed: Some(seed),

@@ -5,7 +5,7 @@ use souffleur_base::ids::{IntakeId, RequestId, SeqId};
 use super::Scheduler;
 use super::sequence::{Phase, Sequence};
 
-/// A request as hosts see it, without its prompt and output.
+/// A request of a Scheduler or of the docket as hosts see it, without its prompt and output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiveRequest {
     pub intake: IntakeId,
@@ -43,15 +43,18 @@ pub enum LiveState {
     Decode,
     /// Waits again, after a retraction or preemption.
     Retracted,
+    /// No Scheduler has the request: it waits for a restart, or for the end of the trials of others.
+    Held,
 }
 
 impl LiveState {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Waiting,
         Self::Loading,
         Self::Prefill,
         Self::Decode,
         Self::Retracted,
+        Self::Held,
     ];
 
     pub fn name(self) -> &'static str {
@@ -61,6 +64,7 @@ impl LiveState {
             Self::Prefill => "prefill",
             Self::Decode => "decode",
             Self::Retracted => "retracted",
+            Self::Held => "held",
         }
     }
 }
