@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::dying_engine::{kill, world_with_dying_engine};
 use crate::http::{get, post, stream};
 use crate::world::World;
 
@@ -106,6 +107,26 @@ fn time_limits_end_requests_with_503_and_name_the_limit() {
     world.wait_until_idle();
     let page = get(world.addr, "/metrics").body;
     assert!(page.contains("souffleur_requests_failed_total{code=\"timeout\"}"));
+}
+
+#[test]
+fn a_request_waits_for_a_restart_no_longer_than_it_may() {
+    let (world, _model, fail) = world_with_dying_engine();
+    let killer = kill(&world);
+    let sampling = json!({"max_new_tokens": 3});
+    let waits = json!({"input_ids": [7], "waiting_timeout": 0.1, "sampling_params": sampling});
+    // The rebuild waits until this answer has come.
+    let late = post(world.addr, "/generate", &waits);
+    let code = &late.json()["error"]["code"];
+    assert_eq!(
+        (late.status, code),
+        (503, &json!("timeout")),
+        "{}",
+        late.body
+    );
+    fail.send(()).expect("a rebuild");
+    let answer = killer.join().expect("the client does not panic");
+    assert_eq!(answer.status, 503, "{}", answer.body);
 }
 
 #[test]

@@ -52,6 +52,8 @@ pub use output::AnswerFormats;
 
 /// The only unit, so far.
 const UNIT: UnitId = UnitId::new(0);
+/// Interval of the search for requests whose time limit has passed and that no Scheduler ends.
+const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
 pub struct TokenizerSettings {
@@ -222,6 +224,22 @@ impl Tokenizer {
         }
     }
 
+    fn end_overdue(&mut self) {
+        let now_s = self.estate.now_s();
+        let overdue = self.estate.docket.overdue(now_s);
+        if overdue.is_empty() {
+            return;
+        }
+        for (intake, error) in overdue {
+            if let Some(active) = self.estate.active.get_mut(&intake) {
+                active.fail(error, &self.metrics);
+            }
+            self.abandon(intake);
+        }
+        // The next trial may begin.
+        self.post_due();
+    }
+
     fn admitted(&mut self, intake: IntakeId, at: Instant) {
         let at_s = self.estate.seconds_at(at);
         self.estate.docket.admitted(intake, at_s);
@@ -285,6 +303,7 @@ impl Actor for Tokenizer {
             self.beat.work();
             ctx.run_interval(every, |tokenizer, _| tokenizer.beat.beat());
         }
+        ctx.run_interval(DEADLINE_SWEEP, |tokenizer, _| tokenizer.end_overdue());
         self.take_over(ctx);
     }
 }

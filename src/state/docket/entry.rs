@@ -3,6 +3,7 @@
 use crate::scheduler::live::{LiveRequest, LiveState};
 use crate::scheduler::news::{RequestEnd, RequestTokens};
 use crate::scheduler::submission::{Resumption, Submission};
+use souffleur_base::error::RequestError;
 use souffleur_base::ids::UnitId;
 
 /// Tokens for which memory is reserved at the intake, so that most requests need none later.
@@ -129,6 +130,12 @@ impl Entry {
             age_s: now_s - self.entered_s,
             running_s: since,
         }
+    }
+
+    /// The error if a time limit of the request passed before `now_s`.
+    pub(super) fn overrun(&self, now_s: f64) -> Option<RequestError> {
+        let timeouts = &self.request.timeouts;
+        timeouts.overrun(self.entered_s, self.running_since_s, now_s)
     }
 
     /// The request without the memory that it may have in a Scheduler.

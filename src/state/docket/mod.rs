@@ -12,6 +12,7 @@
 //! 3. When a client has got its terminal event, the entry is removed ([`Docket::ended`]).
 //! 4. After each of these, and after a unit was started ([`Docket::open`]), the messages that are due are sent to the
 //!    unit's Scheduler in order ([`Docket::posts`]).
+//! 5. From time to time, the requests whose time limit has passed are ended ([`Docket::overdue`]).
 //!
 //! A unit that died has all of its requests posted again, oldest first, by the generation that follows it. A request
 //! that two deaths by one cause name fails (`named.rs`). If no request was in hand, two deaths by one cause make those
@@ -20,6 +21,7 @@
 //! still be in flight. They are noted before the request is posted again, because the Scheduler sends them before it
 //! sends a result of the next suspect, and no withdrawn request is posted before such a result (`Desk::fence`).
 
+mod deadlines;
 mod desk;
 mod entry;
 mod live;
@@ -61,6 +63,8 @@ pub struct Docket {
     desks: BTreeMap<UnitId, Desk>,
     n_intakes: u64,
     stale_messages: u64,
+    /// False only if no live request has a time limit.
+    has_timeouts: bool,
 }
 
 impl Docket {
@@ -73,6 +77,7 @@ impl Docket {
     /// Enters a request for a unit, which need not run yet.
     pub fn enter(&mut self, request: Submission, unit: UnitId, now_s: f64) {
         let intake = request.intake;
+        self.has_timeouts |= request.timeouts.any();
         self.desks.entry(unit).or_default().held.insert(intake);
         self.entries
             .insert(intake, Entry::new(request, unit, now_s));

@@ -14,6 +14,10 @@ fn at(generation: u64) -> Incarnation {
 }
 
 fn enter(docket: &mut Docket, unit: UnitId) -> IntakeId {
+    enter_limited(docket, unit, RequestTimeouts::default())
+}
+
+fn enter_limited(docket: &mut Docket, unit: UnitId, timeouts: RequestTimeouts) -> IntakeId {
     let intake = docket.next_intake();
     let request = Submission {
         intake,
@@ -31,7 +35,7 @@ fn enter(docket: &mut Docket, unit: UnitId) -> IntakeId {
         priority: None,
         cancel: CancelFlag::default(),
         submitted_s: 0.0,
-        timeouts: RequestTimeouts::default(),
+        timeouts,
     };
     docket.enter(request, unit, 1.0);
     intake
@@ -296,6 +300,45 @@ fn held_requests_are_listed_before_posted_ones_and_ended_ones_are_not() {
     assert_eq!((posted.queued_s, posted.running_s), (2.0, 3.0));
     assert_eq!(posted.resumptions, 2);
     assert_eq!(docket.live_request(IntakeId::new(1), 6.0), None);
+}
+
+const LIMITS: RequestTimeouts = RequestTimeouts {
+    waiting_s: Some(2.0),
+    running_s: Some(4.0),
+};
+
+#[test]
+fn a_request_that_is_held_during_trials_waits_and_runs_no_longer_than_it_may() {
+    let mut docket = dead_twice();
+    let waits = enter_limited(&mut docket, UNIT, LIMITS);
+    let runs = enter_limited(&mut docket, UNIT, LIMITS);
+    docket.admitted(runs, 2.0);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2]");
+    assert!(docket.overdue(2.9).is_empty());
+    let late = (waits, RequestError::waiting_timeout(2.0));
+    assert_eq!(docket.overdue(3.0), [late]);
+    docket.ended(waits);
+    assert!(docket.overdue(5.9).is_empty());
+    let late = (runs, RequestError::running_timeout(4.0));
+    assert_eq!(docket.overdue(6.0), [late]);
+    docket.ended(runs);
+    for intake in [0, 1, 2] {
+        docket.ended(IntakeId::new(intake));
+    }
+    assert!(docket.posts(UNIT, 6.0).is_empty());
+}
+
+#[test]
+fn a_posted_request_ends_later_than_its_scheduler_would_end_it() {
+    let mut docket = Docket::default();
+    docket.open(at(1), &Suspicion::Nothing);
+    let posted = enter_limited(&mut docket, UNIT, LIMITS);
+    docket.posts(UNIT, 1.0);
+    assert!(docket.overdue(3.9).is_empty());
+    let late = (posted, RequestError::waiting_timeout(2.0));
+    assert_eq!(docket.overdue(4.0), [late]);
+    assert!(docket.note(at(1), &[last(posted, 1)]));
+    assert!(docket.overdue(9.0).is_empty());
 }
 
 fn convicted(prompt: &[u32], seed: u64) -> Submission {

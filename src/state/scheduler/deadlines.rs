@@ -34,18 +34,13 @@ impl Scheduler {
 
 /// A retracted request counts as running: only its first wait is queueing time.
 fn overrun(sequence: &Sequence, now_s: f64) -> Option<RequestError> {
-    let timeouts = &sequence.request.timeouts;
-    let (since_s, limit_s, is_running) = match sequence.running_since_s {
-        Some(since_s) => (since_s, timeouts.running_s?, true),
+    let running_since_s = sequence.running_since_s;
+    if running_since_s.is_none() && sequence.cached_tokens.is_some() {
         // The request was admitted and retracted between two calls.
-        None if sequence.cached_tokens.is_some() => return None,
-        None => (sequence.request.submitted_s, timeouts.waiting_s?, false),
-    };
-    (now_s - since_s >= limit_s).then(|| {
-        if is_running {
-            RequestError::running_timeout(limit_s)
-        } else {
-            RequestError::waiting_timeout(limit_s)
-        }
-    })
+        return None;
+    }
+    let request = &sequence.request;
+    request
+        .timeouts
+        .overrun(request.submitted_s, running_since_s, now_s)
 }

@@ -9,6 +9,7 @@ use crate::grammar::Grammar;
 use crate::pooling::Pooling;
 use crate::prompt_vectors::PromptVectors;
 use crate::sampling::{LogprobWish, SamplingParams};
+use souffleur_base::error::RequestError;
 use souffleur_base::ids::{IntakeId, RequestId};
 
 /// A validated request from the tokenizer, with its prompt as tokens.
@@ -103,6 +104,22 @@ pub struct RequestTimeouts {
 impl RequestTimeouts {
     pub fn any(&self) -> bool {
         self.waiting_s.is_some() || self.running_s.is_some()
+    }
+
+    /// The error of a request whose limit has passed at `now_s`, on the clock of its times. Only the running time is
+    /// limited once it has begun.
+    pub fn overrun(
+        &self,
+        waiting_since_s: f64,
+        running_since_s: Option<f64>,
+        now_s: f64,
+    ) -> Option<RequestError> {
+        if let Some(since_s) = running_since_s {
+            let limit_s = self.running_s?;
+            return (now_s - since_s >= limit_s).then(|| RequestError::running_timeout(limit_s));
+        }
+        let limit_s = self.waiting_s?;
+        (now_s - waiting_since_s >= limit_s).then(|| RequestError::waiting_timeout(limit_s))
     }
 
     /// The shorter of both values for each limit.
