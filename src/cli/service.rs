@@ -1,8 +1,9 @@
 //! Reports the state of the server to systemd (`Type=notify`), if `NOTIFY_SOCKET` is set.
 //!
-//! `WATCHDOG=1` is sent only after a message went through the Scheduler and back, so systemd restarts a server whose
-//! Scheduler hangs. An engine whose actors are restarted is no hang. A hang of the executor or the tokenizer ends the
-//! process by itself, after `watchdog_timeout_s`.
+//! `WATCHDOG=1` is sent only after a message went through the Scheduler and back, and one through the Tokenizer, so
+//! systemd restarts a server in which one of them hangs. An engine whose actors are restarted is no hang. A hang of the
+//! executor ends the process by itself, after `watchdog_timeout_s`: a layer of a long prefill may last longer than
+//! systemd's limit.
 
 use std::env;
 use std::sync::OnceLock;
@@ -12,8 +13,8 @@ use std::time::Duration;
 
 use actix_web::rt;
 use sd_notify::NotifyState;
+use souffleur::actors::messages::ViewedRequests;
 use souffleur::engine::EngineHandle;
-use souffleur::error::RequestError;
 
 /// While the model loads, systemd gets this much more time, again and again.
 const START_EXTENSION: Duration = Duration::from_secs(60);
@@ -101,12 +102,16 @@ pub fn stopping() {
     let _ = sent.recv_timeout(STOPPING_LIMIT);
 }
 
-/// Sends a message to the Scheduler and waits for the answer.
+/// Sends a message to the Scheduler and one to the Tokenizer, and waits for the answers.
 async fn round_trip(engine: EngineHandle) {
-    match engine.stats().await {
-        Err(RequestError::EngineDown(_)) if engine.is_over() => std::future::pending().await,
-        // The answer, or no actors until they are rebuilt.
-        _ => (),
+    let scheduler = engine.stats().await.is_ok();
+    let tokenizer = engine
+        .known_requests(ViewedRequests::First(0))
+        .await
+        .is_ok();
+    // Without an answer, there are no actors, or none until they are rebuilt.
+    if !(scheduler && tokenizer) && engine.is_over() {
+        std::future::pending().await
     }
 }
 

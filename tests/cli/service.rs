@@ -15,6 +15,8 @@ use super::{souffleur, tiny_model};
 
 /// The watchdog's limit; the server sends `WATCHDOG=1` three times as often.
 const WATCHDOG: Duration = Duration::from_millis(200);
+/// More messages than a server sends before its Tokenizer hangs.
+const MAX_FED: usize = 30;
 /// The thread of the control Arbiter, on which the Scheduler runs; Linux keeps 15 bytes of its name.
 const CONTROL_THREAD: &str = "souffleur-engin";
 
@@ -27,15 +29,16 @@ struct Service {
 
 impl Service {
     fn start() -> Self {
-        Self::new(Stdio::null())
+        Self::new(Stdio::null(), &[])
     }
 
-    fn new(output: Stdio) -> Self {
+    fn new(output: Stdio, args: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("notify");
         let socket = UnixDatagram::bind(&path).expect("a socket");
         let mut command = souffleur(&["--port", "0"]);
         command
+            .args(args)
             .arg(tiny_model())
             .env("NOTIFY_SOCKET", &path)
             .env("WATCHDOG_USEC", WATCHDOG.as_micros().to_string());
@@ -141,8 +144,20 @@ fn a_scheduler_that_hangs_feeds_no_watchdog() {
 }
 
 #[test]
+fn a_tokenizer_that_hangs_feeds_no_watchdog() {
+    let hang = "actor=tokenizer,kind=hang_hard,message=Relink,phase=entry";
+    let mut service = Service::new(Stdio::null(), &["--chaos", hang]);
+    service.must_receive("READY=1");
+    // The first round trips may end before the message at which the Tokenizer hangs.
+    let fed = (0..MAX_FED).take_while(|_| service.receives("WATCHDOG=1", 5 * WATCHDOG));
+    assert!(fed.count() < MAX_FED);
+    service.server.kill().expect("the server runs");
+    service.server.wait().expect("the server was started");
+}
+
+#[test]
 fn a_socket_that_is_never_read_blocks_no_server() {
-    let mut service = Service::new(Stdio::piped());
+    let mut service = Service::new(Stdio::piped(), &[]);
     service.fill();
     let output = service.server.stdout.take().expect("piped");
     let mut lines = BufReader::new(output).lines();
