@@ -1,6 +1,6 @@
 //! Tests that the output parser gives the intended pieces, and the same pieces however an output is cut.
 //!
-//! Every transcript is read whole, one character at a time, in all cuts in two, and in 1,000 random cuts.
+//! Every transcript is read whole, one character at a time, in all cuts in two, and in random cuts.
 
 mod cases;
 mod garbage;
@@ -9,19 +9,31 @@ mod messages;
 mod transcript;
 mod values;
 
+use std::sync::LazyLock;
+
 use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
 
 use cases::{Answer, Case};
 use transcript::{Mode, Transcript};
 
 const TRANSCRIPTS: u64 = 200;
-const RANDOM_CUTS: usize = 1000;
+/// Sets the number of random cuts of each transcript: `SOUFFLEUR_RANDOM_CUTS=1000 cargo test --test output`.
+const RANDOM_CUTS: &str = "SOUFFLEUR_RANDOM_CUTS";
+const USUAL_RANDOM_CUTS: usize = 200;
 
 fn with(tool: ToolFormat, reasoning: ReasoningFormat) -> OutputFormats {
     OutputFormats {
         tool: Some(tool),
         reasoning: Some(reasoning),
     }
+}
+
+fn random_cuts() -> usize {
+    static CUTS: LazyLock<usize> = LazyLock::new(|| {
+        let cuts = std::env::var(RANDOM_CUTS).ok();
+        cuts.map_or(USUAL_RANDOM_CUTS, |cuts| cuts.parse().expect("a number"))
+    });
+    *CUTS
 }
 
 /// Every other transcript has its markers as tokens.
@@ -47,7 +59,7 @@ fn read_in_all_cuts(transcript: &Transcript, rng: &mut fastrand::Rng) -> Vec<Out
     };
     check(&each);
     each.iter().for_each(|cut| check(&[*cut]));
-    for _ in 0..RANDOM_CUTS {
+    for _ in 0..random_cuts() {
         let n_cuts = rng.usize(2..=8);
         let mut cuts: Vec<usize> = (0..n_cuts).map(|_| rng.usize(0..=n)).collect();
         cuts.sort_unstable();
