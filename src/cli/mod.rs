@@ -26,6 +26,7 @@ mod gpu;
 mod grpc;
 mod local;
 mod logits;
+mod malloc;
 mod models;
 mod output;
 mod plan;
@@ -140,6 +141,7 @@ enum Command {
 }
 
 pub fn main() -> ExitCode {
+    malloc::set_parameters();
     readahead::start();
     souffleur::actors::panics::note_places();
     if let Err(error) = signals::survive_full_files() {
