@@ -180,9 +180,7 @@ impl Scheduler {
             },
         });
         self.requests.begin_sweep();
-        for checkpointed in reply.checkpointed {
-            self.apply_checkpoint(checkpointed);
-        }
+        self.apply_checkpoints(reply.checkpointed);
         self.pipeline.begin_plan(self.hosts.asks_for_flush());
         if self.pipeline.is_recovering() {
             return self.recover();

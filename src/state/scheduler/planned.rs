@@ -89,9 +89,7 @@ impl Scheduler {
             .count(Counter::EvictedTokens, verdict.evicted_tokens);
         self.outbox
             .count(Counter::EvictedWindows, verdict.evicted_windows);
-        for checkpointed in std::mem::take(&mut verdict.checkpointed) {
-            self.apply_checkpoint(checkpointed);
-        }
+        self.apply_checkpoints(std::mem::take(&mut verdict.checkpointed));
         let pinned = std::mem::take(&mut verdict.pinned);
         let max_soft_tokens = self.soft_pin_tokens();
         if self.hosts.pins_mut().keep_granted(pinned, max_soft_tokens) {
@@ -110,7 +108,14 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn apply_checkpoint(&mut self, checkpointed: CheckpointedSeq) {
+    pub(super) fn apply_checkpoints(&mut self, checkpointed: Vec<CheckpointedSeq>) {
+        for checkpointed in checkpointed {
+            self.apply_checkpoint(checkpointed);
+        }
+        in_hand::clear();
+    }
+
+    fn apply_checkpoint(&mut self, checkpointed: CheckpointedSeq) {
         let CheckpointedSeq {
             seq,
             lock,
@@ -121,7 +126,7 @@ impl Scheduler {
             inserted_tokens,
             windows,
         } = checkpointed;
-        let kv = self.requests[seq].held_kv_mut();
+        let kv = self.requests.noted_mut(seq).held_kv_mut();
         kv.lock = lock;
         kv.private = private;
         kv.protected_pages = protected_pages;
