@@ -8,10 +8,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use actix_web::web::Data;
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde_json::Value;
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle};
+use souffleur::metrics::buckets;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use souffleur::state::scheduler::stats::EngineStats;
 use tempfile::TempDir;
@@ -197,9 +198,11 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 pub fn recorder() -> &'static PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
     RECORDER.get_or_init(|| {
-        PrometheusBuilder::new()
-            .install_recorder()
-            .expect("no other recorder is installed")
+        let builder = buckets().try_fold(PrometheusBuilder::new(), |builder, (name, bounds)| {
+            builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)
+        });
+        let installed = builder.and_then(PrometheusBuilder::install_recorder);
+        installed.expect("no other recorder is installed")
     })
 }
 
