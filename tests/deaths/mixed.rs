@@ -34,10 +34,21 @@ const WAVES: usize = 3;
 const BLOCKING_THREAD: &str = "tokio-rt-worker";
 /// The thread of the KV store, which may be off.
 const STORE_THREAD: &str = "souffleur-store";
-/// The part of the run after which nothing may grow.
-const WARM_UP: f64 = 1.0 / 3.0;
-/// The most memory after the run, compared with that after the warm-up.
+/// The process of the waves has the server's parameters of `malloc` (`src/cli/malloc.rs`), and keeps no debug information.
+const ENVIRONMENT: [(&str, &str); 5] = [
+    (CHILD, "1"),
+    ("MALLOC_ARENA_MAX", "2"),
+    ("MALLOC_MMAP_THRESHOLD_", "262144"),
+    ("MALLOC_TRIM_THRESHOLD_", "262144"),
+    ("RUST_BACKTRACE", "0"),
+];
+/// The first third of the run warms up. Nothing may grow between the other two.
+const THIRD: f64 = 1.0 / 3.0;
+/// The most memory in the last third of the run, compared with that in the second.
 const MAX_GROWTH: f64 = 1.05;
+/// Small buffers, which are full before the end of the warm-up: the system counts a page from its first use.
+const MAX_TOTAL_TOKENS: usize = 8192;
+const KV_HOST_BYTES: u64 = 2 << 20;
 /// With a time, firings of each kind of each actor in an undisturbed wave, on average.
 const FIRINGS_OF_A_WAVE: f64 = 0.25;
 /// With a time, random firings of the panics that are allowed five times in a minute.
@@ -148,17 +159,20 @@ fn for_ever() -> Vec<String> {
 /// The process at a moment without requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Footprint {
+    /// The most since the last footprint. The executor's buffers are small after it was loaded again, until many
+    /// requests run at once.
     resident_kib: u64,
     n_threads: usize,
     n_descriptors: usize,
 }
 
 impl Footprint {
-    fn now() -> Self {
+    fn take() -> Self {
         let status = fs::read_to_string("/proc/self/status").expect("Linux has the file");
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let resident = resident.and_then(|line| line.trim().strip_suffix(" kB"));
         let resident_kib = resident.and_then(|number| number.parse().ok());
+        fs::write("/proc/self/clear_refs", "5").expect("Linux resets the maximum");
         Self {
             resident_kib: resident_kib.expect("the file has the resident memory"),
             n_threads: n_threads(),
@@ -166,12 +180,12 @@ impl Footprint {
         }
     }
 
-    /// The larger numbers of two moments, and the memory of the later one.
-    fn and(self, later: Self) -> Self {
+    /// The largest numbers of two moments.
+    fn max(self, other: Self) -> Self {
         Self {
-            resident_kib: later.resident_kib,
-            n_threads: self.n_threads.max(later.n_threads),
-            n_descriptors: self.n_descriptors.max(later.n_descriptors),
+            resident_kib: self.resident_kib.max(other.resident_kib),
+            n_threads: self.n_threads.max(other.n_threads),
+            n_descriptors: self.n_descriptors.max(other.n_descriptors),
         }
     }
 }
@@ -194,6 +208,8 @@ fn entries(folder: &str) -> impl Iterator<Item = PathBuf> {
 fn configure(config: &mut EngineConfig) {
     config.max_restarts = "1000/60s".parse().expect("a limit");
     config.watchdog_timeout_s = 30.0;
+    config.max_total_tokens = Some(MAX_TOTAL_TOKENS);
+    config.kv_host_bytes = Some(KV_HOST_BYTES);
 }
 
 /// The waves of a run.
@@ -201,8 +217,8 @@ struct Run {
     seconds: Option<u64>,
     began: Instant,
     n_waves: usize,
-    /// The process in and after the warm-up.
-    warm: Footprint,
+    /// The process after the waves of each third.
+    thirds: [Footprint; 3],
 }
 
 impl Run {
@@ -216,29 +232,31 @@ impl Run {
 
     fn run(&mut self, world: &World, known: &Undisturbed) {
         while self.n_waves == 0 || self.progress() < 1.0 {
-            let is_warm_up = self.progress() < WARM_UP;
+            let third = (self.progress() / THIRD) as usize;
             known.check(&Wave::run(world, &known.calls, || ()));
             world.check_idle();
             // The recorder keeps all samples until then.
             recorder().run_upkeep();
             self.n_waves += 1;
-            if is_warm_up {
-                self.warm = self.warm.and(Footprint::now());
-            }
+            let footprint = &mut self.thirds[third.min(2)];
+            let now = Footprint::take();
+            eprintln!("wave {}: {now:?}", self.n_waves);
+            *footprint = footprint.max(now);
         }
     }
 
-    /// Checks that nothing has grown since the warm-up.
+    /// Checks that nothing has grown since the second third.
     fn check_growth(&self) {
-        let (waves, warm, last) = (self.n_waves, self.warm, Footprint::now());
-        eprintln!("mixed: {waves} waves, after the warm-up {warm:?}, at the end {last:?}");
+        let (waves, [warm_up, before, last]) = (self.n_waves, self.thirds);
+        eprintln!("mixed: {waves} waves, in the second third {before:?}, in the last {last:?}");
+        let most = before.max(warm_up);
         wait_until("threads and descriptors are as few as before", || {
-            let now = Footprint::now();
-            now.n_threads <= warm.n_threads && now.n_descriptors <= warm.n_descriptors
+            let now = Footprint::take();
+            now.n_threads <= most.n_threads && now.n_descriptors <= most.n_descriptors
         });
         if self.seconds.is_some() {
-            let most = warm.resident_kib as f64 * MAX_GROWTH;
-            assert!(last.resident_kib as f64 <= most, "{last:?}, {warm:?}");
+            let most_kib = before.resident_kib as f64 * MAX_GROWTH;
+            assert!(last.resident_kib as f64 <= most_kib, "{last:?}, {before:?}");
         }
     }
 }
@@ -302,7 +320,7 @@ fn waves_among_faults() {
         seconds,
         began: Instant::now(),
         n_waves: 0,
-        warm: Footprint::default(),
+        thirds: Default::default(),
     };
     run.run(&world, known);
     run.check_growth();
@@ -320,7 +338,7 @@ fn faults_of_all_kinds_lose_no_request_and_leave_nothing() {
     let program = std::env::current_exe().expect("the test runs from a file");
     let mut command = Command::new(program);
     command.args(["mixed::waves_among_faults", "--exact", "--nocapture"]);
-    let output = command.env(CHILD, "1").output().expect("the test runs");
+    let output = command.envs(ENVIRONMENT).output().expect("the test runs");
     let log = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{log}");
     let told: Vec<&str> = log

@@ -141,6 +141,7 @@ impl World {
 fn config(model: &Path, files: &Path) -> EngineConfig {
     let kv_events = json!({
         "publisher": "zmq", "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0", "block_size": 16,
+        "buffer_steps": 100,
     });
     EngineConfig {
         model_path: model.to_owned(),
