@@ -34,7 +34,8 @@ const WAVES: usize = 3;
 const BLOCKING_THREAD: &str = "tokio-rt-worker";
 /// The thread of the KV store, which may be off.
 const STORE_THREAD: &str = "souffleur-store";
-/// The process of the waves has the server's parameters of `malloc` (`src/cli/malloc.rs`), and keeps no debug information.
+/// The process of the waves has the server's parameters of `malloc` (`src/cli/malloc.rs`) on two cores, and keeps no
+/// debug information.
 const ENVIRONMENT: [(&str, &str); 5] = [
     (CHILD, "1"),
     ("MALLOC_ARENA_MAX", "2"),
