@@ -8,7 +8,7 @@
 //! (parsers of tool calls and reasoning), [`answer`] (detokenizer and parsers), [`sampling`], [`grammar`] (constrained
 //! output), [`step`] (an executor's work), [`plan`] (transactions between scheduler, cache and pools), [`scheduler`],
 //! [`control`] (scheduler, cache and pools together), [`supervision`] (restarts after a death), [`docket`]
-//! (requests that survive a death).
+//! (requests that survive a death), [`router`] (the replica of each request).
 
 pub mod control;
 pub mod docket;
@@ -17,6 +17,7 @@ pub mod grammar;
 mod messages;
 pub mod plan;
 pub mod pooling;
+pub mod router;
 pub mod sampling;
 pub mod scheduler;
 pub mod step;
