@@ -22,6 +22,7 @@ mod prefill_adder;
 mod prefill_pace;
 mod prefix_misses;
 mod prefix_oracle;
+mod router;
 mod s3fifo;
 mod scheduler_corners;
 mod scheduler_lives;
