@@ -169,34 +169,49 @@ impl RouterState {
         now_s: f64,
     ) -> Option<UnitId> {
         self.ended(request);
-        let blocks = if self.wants_prefixes() && !prompt.bypasses_cache {
-            block_hashes(prompt)
-        } else {
-            Vec::new()
-        };
+        let blocks = self.blocks(prompt);
         let works = self.works(prompt, &blocks, cached, now_s);
         let index = match self.method {
             LoadBalance::Prefix => self.cheapest(&works),
             LoadBalance::RoundRobin => self.next_in_turn(),
             LoadBalance::TotalTokens => self.smallest(),
         }?;
-        let (unit, n_tokens) = (UnitId::new(index as u32), prompt.tokens.len());
-        let own_tokens = works[index].own_tokens;
-        self.assign(
+        let unit = UnitId::new(index as u32);
+        let routing = Routing {
             request,
-            Assignment {
-                unit,
-                owed_tokens: own_tokens,
-                total_tokens: n_tokens,
-                prefilled_s: None,
-            },
-        );
-        let known_blocks = (n_tokens - own_tokens) / BLOCK_TOKENS;
+            at_s: now_s,
+        };
+        let own_tokens = works[index].own_tokens;
+        self.assign(routing, unit, prompt.tokens.len(), own_tokens);
+        let known_blocks = (prompt.tokens.len() - own_tokens) / BLOCK_TOKENS;
         let new_blocks = blocks.get(known_blocks..).unwrap_or_default();
-        let at_s = now_s;
-        self.routed
-            .record(new_blocks, unit, Routing { request, at_s });
+        self.routed.record(new_blocks, unit, routing);
         Some(unit)
+    }
+
+    /// Takes note of a request that a replica has already, as after the death of another Router. Its whole prompt counts
+    /// as owed until its first token. Returns false if the replica is not live.
+    pub fn adopt(
+        &mut self,
+        request: IntakeId,
+        unit: UnitId,
+        prompt: &Prompt<'_>,
+        now_s: f64,
+    ) -> bool {
+        let replica = self.replicas.get(unit.index());
+        if !replica.is_some_and(|replica| replica.is_live) {
+            return false;
+        }
+        self.ended(request);
+        let routing = Routing {
+            request,
+            at_s: now_s,
+        };
+        let n_tokens = prompt.tokens.len();
+        self.assign(routing, unit, n_tokens, n_tokens);
+        let blocks = self.blocks(prompt);
+        self.routed.record(&blocks, unit, routing);
+        true
     }
 
     /// Takes note of a request's first token: its prefill is done. Later calls change nothing.
@@ -284,6 +299,15 @@ impl RouterState {
             .map(|(index, _)| index)
     }
 
+    /// The prompt's blocks, if they matter.
+    fn blocks(&self, prompt: &Prompt<'_>) -> Vec<PrefixHash> {
+        if self.wants_prefixes() && !prompt.bypasses_cache {
+            block_hashes(prompt)
+        } else {
+            Vec::new()
+        }
+    }
+
     /// The work of the prompt in each replica. At least one token is computed, which gives the first output token.
     fn works(
         &self,
@@ -369,15 +393,21 @@ impl RouterState {
         Some(next)
     }
 
-    fn assign(&mut self, request: IntakeId, assignment: Assignment) {
+    fn assign(&mut self, routing: Routing, unit: UnitId, n_tokens: usize, owed_tokens: usize) {
         for replica in &mut self.replicas {
-            replica.age(assignment.owed_tokens, self.window_tokens);
+            replica.age(owed_tokens, self.window_tokens);
         }
-        let replica = &mut self.replicas[assignment.unit.index()];
+        let replica = &mut self.replicas[unit.index()];
         replica.requests += 1;
-        replica.owed_tokens += assignment.owed_tokens;
-        replica.total_tokens += assignment.total_tokens;
-        replica.recent_tokens += assignment.owed_tokens as u64;
-        self.requests.insert(request, assignment);
+        replica.owed_tokens += owed_tokens;
+        replica.total_tokens += n_tokens;
+        replica.recent_tokens += owed_tokens as u64;
+        let assignment = Assignment {
+            unit,
+            owed_tokens,
+            total_tokens: n_tokens,
+            prefilled_s: None,
+        };
+        self.requests.insert(routing.request, assignment);
     }
 }

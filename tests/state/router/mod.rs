@@ -373,3 +373,29 @@ fn a_revived_replica_is_empty_and_gets_its_share_of_new_requests() {
         "{counts:?}"
     );
 }
+
+#[test]
+fn a_new_router_adopts_the_requests_of_its_replicas() {
+    let mut desk = Desk::new(LoadBalance::Prefix, 2);
+    let (namespace, tokens) = (Namespace::default(), tokens(1, 10 * BLOCK_TOKENS));
+    let prompt = Prompt {
+        namespace: &namespace,
+        tokens: &tokens,
+        bypasses_cache: false,
+    };
+    let (request, unit) = (IntakeId::new(100), UnitId::new(1));
+    assert!(desk.router.adopt(request, unit, &prompt, 0.0));
+    assert_eq!(desk.router.unit_of(request), Some(unit));
+    assert_eq!(desk.owed(), [0, tokens.len()]);
+    // Its prefix counts as cached there.
+    assert_eq!(desk.route(&after(&tokens, 2, 10), &[0; 2]).1, 1);
+    // Adopted again, it counts once.
+    assert!(desk.router.adopt(request, unit, &prompt, 0.0));
+    assert_eq!(desk.owed(), [0, tokens.len() + 10]);
+    desk.router.prefilled(request, 0.0);
+    assert_eq!(desk.owed(), [0, 10]);
+    desk.router.died(UnitId::new(0));
+    assert!(!desk.router.adopt(request, UnitId::new(0), &prompt, 0.0));
+    assert!(!desk.router.adopt(request, UnitId::new(7), &prompt, 0.0));
+    assert_eq!(desk.router.unit_of(request), Some(unit));
+}
