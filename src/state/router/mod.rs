@@ -159,8 +159,8 @@ impl RouterState {
         self.method == LoadBalance::Prefix && self.live_indices().nth(1).is_some()
     }
 
-    /// Chooses a live replica; `None` if there is none. `cached[i]` is the number of the prompt's tokens in the cache of
-    /// replica `i`, counted over all replicas; `None`, or no entry, if it is unknown.
+    /// Chooses a live replica; `None` if there is none. `cached[i]` is the number of the prompt's tokens in the cache
+    /// of replica `i`, dead ones counted; `None`, or no entry, if it is unknown.
     pub fn route(
         &mut self,
         request: IntakeId,
@@ -189,8 +189,8 @@ impl RouterState {
         Some(unit)
     }
 
-    /// Takes note of a request that a replica has already, as after the death of another Router. Its whole prompt counts
-    /// as owed until its first token. Returns false if the replica is not live.
+    /// Takes note of a request that a replica has already, as after the death of another Router. Its whole prompt
+    /// counts as owed until its first token. Returns false if the replica is not live.
     pub fn adopt(
         &mut self,
         request: IntakeId,

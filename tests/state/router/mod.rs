@@ -1,5 +1,6 @@
 //! Tests of the choice of a replica: each rule, and the cached tokens of a whole trace.
 
+mod load;
 mod trace;
 mod world;
 
