@@ -2,12 +2,15 @@
 //!
 //! With [`LoadBalance::Prefix`], a request goes to the replica with the lowest cost, a sum of tokens:
 //!
-//! 1. the prompt tokens that the replica owes to its requests, queued and running,
+//! 1. a third of the prompt tokens that the replica owes to its requests, queued and running,
 //! 2. the request's prompt tokens that the replica has not cached,
 //! 3. an eighth of the tokens by which the replica's recent work exceeds that of the replica with the least,
 //! 4. half of the tokens by which its recent work exceeds nine eighths of the mean.
 //!
 //! Ties go to the replica with the fewest requests, then to the one with the lowest number.
+//!
+//! Owed tokens delay this request alone. Tokens that are computed although another replica has cached them delay all
+//! later requests, and evict cached tokens, so they count three times as much.
 //!
 //! The last two terms bound the imbalance of load and memory. Without them, an idle replica that has cached a common
 //! system prompt gets every conversation: its cache evicts them one after another, while the other replicas do nothing.
@@ -40,6 +43,8 @@ pub use routed::BLOCK_TOKENS;
 
 /// Seconds after a prefill in which the cache may not show the prefill's prefix.
 pub const HIDDEN_S: f64 = 2.0;
+/// Owed tokens that weigh as much as one token to compute.
+const OWED_PER_TOKEN: usize = 3;
 /// Tokens of recent work above the least that weigh as much as one token to compute.
 const RECENT_PER_TOKEN: u64 = 8;
 /// Tokens of recent work above the limit that weigh as much as one token to compute.
@@ -92,7 +97,7 @@ struct Assignment {
 }
 
 /// The prompt tokens of a request, as a replica would compute them.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Work {
     /// Tokens that are neither cached nor computed for another request.
     own_tokens: usize,
@@ -373,7 +378,8 @@ impl RouterState {
             let owed = replica.owed_tokens.saturating_sub(work.shared_tokens);
             let excess = (replica.recent_tokens - least) / RECENT_PER_TOKEN;
             let overload = replica.recent_tokens.saturating_sub(limit) / OVERLOAD_PER_TOKEN;
-            let cost = (owed + work.own_tokens) as u64 + excess + overload;
+            let tokens = owed / OWED_PER_TOKEN + work.own_tokens;
+            let cost = tokens as u64 + excess + overload;
             (cost, replica.requests)
         })
     }

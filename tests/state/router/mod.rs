@@ -109,16 +109,16 @@ fn of_equal_replicas_the_one_with_the_fewest_requests_is_chosen() {
 }
 
 #[test]
-fn a_cached_prefix_is_worth_its_tokens_of_owed_work() {
+fn a_cached_prefix_is_weighed_against_owed_and_recent_work() {
     let mut desk = Desk::new(LoadBalance::Prefix, 2);
     assert_eq!(desk.route(&tokens(1, 3000), &[0, 900]).1, 1);
     let mut desk = Desk::new(LoadBalance::Prefix, 2);
-    assert_eq!(desk.route(&tokens(1, 700), &[0, 0]).1, 0);
-    // Replica 0 owes 700: 700 + 50, and 240 for its recent work, against 1,000.
+    assert_eq!(desk.route(&tokens(1, 1200), &[0, 0]).1, 0);
+    // A third of 1,200 owed tokens, 412 for recent work, and 50 to compute, against 1,000.
     assert_eq!(desk.route(&tokens(2, 1000), &[950, 0]).1, 0);
-    // Now it owes 750: 750 + 50 + 257, against 1,000.
-    assert_eq!(desk.route(&tokens(3, 1000), &[950, 0]).1, 1);
-    assert_eq!(desk.owed(), [750, 1000]);
+    // A third of 1,250, 429 and 200, against 1,000.
+    assert_eq!(desk.route(&tokens(3, 1000), &[800, 0]).1, 1);
+    assert_eq!(desk.owed(), [1250, 1000]);
 }
 
 #[test]

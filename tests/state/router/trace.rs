@@ -3,7 +3,7 @@
 
 use souffleur_state::router::LoadBalance;
 
-use super::world::{PAGE_TOKENS, Served, serve};
+use super::world::{PAGE_TOKENS, Setup, serve};
 use crate::chaos_load::Random;
 
 const N_CONVERSATIONS: usize = 24;
@@ -12,6 +12,8 @@ const SEEDS: std::ops::Range<u64> = 0..8;
 /// The most tokens of a conversation.
 const MAX_TOKENS: usize = 1_000_000;
 const MAX_IMBALANCE: f64 = 1.25;
+/// A speed at which each prefill ends at once.
+const AT_ONCE: usize = usize::MAX;
 
 pub struct Turn {
     pub conversation: usize,
@@ -90,10 +92,6 @@ impl Trace {
     fn pages(&self, n_replicas: usize) -> usize {
         self.distinct_tokens / 2 / PAGE_TOKENS / n_replicas
     }
-
-    fn serve(&self, method: LoadBalance, n_replicas: usize) -> Served {
-        serve(self, method, n_replicas, self.pages(n_replicas))
-    }
 }
 
 /// The cached tokens of the traces of all seeds.
@@ -105,24 +103,37 @@ struct Cached {
     whole: usize,
 }
 
-/// Serves the traces of all seeds, and checks the load of each.
-fn cached(shape: Shape, n_replicas: usize) -> Cached {
+/// Serves the traces of all seeds, and checks the load of each. The one engine has the speed of all replicas.
+fn cached(shape: Shape, n_replicas: usize, tokens_per_turn: usize) -> Cached {
     let mut sum = Cached::default();
     for seed in SEEDS {
         let trace = Trace::new(shape, seed);
-        let prefix = trace.serve(LoadBalance::Prefix, n_replicas);
+        let setup = Setup {
+            method: LoadBalance::Prefix,
+            n_replicas,
+            n_pages: trace.pages(n_replicas),
+            tokens_per_turn,
+        };
+        let prefix = serve(&trace, setup);
         let imbalance = prefix.imbalance();
         assert!(
             imbalance <= MAX_IMBALANCE,
             "seed {seed}, {n_replicas} replicas: {imbalance:.3}, {:?}",
             prefix.computed_tokens
         );
-        let all_pages = n_replicas * trace.pages(n_replicas);
+        let in_turn = Setup {
+            method: LoadBalance::RoundRobin,
+            ..setup
+        };
+        let whole = Setup {
+            n_replicas: 1,
+            n_pages: n_replicas * setup.n_pages,
+            tokens_per_turn: tokens_per_turn.saturating_mul(n_replicas),
+            ..setup
+        };
         sum.prefix += prefix.cached_tokens;
-        sum.round_robin += trace
-            .serve(LoadBalance::RoundRobin, n_replicas)
-            .cached_tokens;
-        sum.whole += serve(&trace, LoadBalance::Prefix, 1, all_pages).cached_tokens;
+        sum.round_robin += serve(&trace, in_turn).cached_tokens;
+        sum.whole += serve(&trace, whole).cached_tokens;
     }
     sum
 }
@@ -138,7 +149,7 @@ fn replicas_cache_nearly_as_much_as_one_engine_with_all_pages() {
         system_tokens: 1600,
     };
     for (n_replicas, over_round_robin) in [(2, 1.1), (4, 1.3)] {
-        let cached = cached(shape, n_replicas);
+        let cached = cached(shape, n_replicas, AT_ONCE);
         assert!(
             ratio(cached.prefix, cached.whole) >= 0.95,
             "{n_replicas} replicas: {cached:?}"
@@ -158,7 +169,7 @@ fn system_prompts_that_do_not_divide_among_replicas_keep_the_load_even() {
             n_systems,
             system_tokens,
         };
-        let cached = cached(shape, 4);
+        let cached = cached(shape, 4, AT_ONCE);
         assert!(
             ratio(cached.prefix, cached.whole) >= 0.9,
             "{n_systems} system prompts: {cached:?}"
@@ -166,6 +177,21 @@ fn system_prompts_that_do_not_divide_among_replicas_keep_the_load_even() {
         assert!(
             ratio(cached.prefix, cached.round_robin) >= 1.3,
             "{n_systems} system prompts: {cached:?}"
+        );
+    }
+}
+
+#[test]
+fn queues_of_prefills_move_few_conversations() {
+    let shape = Shape {
+        n_systems: 4,
+        system_tokens: 1600,
+    };
+    for n_replicas in [2, 4] {
+        let cached = cached(shape, n_replicas, 128);
+        assert!(
+            ratio(cached.prefix, cached.whole) >= 0.9,
+            "{n_replicas} replicas: {cached:?}"
         );
     }
 }

@@ -19,11 +19,11 @@ use souffleur_state::step::{RowResult, RowVerdict, StepOutput, StepPlan, StepRow
 use super::trace::{Trace, Turn};
 
 pub const PAGE_TOKENS: usize = 16;
-const STEP_S: f64 = 0.05;
-/// Steps from one arrival to the next, if its conversation's last turn has ended.
-const STEPS_PER_ARRIVAL: usize = 8;
-/// A trace that takes more steps is stuck.
-const MAX_STEPS: usize = 100_000;
+const TURN_S: f64 = 0.05;
+/// Turns of the world from one arrival to the next, if its conversation's last turn has ended.
+const TURNS_PER_ARRIVAL: usize = 8;
+/// A trace that takes more is stuck.
+const MAX_TURNS: usize = 100_000;
 const MAX_ROWS: usize = 32;
 /// No conversation has it.
 const EOS: u32 = u32::MAX;
@@ -51,10 +51,14 @@ struct Replica<'a> {
     steps: VecDeque<Box<StepPlan>>,
     conversations: HashMap<SeqId, usize>,
     computed_tokens: usize,
+    /// Prompt tokens that it computes in one turn of the world.
+    tokens_per_turn: usize,
+    /// Turns since the first step in flight began.
+    turns: usize,
 }
 
 impl<'a> Replica<'a> {
-    fn new(trace: &'a Trace, n_pages: usize) -> Self {
+    fn new(trace: &'a Trace, n_pages: usize, tokens_per_turn: usize) -> Self {
         let limits = SchedulerLimits {
             page_size: PageSize::new(PAGE_TOKENS as u32).expect("it is positive"),
             total_pages: n_pages,
@@ -82,6 +86,8 @@ impl<'a> Replica<'a> {
             steps: VecDeque::new(),
             conversations: HashMap::new(),
             computed_tokens: 0,
+            tokens_per_turn,
+            turns: 0,
         }
     }
 
@@ -112,8 +118,8 @@ impl<'a> Replica<'a> {
         });
     }
 
-    /// Plans the steps that may be in flight, and ends the first one.
-    fn step(&mut self) -> Vec<RequestTokens> {
+    /// Plans the steps that may be in flight, and ends the first one if it is over.
+    fn turn(&mut self) -> Vec<RequestTokens> {
         while let Some(plan) = self.states.advance() {
             for start in &plan.starts {
                 let prompt = &start.tokens[..start.prompt_tokens as usize];
@@ -122,19 +128,32 @@ impl<'a> Replica<'a> {
             }
             self.steps.push_back(plan);
         }
-        if let Some(plan) = self.steps.pop_front() {
-            let rows: Vec<RowResult> = plan.rows.iter().map(|row| self.result(row)).collect();
-            let computed = rows.iter().map(|row| row.accepted as usize);
-            self.computed_tokens += computed.sum::<usize>();
-            let output = StepOutput {
-                step: plan.step,
-                rows,
-            };
-            self.states.scheduler.step_done(plan.step, Ok(output));
+        self.turns += 1;
+        let needed = self.steps.front().map(|plan| {
+            let (prefilled, _) = plan.query_tokens();
+            prefilled / self.tokens_per_turn + 1
+        });
+        if needed.is_none_or(|needed| self.turns >= needed) {
+            self.turns = 0;
+            self.end_step();
         }
         self.states.scheduler.take_first_admissions();
         self.states.scheduler.take_ended();
         self.states.scheduler.take_news()
+    }
+
+    fn end_step(&mut self) {
+        let Some(plan) = self.steps.pop_front() else {
+            return;
+        };
+        let rows: Vec<RowResult> = plan.rows.iter().map(|row| self.result(row)).collect();
+        let computed = rows.iter().map(|row| row.accepted as usize);
+        self.computed_tokens += computed.sum::<usize>();
+        let output = StepOutput {
+            step: plan.step,
+            rows,
+        };
+        self.states.scheduler.step_done(plan.step, Ok(output));
     }
 
     fn result(&self, row: &StepRow) -> RowResult {
@@ -155,7 +174,7 @@ impl<'a> Replica<'a> {
     }
 
     fn assert_clean(&mut self) {
-        assert!(self.step().is_empty());
+        assert!(self.turn().is_empty());
         let stats = self.states.scheduler.stats();
         assert!(stats.is_idle_and_whole(), "{stats:?}");
     }
@@ -167,14 +186,29 @@ impl Drop for Replica<'_> {
     }
 }
 
-/// Serves a trace by replicas of `n_pages` pages each.
-pub fn serve(trace: &Trace, method: LoadBalance, n_replicas: usize, n_pages: usize) -> Served {
+#[derive(Clone, Copy)]
+pub struct Setup {
+    pub method: LoadBalance,
+    pub n_replicas: usize,
+    /// Pages of each replica.
+    pub n_pages: usize,
+    /// Prompt tokens that a replica computes in one turn of the world.
+    pub tokens_per_turn: usize,
+}
+
+pub fn serve(trace: &Trace, setup: Setup) -> Served {
+    let Setup {
+        method,
+        n_replicas,
+        n_pages,
+        tokens_per_turn,
+    } = setup;
     let window = 4 * n_replicas * n_pages * PAGE_TOKENS;
     let mut world = World {
         trace,
         router: RouterState::new(method, n_replicas as u32).with_window(window),
         replicas: (0..n_replicas)
-            .map(|_| Replica::new(trace, n_pages))
+            .map(|_| Replica::new(trace, n_pages, tokens_per_turn))
             .collect(),
         busy: HashSet::new(),
         next: 0,
@@ -206,13 +240,13 @@ struct World<'a> {
 
 impl World<'_> {
     fn run(&mut self) {
-        for step in 0..MAX_STEPS {
-            self.now_s = step as f64 * STEP_S;
-            if step.is_multiple_of(STEPS_PER_ARRIVAL) {
+        for turn in 0..MAX_TURNS {
+            self.now_s = turn as f64 * TURN_S;
+            if turn.is_multiple_of(TURNS_PER_ARRIVAL) {
                 self.arrive();
             }
             for index in 0..self.replicas.len() {
-                for update in self.replicas[index].step() {
+                for update in self.replicas[index].turn() {
                     self.told(&update);
                 }
             }
