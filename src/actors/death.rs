@@ -6,9 +6,11 @@ use actix::{Actor, ActorContext, Context, Message, Recipient};
 
 use crate::messages::ActorDied;
 use crate::panics::{self, Cause};
+use souffleur_base::ids::UnitId;
 use souffleur_base::in_hand;
 use souffleur_executor::DeviceLost;
 use souffleur_state::pool::pages::PoolLedger;
+use souffleur_state::supervision::Incarnation;
 
 /// Unit -> each of its actors: stop, and report no death.
 #[derive(Clone, Copy, Debug, Message)]
@@ -18,6 +20,8 @@ pub struct StopActor;
 /// Reports the death of one actor or thread to the Watchdog when dropped without being disarmed.
 pub struct Obituary {
     actor: &'static str,
+    /// `None` for an actor or thread that serves all units.
+    unit: Option<UnitId>,
     generation: u64,
     to: Option<Recipient<ActorDied>>,
 }
@@ -26,9 +30,16 @@ impl Obituary {
     pub fn new(actor: &'static str, generation: u64, to: Recipient<ActorDied>) -> Self {
         Self {
             actor,
+            unit: None,
             generation,
             to: Some(to),
         }
+    }
+
+    /// The obituary of a member of this unit.
+    pub fn of_unit(mut self, unit: UnitId) -> Self {
+        self.unit = Some(unit);
+        self
     }
 
     pub fn disarm(&mut self) {
@@ -63,6 +74,7 @@ impl Obituary {
     fn death(&self, panicked: bool, cause: Cause) -> ActorDied {
         ActorDied {
             actor: self.actor,
+            unit: self.unit,
             generation: self.generation,
             panicked,
             cause: cause.text,
@@ -90,12 +102,12 @@ pub struct DeathNote {
 impl DeathNote {
     pub fn new(
         actor: &'static str,
-        generation: u64,
+        at: Incarnation,
         to: Recipient<ActorDied>,
         ledger: Arc<PoolLedger>,
     ) -> Self {
         Self {
-            obituary: Obituary::new(actor, generation, to),
+            obituary: Obituary::new(actor, at.generation, to).of_unit(at.unit),
             ledger,
         }
     }
@@ -104,6 +116,7 @@ impl DeathNote {
     pub fn unread(actor: &'static str, ledger: Arc<PoolLedger>) -> Self {
         let obituary = Obituary {
             actor,
+            unit: None,
             generation: 0,
             to: None,
         };

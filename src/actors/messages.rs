@@ -16,7 +16,7 @@ use crate::call::Prompts;
 use crate::links::SchedulerLinks;
 use crate::mailbox::{HandlerTimer, InFlight};
 use souffleur_base::error::{RequestError, StepError};
-use souffleur_base::ids::{IntakeId, RequestId, SeqId, StepId};
+use souffleur_base::ids::{IntakeId, RequestId, SeqId, StepId, UnitId};
 use souffleur_metrics::EngineLoad;
 use souffleur_request::sink::EventSink;
 use souffleur_request::{CancelFlag, GenerateRequest};
@@ -383,6 +383,8 @@ pub struct SequencesEnded {
 #[rtype(result = "()")]
 pub struct ActorDied {
     pub actor: &'static str,
+    /// The actor's unit; `None` for an actor or thread that serves all units.
+    pub unit: Option<UnitId>,
     /// The generation of the actor's unit, or the number of the Tokenizer or the KvStore: the Watchdog ignores late
     /// reports.
     pub generation: u64,

@@ -128,7 +128,7 @@ impl Unit {
             evicted_nodes: _,
         } = states.expect("the names and sizes were checked with the configuration");
         let (generation, chaos) = (at.generation, &blueprint.chaos);
-        let note = |actor| DeathNote::new(actor, generation, died.clone(), ledger.clone());
+        let note = |actor| DeathNote::new(actor, at, died.clone(), ledger.clone());
         let events = blueprint.kv_events.as_ref();
         let events = events.map(|publisher| publisher.feed(generation));
         let mut parts = None;

@@ -9,13 +9,14 @@ use souffleur::actors::mailbox::Mailbox;
 use souffleur::actors::messages::{ActorDied, PeekPrefix, PlanStep, StepPlanned};
 use souffleur::actors::prefix_index::{IndexCapacity, PrefixIndex};
 use souffleur::actors::radix_cache::RadixCache;
-use souffleur::ids::StepId;
+use souffleur::ids::{StepId, UnitId};
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::cache::radix_tree::{Insert, RadixTree};
 use souffleur::state::plan::{Reservation, Settle};
 use souffleur::state::pool::pages::{NodeLock, PageSize, PoolLedger};
 use souffleur::state::pool::pools::Pools;
+use souffleur::state::supervision::Incarnation;
 
 use super::doubles::Probe;
 use super::world::within;
@@ -65,7 +66,11 @@ async fn a_panic_of_the_cache_is_reported_and_the_allocator_survives() {
     let mut pools = Pools::new(8, 2, PageSize::ONE, ledger.clone());
     let tree = || RadixTree::new(PageSize::ONE, EvictionPolicy::default(), ledger.clone());
     let foreign = lock_in(&mut tree(), &mut pools);
-    let note = |actor| DeathNote::new(actor, 7, died.clone(), ledger.clone());
+    let at = Incarnation {
+        unit: UnitId::new(3),
+        generation: 7,
+    };
+    let note = |actor| DeathNote::new(actor, at, died.clone(), ledger.clone());
     let allocator = Allocator::new(pools, GrantReceiver::Host(planned), note("allocator")).start();
     let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
     let cache = RadixCache::new(tree(), reserve, note("radix_cache")).start();
@@ -75,8 +80,8 @@ async fn a_panic_of_the_cache_is_reported_and_the_allocator_survives() {
     plan.post(Box::new(request));
     let death = within(deaths.recv()).await.expect("a death is reported");
     assert_eq!(
-        (death.actor, death.generation, death.panicked),
-        ("radix_cache", 7, true)
+        (death.actor, death.unit, death.generation, death.panicked),
+        ("radix_cache", Some(at.unit), 7, true)
     );
     assert!(allocator.connected());
     drop((plan, allocator));

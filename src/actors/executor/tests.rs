@@ -14,7 +14,7 @@ use crate::mailbox::{Mailbox, Posted};
 use crate::messages::{ActorDied, RunStep, StepDone};
 use crate::panics;
 use souffleur_base::error::{LoadError, StepError};
-use souffleur_base::ids::{PageId, RowId, SeqId, StepId};
+use souffleur_base::ids::{PageId, RowId, SeqId, StepId, UnitId};
 use souffleur_executor::fake::{FakeExecutor, FakeOptions, expected_output};
 use souffleur_executor::{DeviceLost, Executor, Launch};
 use souffleur_state::pool::pages::{PageRun, PageSize, PoolLedger};
@@ -22,6 +22,7 @@ use souffleur_state::sampling::SamplingParams;
 use souffleur_state::step::{
     PIPELINE_DEPTH, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
 };
+use souffleur_state::supervision::Incarnation;
 
 const VOCAB: u32 = 100;
 const PROMPT: [u32; 3] = [3, 5, 7];
@@ -221,7 +222,11 @@ impl World {
         self.units += 1;
         let died = self.sink.clone().recipient();
         let ledger = Arc::new(PoolLedger::new(PageSize::ONE));
-        let note = DeathNote::new("executor_thread", self.units, died, ledger);
+        let at = Incarnation {
+            unit: UnitId::new(0),
+            generation: self.units,
+        };
+        let note = DeathNote::new("executor_thread", at, died, ledger);
         let done = Mailbox::of(&self.sink, "sink", "StepDone");
         self.thread.connect(done, note)
     }
