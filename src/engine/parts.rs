@@ -224,8 +224,40 @@ impl EngineParts {
         let mut limits = Self::scheduler_limits(info, config)?;
         let store = self.store.as_deref();
         limits.tier = store.and_then(|store| tier_limits(config, store));
+        let tokenizer = self.tokenizer_settings(config, &limits)?;
         let page_size = limits.page_size;
-        let tokenizer = TokenizerSettings {
+        let chaos = Chaos::new(&config.chaos);
+        let control = ControlSetup {
+            limits,
+            schedule_policy: config.schedule_policy.clone(),
+            diagnoses_misses: config.prefix_diagnostics,
+        };
+        Ok(Blueprint {
+            model_name: info.served_model_name.clone(),
+            record: record(config, info, &control, &chaos)?,
+            kv_events: config
+                .kv_events()?
+                .map(|events| KvEventPublisher::start(chaos.clone(), events, page_size))
+                .transpose()?,
+            control,
+            tokenizer,
+            executor: with_chaos(self.executor.clone(), &chaos),
+            store: self.store.clone(),
+            rebuild: config.rebuild_rules(),
+            rules: config.supervision_rules(),
+            beats: Beats::new(config.watchdog_timeout()),
+            log_long_requests: config.log_long_requests(),
+            chaos,
+        })
+    }
+
+    fn tokenizer_settings(
+        &self,
+        config: &EngineConfig,
+        limits: &SchedulerLimits,
+    ) -> Result<TokenizerSettings, ConfigError> {
+        let (info, page_size) = (&self.info, limits.page_size);
+        Ok(TokenizerSettings {
             text: self.text.clone(),
             formats: self
                 .text
@@ -264,29 +296,6 @@ impl EngineParts {
                 config.max_queued_tokens,
                 request_lost,
             ),
-        };
-        let chaos = Chaos::new(&config.chaos);
-        let control = ControlSetup {
-            limits,
-            schedule_policy: config.schedule_policy.clone(),
-            diagnoses_misses: config.prefix_diagnostics,
-        };
-        Ok(Blueprint {
-            model_name: info.served_model_name.clone(),
-            record: record(config, info, &control, &chaos)?,
-            kv_events: config
-                .kv_events()?
-                .map(|events| KvEventPublisher::start(chaos.clone(), events, page_size))
-                .transpose()?,
-            control,
-            tokenizer,
-            executor: with_chaos(self.executor.clone(), &chaos),
-            store: self.store.clone(),
-            rebuild: config.rebuild_rules(),
-            rules: config.supervision_rules(),
-            beats: Beats::new(config.watchdog_timeout()),
-            log_long_requests: config.log_long_requests(),
-            chaos,
         })
     }
 }
