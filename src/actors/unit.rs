@@ -33,6 +33,8 @@ use souffleur_state::supervision::{Incarnation, Rules};
 pub struct Blueprint {
     /// Label of metrics.
     pub model_name: String,
+    /// The number of units, at least 1. Each has its own executor.
+    pub units: u32,
     /// Setup of the scheduler, cache and pools. Its names and sizes have been checked.
     pub control: ControlSetup,
     /// The message log, to which every unit writes its part, if one is kept.

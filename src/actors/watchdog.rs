@@ -7,29 +7,29 @@
 //! many restarts in a short time, the Watchdog ends every request and reports the failure to the host.
 
 mod hang;
+mod replica;
 mod restart;
 
 use std::sync::{Arc, RwLock};
 use std::time::Instant;
 
-use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle};
+use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture};
 use tokio::sync::{oneshot, watch};
 
 use crate::beats::Watch;
-use crate::executor::ExecutorThread;
 use crate::kv_store::StoreKeeper;
-use crate::messages::{ActorDied, CancelAll, Doors, Generate, HostPins, HostSettings, Unread};
+use crate::messages::{ActorDied, CancelAll, Doors, Generate, HostSettings, Unread};
 use crate::status::{UnitDeath, UnitStatus, UnitWatch};
 use crate::tokenizer::arbiter::TokenizerArbiter;
 use crate::tokenizer::{Estate, HandOver};
-use crate::unit::{Blueprint, Unit};
+use crate::unit::Blueprint;
 use souffleur_base::error::StartError;
 use souffleur_base::ids::UnitId;
 use souffleur_metrics::{DeathMetrics, RestartMetrics};
 use souffleur_state::supervision::blame::{Signature, Suspicion};
-use souffleur_state::supervision::{
-    Death, Incarnation, Level, Member, Restart, Ruling, Supervision,
-};
+use souffleur_state::supervision::{Death, Incarnation, Member, Restart, Ruling, Supervision};
+
+use replica::Replica;
 
 pub use souffleur_state::supervision::FIRST_GENERATION;
 
@@ -45,9 +45,6 @@ pub const UNIT_MEMBERS: [&str; 6] = [
 
 /// The actor and the thread of the KV store. Their death is followed by a restart of the store alone.
 pub const STORE_MEMBERS: [&str; 2] = ["kv_store", "kv_store_thread"];
-
-/// The only unit, so far.
-const UNIT: UnitId = UnitId::new(0);
 
 /// The addresses of the current actors; `None` before the start and after the end.
 pub type AddressSlot = Arc<RwLock<Option<Doors>>>;
@@ -69,12 +66,10 @@ pub struct Watchdog {
     blueprint: Arc<Blueprint>,
     doors: AddressSlot,
     supervision: Supervision,
-    /// The pins of hosts, for the next unit.
-    pins: HostPins,
     /// The clock of the supervision.
     started: Instant,
-    unit: Option<Unit>,
-    executor: Option<ExecutorThread>,
+    /// The units, by their ids.
+    replicas: Vec<Replica>,
     tokenizer: Option<TokenizerArbiter>,
     store: StoreKeeper,
     /// What a dead Tokenizer has left for the next one.
@@ -82,12 +77,8 @@ pub struct Watchdog {
     unread: Vec<Generate>,
     /// The next Tokenizer must cancel all requests.
     cancels_all: bool,
-    /// What must still be replaced: deaths during a restart add to it.
-    due: Due,
-    /// A restart or a stop is under way.
-    is_busy: bool,
-    failed_attempts: usize,
-    next_attempt: Option<SpawnHandle>,
+    /// The number of the Tokenizer to start once the actors of a unit have stopped.
+    due_tokenizer: Option<u64>,
     /// Gets the outcome of the first start.
     first: Option<oneshot::Sender<Result<(), StartError>>>,
     /// The thread that notices hangs sets it too.
@@ -99,26 +90,8 @@ pub struct Watchdog {
     waiting: Vec<oneshot::Sender<()>>,
     metrics: DeathMetrics,
     restarts: RestartMetrics,
-    /// When the first actor died that is being restarted.
-    down_since: Option<Instant>,
     /// Notifies its receiver when it is dropped with the watchdog.
     _stopped: oneshot::Sender<()>,
-}
-
-#[derive(Debug, Default)]
-struct Due {
-    unit: bool,
-    executor: bool,
-    /// The number of the Tokenizer to start.
-    tokenizer: Option<u64>,
-}
-
-impl Due {
-    fn add(&mut self, restart: &Restart) {
-        self.unit = true;
-        self.executor |= restart.level >= Level::Executor;
-        self.tokenizer = restart.tokenizer.or(self.tokenizer);
-    }
 }
 
 impl Watchdog {
@@ -134,31 +107,25 @@ impl Watchdog {
             blueprint.rules.restarts,
         );
         Self {
-            supervision: Supervision::new(blueprint.rules, 1),
-            pins: HostPins::none(),
+            supervision: Supervision::new(blueprint.rules, blueprint.units),
+            replicas: (0..blueprint.units).map(|_| Replica::new()).collect(),
             started: Instant::now(),
-            failed_attempts: 0,
-            next_attempt: None,
             first: None,
             failure: Arc::new(watch::Sender::new(None)),
             watch: None,
             status: watch::Sender::new(UnitStatus::new(blueprint.rules.restarts)),
             blueprint,
             doors,
-            unit: None,
-            executor: None,
             tokenizer: None,
             store,
             estate: None,
             unread: Vec::new(),
             cancels_all: false,
-            due: Due::default(),
-            is_busy: false,
+            due_tokenizer: None,
             is_stopping: false,
             waiting: Vec::new(),
             metrics: DeathMetrics::register(&[&UNIT_MEMBERS[..], &STORE_MEMBERS[..]].concat()),
             restarts: RestartMetrics::register(),
-            down_since: None,
             _stopped: stopped,
         }
     }
@@ -179,6 +146,20 @@ impl Watchdog {
             .expect("a holder of the lock of the doors must not panic") = doors;
     }
 
+    fn unit_ids(&self) -> impl Iterator<Item = UnitId> + use<> {
+        (0..self.blueprint.units).map(UnitId::new)
+    }
+
+    fn replica(&mut self, unit: UnitId) -> &mut Replica {
+        &mut self.replicas[unit.index()]
+    }
+
+    /// Requests are served while the actors of one unit live.
+    fn show_if_up(&self) {
+        let is_up = self.replicas.iter().any(|replica| replica.unit.is_some());
+        self.status.send_modify(|status| status.is_up = is_up);
+    }
+
     /// True once no actor will be started again.
     fn is_over(&self) -> bool {
         self.is_stopping || self.failure.borrow().is_some()
@@ -186,12 +167,13 @@ impl Watchdog {
 
     /// The death as the supervision knows it.
     fn death(&self, died: &ActorDied) -> Option<Death> {
-        let thread_lives = self.executor.as_ref().is_some_and(ExecutorThread::is_alive);
+        let Some(unit) = died.unit else {
+            let number = died.generation;
+            return (died.actor == "tokenizer").then_some(Death::Tokenizer { number });
+        };
+        let replica = self.replicas.get(unit.index())?;
+        let thread_lives = replica.has_executor();
         let member = match died.actor {
-            "tokenizer" => {
-                let number = died.generation;
-                return Some(Death::Tokenizer { number });
-            }
             "scheduler" => Member::Scheduler,
             "radix_cache" => Member::RadixCache,
             "allocator" => Member::Allocator,
@@ -202,21 +184,23 @@ impl Watchdog {
             _ => return None,
         };
         let mut generation = died.generation;
-        let executor_since = self.supervision.executor_since(UNIT);
+        let executor_since = self.supervision.executor_since(unit);
         if member == Member::ExecutorThread && generation >= executor_since {
             generation = executor_since;
         }
         Some(Death::Member {
             member,
-            since: Incarnation {
-                unit: UNIT,
-                generation,
-            },
+            since: Incarnation { unit, generation },
             in_hand: died.generation,
         })
     }
 
-    fn restart(&mut self, restart: &Restart, died: &ActorDied, ctx: &mut Context<Self>) {
+    fn restart(
+        &mut self,
+        restart: &Restart,
+        (died, at): (&ActorDied, Instant),
+        ctx: &mut Context<Self>,
+    ) {
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,
@@ -225,17 +209,26 @@ impl Watchdog {
             restarts_left = self.supervision.restarts_left(),
             "an actor died: restarting, live requests continue"
         );
-        self.due.add(restart);
+        self.due_tokenizer = restart.tokenizer.or(self.due_tokenizer);
+        for next in &restart.units {
+            let replica = self.replica(next.unit);
+            replica.due.add(restart.level);
+            replica.down_since.get_or_insert(at);
+        }
         self.restarts.restarted(restart);
-        let generation = self.supervision.newest(UNIT).generation;
         let left = self.supervision.restarts_left();
         self.status.send_modify(|status| {
-            status.generation = generation;
+            if let Some(next) = restart.units.first() {
+                status.generation = next.generation;
+            }
             status.restarting(restart, left);
         });
-        if self.next_attempt.is_none() {
-            self.replace(ctx);
+        for next in &restart.units {
+            if self.replica(next.unit).next_attempt.is_none() {
+                self.replace(next.unit, ctx);
+            }
         }
+        self.show_if_up();
     }
 }
 
@@ -280,9 +273,13 @@ impl Handler<StartUnit> for Watchdog {
     fn handle(&mut self, _: StartUnit, ctx: &mut Context<Self>) -> Self::Result {
         let (started, is_started) = oneshot::channel();
         self.first = Some(started);
-        self.is_busy = true;
+        for replica in &mut self.replicas {
+            replica.is_busy = true;
+        }
         self.start_tokenizer(FIRST_GENERATION, ctx);
-        self.load(ctx);
+        for unit in self.unit_ids() {
+            self.load(unit, ctx);
+        }
         Box::pin(async move {
             let stopped = |_| Err(StartError::Thread("the watchdog was stopped".to_owned()));
             is_started.await.unwrap_or_else(stopped)
@@ -311,7 +308,6 @@ impl Handler<ActorDied> for Watchdog {
         self.metrics.died(died.actor);
         let (actor, generation) = (died.actor, died.generation);
         let at = Instant::now();
-        self.down_since.get_or_insert(at);
         let death = UnitDeath {
             actor,
             generation,
@@ -321,7 +317,7 @@ impl Handler<ActorDied> for Watchdog {
         self.status.send_modify(|status| status.died = Some(death));
         match ruling {
             Ruling::Ignored => (),
-            Ruling::Restart(restart) => self.restart(&restart, &died, ctx),
+            Ruling::Restart(restart) => self.restart(&restart, (&died, at), ctx),
             Ruling::GivesUp => {
                 let restarts = self.blueprint.rules.restarts;
                 let reason = format!(
@@ -377,11 +373,15 @@ impl Handler<HostSettings> for Watchdog {
     type Result = ();
 
     fn handle(&mut self, settings: HostSettings, _: &mut Context<Self>) {
-        let HostSettings { desired, pins } = settings;
+        let HostSettings {
+            unit,
+            desired,
+            pins,
+        } = settings;
         self.status
             .send_modify(|status| status.is_paused = desired.paused);
         self.supervision.desired = desired;
-        self.pins = pins;
+        self.replica(unit).pins = pins;
     }
 }
 
@@ -398,8 +398,10 @@ impl Handler<StopUnit> for Watchdog {
         self.is_stopping = true;
         self.watch = None;
         self.publish(None);
-        if let Some(next_attempt) = self.next_attempt.take() {
-            ctx.cancel_future(next_attempt);
+        for replica in &mut self.replicas {
+            if let Some(next_attempt) = replica.next_attempt.take() {
+                ctx.cancel_future(next_attempt);
+            }
         }
         self.stop_all(ctx);
         Box::pin(async move {

@@ -234,6 +234,7 @@ impl EngineParts {
         };
         Ok(Blueprint {
             model_name: info.served_model_name.clone(),
+            units: 1,
             record: record(config, info, &control, &chaos)?,
             kv_events: config
                 .kv_events()?

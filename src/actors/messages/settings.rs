@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use actix::Message;
 
+use souffleur_base::ids::UnitId;
 use souffleur_state::scheduler::HeldPin;
 use souffleur_state::supervision::Desired;
 
@@ -11,6 +12,8 @@ use souffleur_state::supervision::Desired;
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct HostSettings {
+    /// The Scheduler's unit. Each unit has its own pins.
+    pub unit: UnitId,
     pub desired: Desired,
     pub pins: HostPins,
 }

@@ -16,7 +16,11 @@ use souffleur_state::supervision::Desired;
 impl Scheduler {
     /// Restores the settings that hosts made before, and reports every later change to `keeper`.
     pub fn with_settings(mut self, set: HostSettings, keeper: Recipient<HostSettings>) -> Self {
-        let HostSettings { desired: set, pins } = set;
+        let HostSettings {
+            unit: _,
+            desired: set,
+            pins,
+        } = set;
         // An earlier unit with the same cache accepted these names.
         let log_failure = |what: &str, outcome: Result<(), String>| {
             if let Err(reason) = outcome {
@@ -61,6 +65,7 @@ impl Scheduler {
     fn report_settings(&self) {
         if let Some(keeper) = &self.keeper {
             keeper.do_send(HostSettings {
+                unit: self.at.unit,
                 desired: self.settings.clone(),
                 pins: HostPins {
                     held: self.state.held_pins(),

@@ -30,7 +30,11 @@ impl Handler<Hang> for Watchdog {
     /// Ends the engine, without waiting for the thread that hangs.
     fn handle(&mut self, Hang(thread): Hang, ctx: &mut Context<Self>) {
         match thread {
-            Watched::Executor => self.executor = None,
+            Watched::Executor => {
+                for replica in &mut self.replicas {
+                    replica.executor = None;
+                }
+            }
             Watched::Tokenizer => self.tokenizer = None,
             // It has continued, too late.
             Watched::Control => (),

@@ -7,7 +7,7 @@ use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, WrapFuture};
 use actix_rt::Arbiter;
 use tokio::sync::oneshot;
 
-use super::{UNIT, Watchdog};
+use super::Watchdog;
 use crate::death::StopActor;
 use crate::executor::ExecutorThread;
 use crate::messages::{ActorDied, CancelAll, HostSettings, Relink};
@@ -15,33 +15,36 @@ use crate::status::UnitStatus;
 use crate::tokenizer::arbiter::TokenizerArbiter;
 use crate::unit::{Survivors, Unit};
 use souffleur_base::error::StartError;
+use souffleur_base::ids::UnitId;
 use souffleur_state::supervision::Incarnation;
 
 impl Watchdog {
-    /// Stops the actors that are replaced, then starts them, unless this is under way.
-    pub(super) fn replace(&mut self, ctx: &mut Context<Self>) {
-        if self.is_busy {
+    /// Stops the actors of a unit that are replaced, then starts them, unless this is under way.
+    pub(super) fn replace(&mut self, unit: UnitId, ctx: &mut Context<Self>) {
+        let replica = self.replica(unit);
+        if replica.is_busy {
             return;
         }
-        self.is_busy = true;
-        self.status.send_modify(|status| status.is_up = false);
-        let due = std::mem::take(&mut self.due);
-        let unit = self.unit.take();
+        replica.is_busy = true;
+        let due = std::mem::take(&mut replica.due);
+        let running = replica.unit.take();
         let is_dead = |thread: &ExecutorThread| due.executor || !thread.is_alive();
-        let executor = self.executor.take_if(|thread| is_dead(thread));
+        let executor = replica.executor.take_if(|thread| is_dead(thread));
+        self.show_if_up();
         let stopped = async move {
-            if let Some(unit) = unit {
-                unit.stop().await;
+            if let Some(running) = running {
+                running.stop().await;
             }
             if let Some(executor) = executor {
-                join(Some(executor), None).await;
+                join(vec![executor], None).await;
             }
         };
         ctx.spawn(stopped.into_actor(self).map(move |(), watchdog, ctx| {
-            if let Some(number) = due.tokenizer {
+            // Results that other units still send to the dead Tokenizer are lost, and are computed again.
+            if let Some(number) = watchdog.due_tokenizer.take() {
                 watchdog.start_tokenizer(number, ctx);
             }
-            watchdog.load(ctx);
+            watchdog.load(unit, ctx);
         }));
     }
 
@@ -75,41 +78,43 @@ impl Watchdog {
         self.tokenizer = Some(tokenizer);
     }
 
-    /// Loads the executor if there is none, then starts the unit.
-    pub(super) fn load(&mut self, ctx: &mut Context<Self>) {
-        if self.executor.is_some() || self.is_over() {
-            return self.start_unit(ctx);
+    /// Loads a unit's executor if there is none, then starts the unit.
+    pub(super) fn load(&mut self, unit: UnitId, ctx: &mut Context<Self>) {
+        if self.replica(unit).executor.is_some() || self.is_over() {
+            return self.start_unit(unit, ctx);
         }
         let blueprint = self.blueprint.clone();
         let loading = async move { blueprint.load_executor().await };
         ctx.spawn(
             loading
                 .into_actor(self)
-                .map(|loaded, watchdog, ctx| match loaded {
+                .map(move |loaded, watchdog, ctx| match loaded {
                     Ok(executor) => {
-                        watchdog.failed_attempts = 0;
+                        let replica = watchdog.replica(unit);
+                        replica.failed_attempts = 0;
                         // Reports that came meanwhile are about the thread before.
-                        watchdog.due.executor = false;
-                        watchdog.executor = Some(executor);
-                        watchdog.start_unit(ctx);
+                        replica.due.executor = false;
+                        replica.executor = Some(executor);
+                        watchdog.start_unit(unit, ctx);
                     }
-                    Err(error) => watchdog.not_loaded(error, ctx),
+                    Err(error) => watchdog.not_loaded(unit, error, ctx),
                 }),
         );
     }
 
-    pub(super) fn start_unit(&mut self, ctx: &mut Context<Self>) {
-        self.is_busy = false;
+    pub(super) fn start_unit(&mut self, unit: UnitId, ctx: &mut Context<Self>) {
+        self.replica(unit).is_busy = false;
         if self.is_over() {
             return self.stop_all(ctx);
         }
-        if self.due.unit {
-            return self.replace(ctx);
+        if self.replica(unit).due.unit {
+            return self.replace(unit, ctx);
         }
-        let (Some(executor), Some(tokenizer)) = (&self.executor, &self.tokenizer) else {
+        let replica = &self.replicas[unit.index()];
+        let (Some(executor), Some(tokenizer)) = (&replica.executor, &self.tokenizer) else {
             return;
         };
-        let at = self.supervision.newest(UNIT);
+        let at = self.supervision.newest(unit);
         let me = ctx.address();
         self.store.start_first(me.clone().recipient());
         let survivors = Survivors {
@@ -120,33 +125,44 @@ impl Watchdog {
             store: self.store.orders(),
         };
         let settings = HostSettings {
+            unit,
             desired: self.supervision.desired.clone(),
-            pins: self.pins.clone(),
+            pins: replica.pins.clone(),
         };
-        let unit = Unit::start(&self.blueprint, at, survivors, settings);
+        let running = Unit::start(&self.blueprint, at, survivors, settings);
         // A request that is cancelled from here on is known to the new Scheduler, or has its flag raised.
-        self.publish(Some(unit.doors(&tokenizer.tokenizer)));
-        let told = self.store.serve(unit.store_links(at.generation));
-        let (told, down_since) = (told.into_actor(self), self.down_since);
+        self.publish(Some(running.doors(&tokenizer.tokenizer)));
+        let told = self.store.serve(running.store_links(at.generation));
+        let replica = self.replica(unit);
+        replica.unit = Some(running);
+        let down_since = replica.down_since.take();
+        let told = told.into_actor(self);
         ctx.spawn(told.map(move |(), watchdog, _| watchdog.link(at, down_since)));
-        self.unit = Some(unit);
-        let outage = self.down_since.take().map(|since| since.elapsed());
-        let executor_since = self.supervision.executor_since(UNIT);
+        let outage = down_since.map(|since| since.elapsed());
+        let executor_since = self.supervision.executor_since(unit);
         self.status.send_modify(|status| {
             status.started(at.generation, executor_since);
             status.last_outage = outage.or(status.last_outage);
         });
-        if let Some(first) = self.first.take() {
+        self.report_start(at);
+    }
+
+    /// Tells the host that all units have started, or the log that one was started again.
+    fn report_start(&mut self, at: Incarnation) {
+        let is_whole = self.replicas.iter().all(|replica| replica.unit.is_some());
+        if let Some(first) = self.first.take_if(|_| is_whole) {
             // The host may be gone.
             let _ = first.send(Ok(()));
-        } else {
-            tracing::warn!(generation = at.generation, "engine restarted");
+        } else if self.first.is_none() {
+            let unit = at.unit.index();
+            tracing::warn!(unit, generation = at.generation, "engine restarted");
         }
     }
 
     /// Makes the Tokenizer send the live requests to the unit, whose Scheduler knows whether the KV store serves.
     pub(super) fn link(&mut self, at: Incarnation, down_since: Option<Instant>) {
-        let (Some(unit), Some(tokenizer)) = (&self.unit, &self.tokenizer) else {
+        let unit = self.replicas[at.unit.index()].unit.as_ref();
+        let (Some(unit), Some(tokenizer)) = (unit, &self.tokenizer) else {
             return;
         };
         // Without an answer, a later generation is about to replace this one.
@@ -160,8 +176,8 @@ impl Watchdog {
         }
     }
 
-    pub(super) fn not_loaded(&mut self, error: StartError, ctx: &mut Context<Self>) {
-        self.is_busy = false;
+    pub(super) fn not_loaded(&mut self, unit: UnitId, error: StartError, ctx: &mut Context<Self>) {
+        self.replica(unit).is_busy = false;
         if let Some(first) = self.first.take() {
             let _ = first.send(Err(error));
             self.is_stopping = true;
@@ -171,8 +187,9 @@ impl Watchdog {
         if self.is_over() {
             return self.stop_all(ctx);
         }
-        self.failed_attempts += 1;
-        let attempts = self.failed_attempts;
+        let replica = self.replica(unit);
+        replica.failed_attempts += 1;
+        let attempts = replica.failed_attempts;
         if error.is_permanent() {
             // The files hold another model than the one that clients know by this name, or the device is lost.
             tracing::error!(%error, "not rebuilding the engine: no attempt can succeed; it stays down");
@@ -188,12 +205,13 @@ impl Watchdog {
         };
         let wait_s = wait.as_secs_f64();
         tracing::error!(%error, attempts, wait_s, "failed to rebuild the engine: trying again");
-        self.due.unit = true;
-        let next = ctx.run_later(wait, |watchdog, ctx| {
-            watchdog.next_attempt = None;
-            watchdog.replace(ctx);
+        let next = ctx.run_later(wait, move |watchdog, ctx| {
+            watchdog.replica(unit).next_attempt = None;
+            watchdog.replace(unit, ctx);
         });
-        self.next_attempt = Some(next);
+        let replica = self.replica(unit);
+        replica.due.unit = true;
+        replica.next_attempt = Some(next);
     }
 
     /// The unit computes its prefixes until the store serves again.
@@ -245,23 +263,28 @@ impl Watchdog {
 
     /// Stops all actors, then the watchdog if this was requested.
     pub(super) fn stop_all(&mut self, ctx: &mut Context<Self>) {
-        if self.is_busy {
+        // The last of the restarts that are under way ends here.
+        if self.replicas.iter().any(|replica| replica.is_busy) {
             return;
         }
-        self.is_busy = true;
         if let Some(first) = self.first.take() {
             let reason = "the engine was stopped before it had started".to_owned();
             let _ = first.send(Err(StartError::Thread(reason)));
         }
         self.publish(None);
         self.status.send_modify(UnitStatus::stopped);
-        let (unit, executor) = (self.unit.take(), self.executor.take());
+        let (mut units, mut executors) = (Vec::new(), Vec::new());
+        for replica in &mut self.replicas {
+            replica.is_busy = true;
+            units.extend(replica.unit.take());
+            executors.extend(replica.executor.take());
+        }
         let (tokenizer, store) = (self.tokenizer.take(), self.store.stop());
         // The sinks in them send the terminal events.
         self.estate = None;
         self.unread.clear();
         let stopped = async move {
-            if let Some(unit) = unit {
+            for unit in units {
                 unit.stop().await;
             }
             let arbiter = match tokenizer {
@@ -270,10 +293,12 @@ impl Watchdog {
             };
             // After the unit's last orders; it writes blocks for some seconds.
             store.await;
-            join(executor, arbiter).await;
+            join(executors, arbiter).await;
         };
         ctx.spawn(stopped.into_actor(self).map(|(), watchdog, ctx| {
-            watchdog.is_busy = false;
+            for replica in &mut watchdog.replicas {
+                replica.is_busy = false;
+            }
             if watchdog.is_stopping {
                 for waiting in watchdog.waiting.drain(..) {
                     // The waiting side may be gone.
@@ -285,16 +310,18 @@ impl Watchdog {
     }
 }
 
-/// Waits until the executor's thread, and the Tokenizer's Arbiter, have ended.
-async fn join(executor: Option<ExecutorThread>, arbiter: Option<Arbiter>) {
+/// Waits until the executors' threads, and the Tokenizer's Arbiter, have ended.
+async fn join(executors: Vec<ExecutorThread>, arbiter: Option<Arbiter>) {
     let (joined, is_joined) = oneshot::channel();
-    let thread = executor.map(ExecutorThread::end);
+    let threads: Vec<JoinHandle<()>> = executors.into_iter().map(ExecutorThread::end).collect();
     if let Some(arbiter) = &arbiter {
         arbiter.stop();
     }
     let join = move || {
-        // If the thread panicked, its note has reported this.
-        let _ = thread.map(JoinHandle::join);
+        for thread in threads {
+            // If the thread panicked, its note has reported this.
+            let _ = thread.join();
+        }
         let _ = arbiter.map(Arbiter::join);
         let _ = joined.send(());
     };
