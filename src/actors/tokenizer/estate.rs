@@ -9,7 +9,7 @@ use actix::Message;
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
-use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_base::ids::{IntakeId, RequestId, UnitId};
 use souffleur_state::docket::Docket;
 use souffleur_state::docket::quarantine::Quarantine;
 use souffleur_state::scheduler::news::RequestTokens;
@@ -79,6 +79,12 @@ impl Estate {
         if let Some(entry) = entry.and_then(|intake| self.docket.get(*intake)) {
             entry.request().cancel.raise();
         }
+    }
+
+    /// The unit of a request that was submitted.
+    pub(super) fn unit_of(&self, rid: &RequestId) -> Option<UnitId> {
+        let intake = self.intakes.get(rid)?;
+        Some(self.docket.get(*intake)?.unit())
     }
 
     /// Cancels all requests. Those that a Scheduler has end when it gets the message for this, or resumes them.

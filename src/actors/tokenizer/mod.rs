@@ -15,6 +15,7 @@ mod misses;
 mod output;
 mod prepare;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,7 +51,7 @@ use live::Progress;
 use misses::Misses;
 pub use output::AnswerFormats;
 
-/// The only unit, so far.
+/// The unit that gets all requests.
 const UNIT: UnitId = UnitId::new(0);
 /// Interval of the search for requests whose time limit has passed and that no Scheduler ends.
 const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
@@ -88,12 +89,13 @@ pub struct Tokenizer {
     settings: TokenizerSettings,
     /// The Watchdog gets it when the Tokenizer dies.
     estate: Box<Estate>,
-    misses: Option<Misses>,
-    /// `None` before the first unit was started.
-    links: Option<SchedulerLinks>,
+    /// Of each unit since it was started last; empty if no misses are diagnosed.
+    misses: BTreeMap<UnitId, Misses>,
+    /// Of the units that were started.
+    links: BTreeMap<UnitId, SchedulerLinks>,
     metrics: RequestMetrics,
-    /// When an actor died after which live requests have got no result yet.
-    paused_since: Option<Instant>,
+    /// When an actor of a unit died after which live requests have got no result of the unit yet.
+    paused_since: BTreeMap<UnitId, Instant>,
     heir: Recipient<HandOver>,
     obituary: Obituary,
     chaos: Chaos,
@@ -111,12 +113,12 @@ impl Tokenizer {
         (heir, obituary): (Recipient<HandOver>, Obituary),
     ) -> Self {
         Self {
-            misses: settings.prefix_history.map(Misses::new),
+            misses: BTreeMap::new(),
             settings,
             estate: estate.unwrap_or_default(),
-            links: None,
+            links: BTreeMap::new(),
             metrics,
-            paused_since: None,
+            paused_since: BTreeMap::new(),
             heir,
             obituary,
             chaos: Chaos::default(),
@@ -137,8 +139,9 @@ impl Tokenizer {
         self
     }
 
-    /// Sends one request's tokens to its client. At a stop string, returns the request's id and number of kept tokens.
-    fn pass_on(&mut self, mut update: RequestTokens) -> Option<(RequestId, usize)> {
+    /// Sends one request's tokens to its client. At a stop string, returns the request's unit and id, and the number of
+    /// kept tokens.
+    fn pass_on(&mut self, mut update: RequestTokens) -> Option<(UnitId, (RequestId, usize))> {
         let intake = update.intake;
         let Estate { active, docket, .. } = &mut *self.estate;
         // Late tokens of a request whose stop string was found, or whose client is gone, are dropped.
@@ -160,7 +163,10 @@ impl Tokenizer {
                 self.forget(intake);
                 None
             }
-            Some(Progress::Stopped { kept }) => self.forget(intake).map(|rid| (rid, kept)),
+            Some(Progress::Stopped { kept }) => {
+                let (unit, rid) = self.forget(intake)?;
+                Some((unit, (rid, kept)))
+            }
             Some(Progress::Abandoned) => {
                 self.abandon(intake);
                 None
@@ -173,52 +179,55 @@ impl Tokenizer {
         }
     }
 
-    /// Sends results to their clients, and the stops that this finds to the Scheduler.
+    /// Sends results to their clients, and the stops that this finds to the Schedulers.
     fn pass_on_all(&mut self) {
-        let mut stops = Vec::new();
+        let mut stops: BTreeMap<UnitId, Vec<(RequestId, usize)>> = BTreeMap::new();
         while let Some(update) = self.estate.in_hand.pop_front() {
-            stops.extend(self.pass_on(update));
+            if let Some((unit, stop)) = self.pass_on(update) {
+                stops.entry(unit).or_default().push(stop);
+            }
         }
-        if let Some(links) = self.links.as_ref().filter(|_| !stops.is_empty()) {
-            links.stop_found.post(StopFound { stops });
+        for (unit, stops) in stops {
+            if let Some(links) = self.links.get(&unit) {
+                links.stop_found.post(StopFound { stops });
+            }
         }
     }
 
     /// Removes a request whose terminal event was sent, and cancels it in the Scheduler.
     fn abandon(&mut self, intake: IntakeId) {
-        if let Some(rid) = self.forget(intake)
-            && let Some(links) = &self.links
+        if let Some((unit, rid)) = self.forget(intake)
+            && let Some(links) = self.links.get(&unit)
         {
             links.cancel.do_send(CancelRequest { rid, flag: None });
         }
     }
 
-    /// Removes a request and returns its id, which another one may use from now on.
-    fn forget(&mut self, intake: IntakeId) -> Option<RequestId> {
-        self.estate.docket.ended(intake);
+    /// Removes a request and returns its unit and its id, which another one may use from now on.
+    fn forget(&mut self, intake: IntakeId) -> Option<(UnitId, RequestId)> {
+        let entry = self.estate.docket.ended(intake);
         let active = self.estate.active.remove(&intake)?;
         self.estate.intakes.remove(active.rid());
         self.estate.notify_if_idle();
-        Some(active.into_rid())
+        Some((entry?.unit(), active.into_rid()))
     }
 
-    /// Sends the Scheduler the requests that are due.
+    /// Sends the Schedulers the requests that are due.
     fn post_due(&mut self) {
-        let Some(links) = &self.links else {
-            return;
-        };
         let now_s = self.estate.now_s();
-        for post in self.estate.docket.posts(UNIT, now_s) {
-            match post {
-                Post::Submit(request) => links.submit.post(Submit { request }),
-                Post::Resume(resume) => {
-                    self.metrics.resumes().resumed(resume.requests.len());
-                    let resume = Box::new(resume);
-                    links.resume.post(ResumeRequests { resume });
-                }
-                Post::Withdraw { rid, kept } => {
-                    let stops = vec![(rid, kept)];
-                    links.stop_found.post(StopFound { stops });
+        for (&unit, links) in &self.links {
+            for post in self.estate.docket.posts(unit, now_s) {
+                match post {
+                    Post::Submit(request) => links.submit.post(Submit { request }),
+                    Post::Resume(resume) => {
+                        self.metrics.resumes().resumed(resume.requests.len());
+                        let resume = Box::new(resume);
+                        links.resume.post(ResumeRequests { resume });
+                    }
+                    Post::Withdraw { rid, kept } => {
+                        let stops = vec![(rid, kept)];
+                        links.stop_found.post(StopFound { stops });
+                    }
                 }
             }
         }
@@ -313,11 +322,16 @@ impl Handler<Relink> for Tokenizer {
 
     fn handle(&mut self, relink: Relink, _: &mut Context<Self>) {
         self.strike(Phase::Entry, "Relink");
-        self.links = Some(relink.links);
-        let since = self.paused_since.or(relink.down_since);
-        self.paused_since = since.filter(|_| !self.estate.docket.is_empty());
-        // The new unit has an empty tree.
-        self.misses = self.settings.prefix_history.map(Misses::new);
+        let unit = relink.at.unit;
+        self.links.insert(unit, relink.links);
+        let since = self.paused_since.remove(&unit).or(relink.down_since);
+        if let Some(since) = since.filter(|_| !self.estate.docket.is_empty()) {
+            self.paused_since.insert(unit, since);
+        }
+        if let Some(limits) = self.settings.prefix_history {
+            // The new unit has an empty tree.
+            self.misses.insert(unit, Misses::new(limits));
+        }
         let convicted = self.estate.docket.open(relink.at, &relink.suspicion);
         if let Some(convicted) = convicted {
             self.convict(convicted);
@@ -356,7 +370,9 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
             );
             return;
         }
-        if let Some(since) = self.paused_since.take_if(|_| !batch.is_empty()) {
+        if !batch.is_empty()
+            && let Some(since) = self.paused_since.remove(&from.unit)
+        {
             self.metrics.resumes().paused(since.elapsed());
         }
         for (intake, at) in admissions {
@@ -366,7 +382,7 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
         self.strike(Phase::Middle, "noted");
         self.pass_on_all();
         self.post_due();
-        if let Some(misses) = &mut self.misses {
+        if let Some(misses) = self.misses.get_mut(&from.unit) {
             misses.record(prefixes);
         }
         self.strike(Phase::Exit, "TokensReady");
@@ -378,7 +394,8 @@ impl Handler<GetPrefixReport> for Tokenizer {
 
     fn handle(&mut self, asked: GetPrefixReport, _: &mut Context<Self>) -> Self::Result {
         let text = self.settings.text.as_deref();
-        self.misses.as_ref()?.report(&asked.rid, text)
+        let mut units = self.misses.values();
+        units.find_map(|misses| misses.report(&asked.rid, text))
     }
 }
 
@@ -390,7 +407,9 @@ impl Handler<CancelRequest> for Tokenizer {
         if cancel.flag.is_none() {
             self.estate.cancel(&cancel.rid);
         }
-        if let Some(links) = &self.links {
+        // A Scheduler counts ids that are unknown.
+        let unit = self.estate.unit_of(&cancel.rid).unwrap_or(UNIT);
+        if let Some(links) = self.links.get(&unit) {
             links.cancel.do_send(cancel);
         }
     }
@@ -399,10 +418,10 @@ impl Handler<CancelRequest> for Tokenizer {
 impl Handler<CancelAll> for Tokenizer {
     type Result = ();
 
-    fn handle(&mut self, cancel: CancelAll, _: &mut Context<Self>) {
+    fn handle(&mut self, _: CancelAll, _: &mut Context<Self>) {
         self.estate.cancel_all();
-        if let Some(links) = &self.links {
-            links.cancel_all.do_send(cancel);
+        for links in self.links.values() {
+            links.cancel_all.do_send(CancelAll);
         }
     }
 }
@@ -411,15 +430,15 @@ impl Handler<Drain> for Tokenizer {
     type Result = ResponseActFuture<Self, ()>;
 
     /// Passes the message on when no request is left, in any generation.
-    fn handle(&mut self, drain: Drain, _: &mut Context<Self>) -> Self::Result {
+    fn handle(&mut self, _: Drain, _: &mut Context<Self>) -> Self::Result {
         let idle = self.estate.idle().into_actor(self);
         let drained = idle.then(|_, tokenizer, _| {
-            let links = tokenizer.links.as_ref();
-            let scheduler = links.map(|links| links.drain.clone());
+            let links = tokenizer.links.values();
+            let schedulers: Vec<_> = links.map(|links| links.drain.clone()).collect();
             let drained = async move {
-                if let Some(scheduler) = scheduler {
+                for scheduler in schedulers {
                     // A Scheduler that has stopped has no memory to release.
-                    let _ = scheduler.send(drain).await;
+                    let _ = scheduler.send(Drain).await;
                 }
             };
             drained.into_actor(tokenizer)
