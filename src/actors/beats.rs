@@ -14,6 +14,7 @@ use crate::death::StopActor;
 use crate::messages::Doors;
 use souffleur_base::beat::Beat;
 use souffleur_base::error::StepError;
+use souffleur_base::ids::UnitId;
 use souffleur_executor::{DeviceLost, Executor, Launch};
 use souffleur_metrics::{BeatMetrics, look_at_mailboxes};
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
@@ -27,8 +28,8 @@ const LONGEST_INTERVAL: Duration = Duration::from_millis(250);
 /// A thread that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watched {
-    /// The executor's thread, during a step.
-    Executor,
+    /// The thread of a unit's executor, during a step.
+    Executor(UnitId),
     /// The Arbiter of the Watchdog and of the control actors.
     Control,
     /// The Arbiter of the Tokenizer.
@@ -36,21 +37,28 @@ pub enum Watched {
 }
 
 impl Watched {
-    const ALL: [Self; 3] = [Self::Executor, Self::Control, Self::Tokenizer];
+    /// The threads of an engine with this number of units.
+    fn all(units: usize) -> Vec<Self> {
+        let executors = (0..units as u32).map(|unit| Self::Executor(UnitId::new(unit)));
+        let mut all: Vec<Self> = executors.collect();
+        all.extend([Self::Control, Self::Tokenizer]);
+        all
+    }
 
     /// The value of the metric's label.
-    fn name(self) -> &'static str {
+    fn name(self) -> String {
         match self {
-            Self::Executor => "executor",
-            Self::Control => "control",
-            Self::Tokenizer => "tokenizer",
+            Self::Executor(UnitId::FIRST) => "executor".to_owned(),
+            Self::Executor(unit) => format!("executor_{unit}"),
+            Self::Control => "control".to_owned(),
+            Self::Tokenizer => "tokenizer".to_owned(),
         }
     }
 
     /// Why the engine ends, for the host and its operator.
     fn reason(self, timeout: Duration) -> String {
         let silent = match self {
-            Self::Executor => "the executor has finished no layer",
+            Self::Executor(_) => "the executor has finished no layer",
             Self::Control => "the thread of the scheduler has handled no message",
             Self::Tokenizer => "the thread of the tokenizer has handled no message",
         };
@@ -67,17 +75,24 @@ impl Watched {
 pub struct Beats {
     /// `None` if no thread is watched.
     timeout: Option<Duration>,
-    pub(crate) executor: Beat,
+    /// Of the units, by their ids.
+    executors: Vec<Beat>,
     pub(crate) control: Beat,
     pub(crate) tokenizer: Beat,
 }
 
 impl Beats {
-    pub fn new(timeout: Option<Duration>) -> Self {
+    /// The beats of an engine with this number of units.
+    pub fn new(timeout: Option<Duration>, units: u32) -> Self {
         Self {
             timeout,
+            executors: (0..units).map(|_| Beat::default()).collect(),
             ..Self::default()
         }
+    }
+
+    pub(crate) fn executor(&self, unit: UnitId) -> &Beat {
+        &self.executors[unit.index()]
     }
 
     /// The time between two beats of an Arbiter, and between two looks; `None` if no thread is watched.
@@ -86,18 +101,12 @@ impl Beats {
         Some(interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL))
     }
 
-    fn signs(&self) -> [Sign; Watched::ALL.len()] {
-        Watched::ALL.map(|thread| {
-            let beat = match thread {
-                Watched::Executor => &self.executor,
-                Watched::Control => &self.control,
-                Watched::Tokenizer => &self.tokenizer,
-            };
-            Sign {
-                beats: beat.count(),
-                owes: beat.owes_work(),
-            }
-        })
+    fn of(&self, thread: Watched) -> &Beat {
+        match thread {
+            Watched::Executor(unit) => self.executor(unit),
+            Watched::Control => &self.control,
+            Watched::Tokenizer => &self.tokenizer,
+        }
     }
 }
 
@@ -127,9 +136,11 @@ impl Watch {
         let (timeout, interval) = (beats.timeout?, beats.interval()?);
         let (running, stopped) = bounded(0);
         let tokenizer = TokenizerSlot::default();
-        let names = Watched::ALL.map(Watched::name);
+        let threads = Watched::all(beats.executors.len());
+        let names: Vec<String> = threads.iter().map(|thread| thread.name()).collect();
         let watcher = Watcher {
             beats: beats.clone(),
+            threads,
             timeout,
             interval,
             alarm,
@@ -161,6 +172,7 @@ impl Watch {
 
 struct Watcher {
     beats: Beats,
+    threads: Vec<Watched>,
     timeout: Duration,
     interval: Duration,
     alarm: Alarm,
@@ -172,14 +184,25 @@ impl Watcher {
     /// Looks until a thread hangs, or [`Watch`] is dropped.
     fn run(self, stopped: &Receiver<()>) {
         let began = Instant::now();
-        let mut watch = BeatWatch::new(Watched::ALL.len(), self.timeout.as_secs_f64(), 0.0);
+        let mut watch = BeatWatch::new(self.threads.len(), self.timeout.as_secs_f64(), 0.0);
+        let mut signs = Vec::with_capacity(self.threads.len());
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.interval) {
-            let hung = watch.look(&self.beats.signs(), began.elapsed().as_secs_f64());
+            signs.clear();
+            signs.extend(self.threads.iter().map(|thread| self.sign(*thread)));
+            let hung = watch.look(&signs, began.elapsed().as_secs_f64());
             self.metrics.record(watch.silences_s());
             look_at_mailboxes();
             if let Some(hung) = hung {
-                return self.raise(Watched::ALL[hung]);
+                return self.raise(self.threads[hung]);
             }
+        }
+    }
+
+    fn sign(&self, thread: Watched) -> Sign {
+        let beat = self.beats.of(thread);
+        Sign {
+            beats: beat.count(),
+            owes: beat.owes_work(),
         }
     }
 
@@ -188,12 +211,8 @@ impl Watcher {
         let Some(failure) = self.alarm.failure.upgrade() else {
             return;
         };
-        let reason = hung.reason(self.timeout);
-        tracing::error!(
-            thread = hung.name(),
-            reason,
-            "the engine ends: a thread hangs"
-        );
+        let (thread, reason) = (hung.name(), hung.reason(self.timeout));
+        tracing::error!(thread, reason, "the engine ends: a thread hangs");
         failure.send_if_modified(|failure| {
             let is_first = failure.is_none();
             if is_first {

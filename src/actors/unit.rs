@@ -19,6 +19,7 @@ use crate::rebuild::RebuildRules;
 use crate::scheduler::{Links, Scheduler};
 use crate::tokenizer::{Tokenizer, TokenizerSettings};
 use souffleur_base::error::{LoadError, StartError};
+use souffleur_base::ids::UnitId;
 use souffleur_chaos::Chaos;
 use souffleur_kv_events::{KvEventPublisher, KvEventsOutlet};
 use souffleur_metrics::SchedulerMetrics;
@@ -61,12 +62,12 @@ impl Blueprint {
         publisher.map(|publisher| publisher.outlet().clone())
     }
 
-    /// Loads the executor on a new thread.
+    /// Loads the executor of a unit on a new thread.
     ///
     /// # Errors
     /// If the executor cannot be loaded, or its thread cannot be started or dies.
-    pub async fn load_executor(&self) -> Result<ExecutorThread, StartError> {
-        let (make, beat) = (self.executor.clone(), self.beats.executor.clone());
+    pub async fn load_executor(&self, unit: UnitId) -> Result<ExecutorThread, StartError> {
+        let (make, beat) = (self.executor.clone(), self.beats.executor(unit).clone());
         let factory = move || -> Result<Box<dyn souffleur_executor::Executor>, LoadError> {
             Ok(Box::new(BeatingExecutor::new(make()?, beat.clone())))
         };

@@ -48,6 +48,9 @@ use souffleur_state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 /// Page ids have 32 bits, and page 0 is the dummy page.
 const MAX_PAGES: usize = u32::MAX as usize - 1;
 
+/// The number of replicas.
+const UNITS: u32 = 1;
+
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
     pub served_model_name: String,
@@ -234,7 +237,7 @@ impl EngineParts {
         };
         Ok(Blueprint {
             model_name: info.served_model_name.clone(),
-            units: 1,
+            units: UNITS,
             record: record(config, info, &control, &chaos)?,
             kv_events: config
                 .kv_events()?
@@ -246,7 +249,7 @@ impl EngineParts {
             store: self.store.clone(),
             rebuild: config.rebuild_rules(),
             rules: config.supervision_rules(),
-            beats: Beats::new(config.watchdog_timeout()),
+            beats: Beats::new(config.watchdog_timeout(), UNITS),
             log_long_requests: config.log_long_requests(),
             chaos,
         })

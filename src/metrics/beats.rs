@@ -7,13 +7,13 @@ pub struct BeatMetrics {
 }
 
 impl BeatMetrics {
-    pub fn register(model_name: &str, threads: &[&'static str]) -> Self {
-        let bind = |thread: &&'static str| {
-            let model_name = model_name.to_owned();
-            gauge!("souffleur_beat_age_seconds", "model_name" => model_name, "thread" => *thread)
+    pub fn register<T: AsRef<str>>(model_name: &str, threads: &[T]) -> Self {
+        let bind = |thread: &str| {
+            let (model_name, thread) = (model_name.to_owned(), thread.to_owned());
+            gauge!("souffleur_beat_age_seconds", "model_name" => model_name, "thread" => thread)
         };
         Self {
-            ages: threads.iter().map(bind).collect(),
+            ages: threads.iter().map(|thread| bind(thread.as_ref())).collect(),
         }
     }
 

@@ -73,6 +73,11 @@ numeric_id! {
     UnitId(u32)
 }
 
+impl UnitId {
+    /// The only unit of an engine without replicas.
+    pub const FIRST: Self = Self::new(0);
+}
+
 impl IntakeId {
     /// The bit that marks health probes. As a part of the id, it is also in the scheduler's message log.
     const PROBE: u64 = 1 << 63;

@@ -97,7 +97,7 @@ impl Scheduler {
         Self {
             note,
             at: Incarnation {
-                unit: UnitId::new(0),
+                unit: UnitId::FIRST,
                 generation: FIRST_GENERATION,
             },
             chaos: Chaos::default(),

@@ -18,7 +18,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::call::WeightedPrompt;
 use crate::messages::Generate;
 use souffleur_base::error::RequestError;
-use souffleur_base::ids::RequestId;
+use souffleur_base::ids::{RequestId, UnitId};
 use souffleur_metrics::request_lost;
 use souffleur_request::sink::EventSink;
 use souffleur_request::{CancelFlag, Event, FinishReason, Finished, GenerateRequest};
@@ -26,13 +26,13 @@ use souffleur_state::grammar::Grammar;
 use souffleur_state::sampling::SamplingParams;
 use souffleur_state::scheduler::submission::Submission;
 
+use super::Tokenizer;
 use super::call::{Arrival, Call, EncodeResult, NewCall, PromptState, cancelled};
 use super::contain::{contain, panicked};
 use super::inline::InlineBudget;
 use super::lanes::{CallId, Job, Lanes, Turn};
 use super::live::{ActiveRequest, AnswerOptions, Setup};
 use super::prepare::{self, PreparedPrompt};
-use super::{Tokenizer, UNIT};
 
 /// Time that the Tokenizer works on the intake before it returns to its mailbox.
 const SLICE: Duration = Duration::from_millis(1);
@@ -422,7 +422,7 @@ impl Tokenizer {
         let active = ActiveRequest::new(&submission, (sink, request.is_streaming), (setup, text));
         self.estate.intakes.insert(request.rid, submission.intake);
         self.estate.active.insert(submission.intake, active);
-        self.estate.docket.enter(submission, UNIT, now_s);
+        self.estate.docket.enter(submission, UnitId::FIRST, now_s);
         self.post_due();
     }
 }

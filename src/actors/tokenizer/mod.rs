@@ -51,8 +51,6 @@ use live::Progress;
 use misses::Misses;
 pub use output::AnswerFormats;
 
-/// The unit that gets all requests.
-const UNIT: UnitId = UnitId::new(0);
 /// Interval of the search for requests whose time limit has passed and that no Scheduler ends.
 const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
 
@@ -408,7 +406,7 @@ impl Handler<CancelRequest> for Tokenizer {
             self.estate.cancel(&cancel.rid);
         }
         // A Scheduler counts ids that are unknown.
-        let unit = self.estate.unit_of(&cancel.rid).unwrap_or(UNIT);
+        let unit = self.estate.unit_of(&cancel.rid).unwrap_or(UnitId::FIRST);
         if let Some(links) = self.links.get(&unit) {
             links.cancel.do_send(cancel);
         }

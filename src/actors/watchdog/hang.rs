@@ -30,11 +30,7 @@ impl Handler<Hang> for Watchdog {
     /// Ends the engine, without waiting for the thread that hangs.
     fn handle(&mut self, Hang(thread): Hang, ctx: &mut Context<Self>) {
         match thread {
-            Watched::Executor => {
-                for replica in &mut self.replicas {
-                    replica.executor = None;
-                }
-            }
+            Watched::Executor(unit) => self.replica(unit).executor = None,
             Watched::Tokenizer => self.tokenizer = None,
             // It has continued, too late.
             Watched::Control => (),

@@ -84,7 +84,7 @@ impl Watchdog {
             return self.start_unit(unit, ctx);
         }
         let blueprint = self.blueprint.clone();
-        let loading = async move { blueprint.load_executor().await };
+        let loading = async move { blueprint.load_executor(unit).await };
         ctx.spawn(
             loading
                 .into_actor(self)
