@@ -62,6 +62,15 @@ impl Blueprint {
         publisher.map(|publisher| publisher.outlet().clone())
     }
 
+    /// The metrics of a unit's Scheduler, with the unit's rank if there are replicas.
+    fn scheduler_metrics(&self, unit: UnitId) -> SchedulerMetrics {
+        if self.units > 1 {
+            SchedulerMetrics::register_replica(&self.model_name, unit.get())
+        } else {
+            SchedulerMetrics::register(&self.model_name)
+        }
+    }
+
     /// Loads the executor of a unit on a new thread.
     ///
     /// # Errors
@@ -156,7 +165,7 @@ impl Unit {
                 RecordedScheduler::new(state, recorder.map(|sink| sink.recorder(generation)));
             // Before the first plan: a host's pin may open one before the requests are resumed.
             state.resume(floor(generation), 0.0);
-            let metrics = SchedulerMetrics::register(&blueprint.model_name);
+            let metrics = blueprint.scheduler_metrics(at.unit);
             let stop = vec![
                 me.recipient(),
                 radix_cache.clone().recipient(),

@@ -51,12 +51,24 @@ impl Capacity {
 
 impl SchedulerMetrics {
     pub fn register(model_name: &str) -> Self {
-        let labels = scheduler_labels(model_name);
+        Self::with_labels(scheduler_labels(model_name), &[])
+    }
+
+    /// The metrics of one replica's Scheduler: each has its own series, told apart by SGLang's label.
+    pub fn register_replica(model_name: &str, rank: u32) -> Self {
+        let rank = [Label::new("dp_rank", rank.to_string())];
+        let mut labels = scheduler_labels(model_name);
+        labels.extend_from_slice(&rank);
+        Self::with_labels(labels, &rank)
+    }
+
+    /// `own` are the labels of metrics that SGLang does not have.
+    fn with_labels(labels: Vec<Label>, own: &[Label]) -> Self {
         // SGLang's dashboards query queues that this engine does not have.
         gauge!("sglang:num_paused_reqs", labels.clone()).set(0.0);
         Self {
-            requests: RequestGauges::register(&labels),
-            pool: PoolGauges::register(&labels),
+            requests: RequestGauges::register(&labels, own),
+            pool: PoolGauges::register(&labels, own),
             counted: PlanCounters::register(&labels),
             steps: StepMetrics::register(&labels),
             queue_seconds: histogram!("sglang:queue_time_seconds", labels),
@@ -126,7 +138,7 @@ struct RequestGauges {
 }
 
 impl RequestGauges {
-    fn register(labels: &[Label]) -> Self {
+    fn register(labels: &[Label], own: &[Label]) -> Self {
         Self {
             running: gauge!("sglang:num_running_reqs", labels.to_vec()),
             queued: gauge!("sglang:num_queue_reqs", labels.to_vec()),
@@ -135,8 +147,8 @@ impl RequestGauges {
             cache_hit_rate: gauge!("sglang:cache_hit_rate", labels.to_vec()),
             new_token_ratio: gauge!("sglang:new_token_ratio", labels.to_vec()),
             utilization: gauge!("sglang:utilization", labels.to_vec()),
-            pins: gauge!("souffleur_prefix_pins"),
-            soft_pins: gauge!("souffleur_soft_prefix_pins"),
+            pins: gauge!("souffleur_prefix_pins", own.to_vec()),
+            soft_pins: gauge!("souffleur_soft_prefix_pins", own.to_vec()),
             last_hit_rate: Cell::default(),
         }
     }
@@ -179,7 +191,7 @@ struct PoolGauges {
 }
 
 impl PoolGauges {
-    fn register(labels: &[Label]) -> Self {
+    fn register(labels: &[Label], own: &[Label]) -> Self {
         Self {
             token_usage: gauge!("sglang:token_usage", labels.to_vec()),
             full_token_usage: gauge!("sglang:full_token_usage", labels.to_vec()),
@@ -190,12 +202,12 @@ impl PoolGauges {
             max_total: gauge!("sglang:max_total_num_tokens", labels.to_vec()),
             page_size: gauge!("sglang:page_size", labels.to_vec()),
             num_pages: gauge!("sglang:num_pages", labels.to_vec()),
-            used_states: gauge!("souffleur_states_used"),
-            cached_states: gauge!("souffleur_states_cached"),
-            max_states: gauge!("souffleur_states_max"),
-            used_windows: gauge!("souffleur_window_pages_used"),
-            cached_windows: gauge!("souffleur_window_pages_cached"),
-            max_windows: gauge!("souffleur_window_pages_max"),
+            used_states: gauge!("souffleur_states_used", own.to_vec()),
+            cached_states: gauge!("souffleur_states_cached", own.to_vec()),
+            max_states: gauge!("souffleur_states_max", own.to_vec()),
+            used_windows: gauge!("souffleur_window_pages_used", own.to_vec()),
+            cached_windows: gauge!("souffleur_window_pages_cached", own.to_vec()),
+            max_windows: gauge!("souffleur_window_pages_max", own.to_vec()),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Tests of the metrics page.
 
 mod promtool;
+mod replicas;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
