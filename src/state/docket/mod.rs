@@ -6,7 +6,8 @@
 //!
 //! The owner follows this protocol:
 //!
-//! 1. A new request is entered ([`Docket::enter`]) before it is sent to a unit.
+//! 1. A new request is entered ([`Docket::enter`]) before it is sent to a unit. With replicas, it is entered without
+//!    one ([`Docket::enter_unrouted`]), and gets it later ([`Docket::route`]).
 //! 2. A batch of results is noted ([`Docket::note`]) before any of it is turned into text or sent to a client. A batch
 //!    of an older generation is dropped: its tokens are computed again, so only what was noted counts.
 //! 3. When a client has got its terminal event, the entry is removed ([`Docket::ended`]).
@@ -27,6 +28,7 @@ mod entry;
 mod live;
 mod named;
 pub mod quarantine;
+mod routing;
 #[cfg(test)]
 mod tests;
 

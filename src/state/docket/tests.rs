@@ -374,3 +374,27 @@ fn a_convicted_request_is_refused_with_any_seed_for_ten_minutes() {
     assert!(!quarantine.refuses(&convicted(&[1, 3], 5), 609.0));
     assert!(!quarantine.refuses(&convicted(&[1, 2], 5), 610.0));
 }
+
+#[test]
+fn a_request_is_posted_once_it_has_a_unit() {
+    let mut docket = Docket::default();
+    let (first, second) = (UNIT, UnitId::new(1));
+    for unit in [first, second] {
+        let at = Incarnation {
+            unit,
+            generation: 1,
+        };
+        assert_eq!(docket.open(at, &Suspicion::Nothing), None);
+    }
+    let requests = [(); 3].map(|()| enter(&mut docket, routing::UNROUTED));
+    assert_eq!(docket.unrouted(), requests);
+    assert_eq!(shown(&docket.posts(first, 1.0)), "[]");
+    assert!(docket.route(requests[1], second));
+    assert!(!docket.route(requests[1], first), "it has a unit");
+    docket.ended(requests[2]);
+    assert!(!docket.route(requests[2], first), "it has ended");
+    assert_eq!(docket.unrouted(), requests[..1]);
+    assert_eq!(shown(&docket.posts(second, 1.0)), "[] s1");
+    assert_eq!(shown(&docket.posts(first, 1.0)), "");
+    assert_eq!(docket.routed(), [(requests[1], second, false)]);
+}
