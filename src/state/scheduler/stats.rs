@@ -71,6 +71,55 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
+    /// The stats of several schedulers together; the policies and sizes are those of the first.
+    pub fn sum(all: &[Self]) -> Self {
+        let mut all = all.iter();
+        let first = all.next().copied().unwrap_or_default();
+        all.fold(first, Self::plus)
+    }
+
+    fn plus(sum: Self, stats: &Self) -> Self {
+        Self {
+            is_paused: sum.is_paused || stats.is_paused,
+            new_token_ratio: sum.new_token_ratio.max(stats.new_token_ratio),
+            running_requests: sum.running_requests + stats.running_requests,
+            decode_tokens: sum.decode_tokens + stats.decode_tokens,
+            waiting_requests: sum.waiting_requests + stats.waiting_requests,
+            retracted_requests: sum.retracted_requests + stats.retracted_requests,
+            total_tokens: sum.total_tokens + stats.total_tokens,
+            free_tokens: sum.free_tokens + stats.free_tokens,
+            evictable_tokens: sum.evictable_tokens + stats.evictable_tokens,
+            protected_tokens: sum.protected_tokens + stats.protected_tokens,
+            private_tokens: sum.private_tokens + stats.private_tokens,
+            total_rows: sum.total_rows + stats.total_rows,
+            free_rows: sum.free_rows + stats.free_rows,
+            total_states: sum.total_states + stats.total_states,
+            free_states: sum.free_states + stats.free_states,
+            cached_states: sum.cached_states + stats.cached_states,
+            total_windows: sum.total_windows + stats.total_windows,
+            free_windows: sum.free_windows + stats.free_windows,
+            evictable_windows: sum.evictable_windows + stats.evictable_windows,
+            protected_windows: sum.protected_windows + stats.protected_windows,
+            private_windows: sum.private_windows + stats.private_windows,
+            pins: sum.pins + stats.pins,
+            soft_pins: sum.soft_pins + stats.soft_pins,
+            steps: sum.steps + stats.steps,
+            mixed_steps: sum.mixed_steps + stats.mixed_steps,
+            integrity_failures: sum.integrity_failures + stats.integrity_failures,
+            lost_pages: sum.lost_pages + stats.lost_pages,
+            stale_messages: sum.stale_messages + stats.stale_messages,
+            retractions: sum.retractions + stats.retractions,
+            preemptions: sum.preemptions + stats.preemptions,
+            retracted_input_tokens: sum.retracted_input_tokens + stats.retracted_input_tokens,
+            retracted_output_tokens: sum.retracted_output_tokens + stats.retracted_output_tokens,
+            prompt_tokens: sum.prompt_tokens + stats.prompt_tokens,
+            cached_tokens: sum.cached_tokens + stats.cached_tokens,
+            evicted_tokens: sum.evicted_tokens + stats.evicted_tokens,
+            evicted_windows: sum.evicted_windows + stats.evicted_windows,
+            ..sum
+        }
+    }
+
     /// True if there are no requests and all memory is accounted for: no page is private, and only pins hold locks.
     pub fn is_idle_and_whole(&self) -> bool {
         self.running_requests == 0
@@ -118,6 +167,26 @@ fn ratio(part: usize, whole: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_sum_counts_all_and_keeps_the_policies_of_the_first() {
+        let stats = |schedule_policy, running_requests, new_token_ratio| EngineStats {
+            schedule_policy,
+            running_requests,
+            new_token_ratio,
+            total_tokens: 100,
+            page_size: 16,
+            ..EngineStats::default()
+        };
+        let all = [stats("lpm", 2, 0.25), stats("fcfs", 3, 0.5)];
+        let expected = EngineStats {
+            total_tokens: 200,
+            ..stats("lpm", 5, 0.5)
+        };
+        assert_eq!(EngineStats::sum(&all), expected);
+        assert_eq!(EngineStats::sum(&all[..1]), all[0]);
+        assert_eq!(EngineStats::sum(&[]), EngineStats::default());
+    }
 
     #[test]
     fn usage_counts_held_tokens_and_not_evictable_ones() {
