@@ -39,6 +39,8 @@ named! {
         Scheduler = "scheduler",
         RadixCache = "radix_cache",
         Allocator = "allocator",
+        /// The actor that chooses the replicas of requests.
+        Router = "router",
         /// The actor that passes steps to the executor's thread.
         Executor = "executor",
         ExecutorThread = "executor_thread",
@@ -106,7 +108,11 @@ impl Actor {
     /// The kinds that the actor's points carry out.
     pub fn kinds(self) -> &'static [Kind] {
         match self {
-            Self::Tokenizer | Self::Scheduler | Self::RadixCache | Self::Executor => Kind::PLAIN,
+            Self::Tokenizer
+            | Self::Router
+            | Self::Scheduler
+            | Self::RadixCache
+            | Self::Executor => Kind::PLAIN,
             Self::Allocator => &[Panic, Delay, Hang, HangHard, Refuse],
             Self::ExecutorThread => &[Panic, Delay, Hang, HangHard, Reject, Lose, Sticky, Refuse],
             Self::Worker => &[Panic],
