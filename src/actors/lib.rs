@@ -24,6 +24,7 @@ pub mod panics;
 pub mod prefix_index;
 pub mod radix_cache;
 pub mod rebuild;
+pub mod router;
 pub mod scheduler;
 pub mod status;
 pub mod tokenizer;

@@ -2,6 +2,7 @@
 //!
 //! Messages are plain data. Buffers, pages, rows and locks move inside them; `Debug` prints counts.
 
+mod routing;
 mod settings;
 mod store;
 mod view;
@@ -399,6 +400,11 @@ pub struct ActorDied {
 }
 
 pub use settings::{HostPins, HostSettings};
+
+pub use routing::{
+    AdoptRequests, Adopted, ReplicaDied, ReplicaStarted, RouteNews, RouteRequest, Routed,
+    RouterLinks, RouterStarted, TokenizerStarted,
+};
 
 /// The mailbox of a dead Tokenizer -> Watchdog, which sends it to the next one: a call that no Tokenizer has read.
 #[derive(Debug, Message)]

@@ -27,6 +27,7 @@ use souffleur_record::{LogSink, RecordedScheduler};
 use souffleur_state::control::{ControlSetup, ControlStates};
 use souffleur_state::docket;
 use souffleur_state::pool::pages::PoolLedger;
+use souffleur_state::router::LoadBalance;
 use souffleur_state::scheduler::submission::{IdFloor, Resume};
 use souffleur_state::supervision::{Incarnation, Rules};
 
@@ -36,6 +37,8 @@ pub struct Blueprint {
     pub model_name: String,
     /// The number of units, at least 1. Each has its own executor.
     pub units: u32,
+    /// How requests are divided among several units.
+    pub load_balance: LoadBalance,
     /// Setup of the scheduler, cache and pools. Its names and sizes have been checked.
     pub control: ControlSetup,
     /// The message log, to which every unit writes its part, if one is kept.

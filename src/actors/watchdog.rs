@@ -19,6 +19,7 @@ use tokio::sync::{oneshot, watch};
 use crate::beats::Watch;
 use crate::kv_store::StoreKeeper;
 use crate::messages::{ActorDied, CancelAll, Doors, Generate, HostSettings, Unread};
+use crate::router::{ROUTER, RouterKeeper};
 use crate::status::{UnitDeath, UnitStatus, UnitWatch};
 use crate::tokenizer::arbiter::TokenizerArbiter;
 use crate::tokenizer::{Estate, HandOver};
@@ -72,6 +73,7 @@ pub struct Watchdog {
     replicas: Vec<Replica>,
     tokenizer: Option<TokenizerArbiter>,
     store: StoreKeeper,
+    router: RouterKeeper,
     /// What a dead Tokenizer has left for the next one.
     estate: Option<Box<Estate>>,
     unread: Vec<Generate>,
@@ -106,6 +108,11 @@ impl Watchdog {
             blueprint.rebuild,
             blueprint.rules.restarts,
         );
+        let router = RouterKeeper::new(
+            (blueprint.units, blueprint.load_balance),
+            blueprint.rules.restarts,
+            blueprint.chaos.clone(),
+        );
         Self {
             supervision: Supervision::new(blueprint.rules, blueprint.units),
             replicas: (0..blueprint.units).map(|_| Replica::new()).collect(),
@@ -118,6 +125,7 @@ impl Watchdog {
             doors,
             tokenizer: None,
             store,
+            router,
             estate: None,
             unread: Vec::new(),
             cancels_all: false,
@@ -276,6 +284,7 @@ impl Handler<StartUnit> for Watchdog {
         for replica in &mut self.replicas {
             replica.is_busy = true;
         }
+        self.router.start(ctx.address().recipient());
         self.start_tokenizer(FIRST_GENERATION, ctx);
         for unit in self.unit_ids() {
             self.load(unit, ctx);
@@ -296,6 +305,9 @@ impl Handler<ActorDied> for Watchdog {
         }
         if self.is_over() {
             return;
+        }
+        if died.actor == ROUTER {
+            return self.router_died(&died, ctx);
         }
         let Some(death) = self.death(&died) else {
             return;

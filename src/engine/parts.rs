@@ -43,6 +43,7 @@ use souffleur_state::cache::prefix_history::HistoryLimits;
 use souffleur_state::control::ControlSetup;
 use souffleur_state::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use souffleur_state::pool::pages::PageSize;
+use souffleur_state::router::LoadBalance;
 use souffleur_state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Page ids have 32 bits, and page 0 is the dummy page.
@@ -238,6 +239,7 @@ impl EngineParts {
         Ok(Blueprint {
             model_name: info.served_model_name.clone(),
             units: UNITS,
+            load_balance: LoadBalance::default(),
             record: record(config, info, &control, &chaos)?,
             kv_events: config
                 .kv_events()?
@@ -300,6 +302,7 @@ impl EngineParts {
                 config.max_queued_tokens,
                 request_lost,
             ),
+            has_replicas: UNITS > 1,
         })
     }
 }

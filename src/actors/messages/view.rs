@@ -33,7 +33,7 @@ impl ViewedRequests {
 }
 
 /// Answers [`GetView`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EngineView {
     pub stats: EngineStats,
     /// Tokens generated.

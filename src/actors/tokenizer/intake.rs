@@ -18,7 +18,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::call::WeightedPrompt;
 use crate::messages::Generate;
 use souffleur_base::error::RequestError;
-use souffleur_base::ids::{RequestId, UnitId};
+use souffleur_base::ids::RequestId;
 use souffleur_metrics::request_lost;
 use souffleur_request::sink::EventSink;
 use souffleur_request::{CancelFlag, Event, FinishReason, Finished, GenerateRequest};
@@ -422,8 +422,7 @@ impl Tokenizer {
         let active = ActiveRequest::new(&submission, (sink, request.is_streaming), (setup, text));
         self.estate.intakes.insert(request.rid, submission.intake);
         self.estate.active.insert(submission.intake, active);
-        self.estate.docket.enter(submission, UnitId::FIRST, now_s);
-        self.post_due();
+        self.enter(submission, now_s);
     }
 }
 

@@ -14,6 +14,7 @@ mod logprob_checks;
 mod misses;
 mod output;
 mod prepare;
+mod routing;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,8 +29,8 @@ use crate::death::{Obituary, StopActor};
 use crate::links::SchedulerLinks;
 use crate::mailbox::Posted;
 use crate::messages::{
-    CancelAll, CancelRequest, Drain, Generate, GetPrefixReport, Relink, ResumeRequests, StopFound,
-    Submit, TokensReady,
+    CancelAll, CancelRequest, Drain, Generate, GetPrefixReport, Relink, ResumeRequests,
+    RouterStarted, StopFound, Submit, TokensReady,
 };
 use souffleur_base::beat::Beat;
 use souffleur_base::ids::{IntakeId, RequestId, UnitId};
@@ -81,6 +82,8 @@ pub struct TokenizerSettings {
     pub request_limits: RequestLimits,
     /// Limits the requests in flight. A request without a permit takes one here.
     pub admission: Arc<Admission>,
+    /// The Router chooses the units of requests; otherwise there is one unit.
+    pub has_replicas: bool,
 }
 
 pub struct Tokenizer {
@@ -91,6 +94,8 @@ pub struct Tokenizer {
     misses: BTreeMap<UnitId, Misses>,
     /// Of the units that were started.
     links: BTreeMap<UnitId, SchedulerLinks>,
+    /// `None` with one unit, and before the first Router.
+    router: Option<RouterStarted>,
     metrics: RequestMetrics,
     /// When an actor of a unit died after which live requests have got no result of the unit yet.
     paused_since: BTreeMap<UnitId, Instant>,
@@ -115,6 +120,7 @@ impl Tokenizer {
             settings,
             estate: estate.unwrap_or_default(),
             links: BTreeMap::new(),
+            router: None,
             metrics,
             paused_since: BTreeMap::new(),
             heir,
@@ -204,6 +210,7 @@ impl Tokenizer {
     /// Removes a request and returns its unit and its id, which another one may use from now on.
     fn forget(&mut self, intake: IntakeId) -> Option<(UnitId, RequestId)> {
         let entry = self.estate.docket.ended(intake);
+        self.tell_router_of_end(intake);
         let active = self.estate.active.remove(&intake)?;
         self.estate.intakes.remove(active.rid());
         self.estate.notify_if_idle();
@@ -334,6 +341,7 @@ impl Handler<Relink> for Tokenizer {
         if let Some(convicted) = convicted {
             self.convict(convicted);
         }
+        self.let_router_adopt(Some(unit));
         self.post_due();
     }
 }
@@ -368,6 +376,7 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
             );
             return;
         }
+        self.tell_router_of_tokens(from, &batch);
         if !batch.is_empty()
             && let Some(since) = self.paused_since.remove(&from.unit)
         {

@@ -30,6 +30,7 @@ impl Watchdog {
         let running = replica.unit.take();
         let is_dead = |thread: &ExecutorThread| due.executor || !thread.is_alive();
         let executor = replica.executor.take_if(|thread| is_dead(thread));
+        self.router.replica_died(unit);
         self.show_if_up();
         let stopped = async move {
             if let Some(running) = running {
@@ -69,6 +70,7 @@ impl Watchdog {
         if let Some(watch) = &self.watch {
             watch.set_tokenizer(tokenizer.tokenizer.clone().recipient());
         }
+        self.router.connect(&tokenizer.tokenizer);
         for generate in self.unread.drain(..) {
             tokenizer.tokenizer.do_send(generate);
         }
@@ -131,7 +133,9 @@ impl Watchdog {
         };
         let running = Unit::start(&self.blueprint, at, survivors, settings);
         // A request that is cancelled from here on is known to the new Scheduler, or has its flag raised.
-        self.publish(Some(running.doors(&tokenizer.tokenizer)));
+        let doors = running.doors(&tokenizer.tokenizer);
+        self.router.replica_started(unit, doors.clone());
+        self.publish(Some(self.router.doors(doors)));
         let told = self.store.serve(running.store_links(at.generation));
         let replica = self.replica(unit);
         replica.unit = Some(running);
@@ -247,6 +251,42 @@ impl Watchdog {
         }));
     }
 
+    /// Starts the Router again. The replicas compute on meanwhile, and requests without a replica wait.
+    pub(super) fn router_died(&mut self, died: &ActorDied, ctx: &mut Context<Self>) {
+        if !self.router.is_current(died.generation) {
+            return;
+        }
+        self.metrics.died(died.actor);
+        let now_s = self.started.elapsed().as_secs_f64();
+        if !self.router.may_start_again(now_s) {
+            let reason = "the router died too often (--max-restarts): see the log for the causes";
+            tracing::error!(cause = &*died.cause, reason, "the engine ends");
+            return self.give_up(reason, ctx);
+        }
+        tracing::error!(
+            panicked = died.panicked,
+            cause = &*died.cause,
+            "the router died: starting it again"
+        );
+        self.router.start(ctx.address().recipient());
+        let Some(tokenizer) = &self.tokenizer else {
+            return;
+        };
+        let mut published = None;
+        for (unit, replica) in self.unit_ids().zip(&self.replicas) {
+            if let Some(running) = &replica.unit {
+                let doors = running.doors(&tokenizer.tokenizer);
+                self.router.replica_started(unit, doors.clone());
+                published = Some(doors);
+            }
+        }
+        // The Tokenizer tells the Router which requests these replicas have.
+        self.router.connect(&tokenizer.tokenizer);
+        if let Some(doors) = published {
+            self.publish(Some(self.router.doors(doors)));
+        }
+    }
+
     /// Ends all requests, and tells the host why.
     pub(super) fn give_up(&mut self, reason: &str, ctx: &mut Context<Self>) {
         self.failure.send_replace(Some(reason.into()));
@@ -272,6 +312,7 @@ impl Watchdog {
             let _ = first.send(Err(StartError::Thread(reason)));
         }
         self.publish(None);
+        self.router.stop();
         self.status.send_modify(UnitStatus::stopped);
         let (mut units, mut executors) = (Vec::new(), Vec::new());
         for replica in &mut self.replicas {

@@ -1,0 +1,125 @@
+//! The Tokenizer's part in the choice of replicas. With one unit, no message is sent.
+
+use actix::{Context, Handler};
+
+use super::Tokenizer;
+use crate::mailbox::Posted;
+use crate::messages::{
+    AdoptRequests, Adopted, RouteNews, RouteRequest, Routed, RouterLinks, RouterStarted,
+};
+use souffleur_base::ids::{IntakeId, UnitId};
+use souffleur_chaos::Phase;
+use souffleur_state::scheduler::news::RequestTokens;
+use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::supervision::Incarnation;
+
+impl Tokenizer {
+    /// Enters a request into the docket, and sends it to its unit, or asks the Router for one.
+    pub(super) fn enter(&mut self, request: Submission, now_s: f64) {
+        if !self.settings.has_replicas {
+            self.estate.docket.enter(request, UnitId::FIRST, now_s);
+            return self.post_due();
+        }
+        let asked = RouteRequest::of(&request, &[]);
+        self.estate.docket.enter_unrouted(request, now_s);
+        // Without a Router, the next one is asked.
+        if let Some(router) = self.router_links() {
+            router.route.post(asked);
+        }
+    }
+
+    /// Tells the Router which requests a unit has, or all units.
+    pub(super) fn let_router_adopt(&self, of_unit: Option<UnitId>) {
+        let Some(router) = self.router_links() else {
+            return;
+        };
+        let docket = &self.estate.docket;
+        let routed = docket.routed().into_iter();
+        let routed = routed.filter(|(_, unit, _)| of_unit.is_none_or(|of_unit| of_unit == *unit));
+        let requests = routed.filter_map(|(intake, unit, is_prefilled)| {
+            let entry = docket.get(intake)?;
+            Some(Adopted {
+                request: RouteRequest::of(entry.request(), entry.told()),
+                unit,
+                is_prefilled,
+            })
+        });
+        let requests: Vec<Adopted> = requests.collect();
+        if !requests.is_empty() {
+            router.adopt.post(AdoptRequests { requests });
+        }
+    }
+
+    pub(super) fn tell_router_of_end(&self, intake: IntakeId) {
+        if let Some(router) = self.router_links() {
+            router.news.post(RouteNews::Ended(intake));
+        }
+    }
+
+    /// Tells the Router of tokens that the docket has noted.
+    pub(super) fn tell_router_of_tokens(&self, from: Incarnation, batch: &[RequestTokens]) {
+        let Some(router) = self.router_links() else {
+            return;
+        };
+        let is_of_unit = |update: &&RequestTokens| {
+            let entry = self.estate.docket.get(update.intake);
+            entry.is_some_and(|entry| entry.unit() == from.unit)
+        };
+        let updates = batch.iter().filter(|update| !update.tokens.is_empty());
+        let updates = updates.filter(is_of_unit);
+        let tokens: Vec<(IntakeId, usize)> = updates
+            .map(|update| (update.intake, update.tokens.len()))
+            .collect();
+        if !tokens.is_empty() {
+            router.news.post(RouteNews::Generated(tokens));
+        }
+    }
+
+    fn router_links(&self) -> Option<&RouterLinks> {
+        self.router.as_ref().map(|router| &router.links)
+    }
+}
+
+impl Handler<RouterStarted> for Tokenizer {
+    type Result = ();
+
+    fn handle(&mut self, started: RouterStarted, _: &mut Context<Self>) {
+        self.strike(Phase::Entry, "RouterStarted");
+        self.router = Some(started);
+        self.let_router_adopt(None);
+        let docket = &self.estate.docket;
+        let unrouted = docket.unrouted().into_iter();
+        let entries = unrouted.filter_map(|intake| docket.get(intake));
+        let asked = entries.map(|entry| RouteRequest::of(entry.request(), entry.told()));
+        if let Some(router) = self.router_links() {
+            asked.for_each(|asked| router.route.post(asked));
+        }
+    }
+}
+
+impl Handler<Posted<Routed>> for Tokenizer {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<Routed>, _: &mut Context<Self>) {
+        let (routed, _timer) = posted.open();
+        self.strike(Phase::Entry, "Routed");
+        let Routed {
+            router,
+            intake,
+            unit,
+        } = routed;
+        if self
+            .router
+            .as_ref()
+            .is_none_or(|current| current.number != router)
+        {
+            return;
+        }
+        if self.estate.docket.route(intake, unit) {
+            self.post_due();
+        } else if self.estate.docket.get(intake).is_none() {
+            // It ended before the Router had chosen.
+            self.tell_router_of_end(intake);
+        }
+    }
+}
