@@ -12,6 +12,7 @@ use souffleur_kernels::dtype::{Dtype, Quantization};
 use souffleur_kernels::gemm::GemmWish;
 use souffleur_model::loader::LoadFormat;
 use souffleur_model::sparsity::ChannelType;
+use souffleur_state::router::LoadBalance;
 use souffleur_state::supervision::Intensity;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -276,6 +277,10 @@ impl KeyType for Numa {
 
 impl KeyType for GemmWish {
     const FORM: Form = Form::Name(&["auto", "cublaslt", "own"]);
+}
+
+impl KeyType for LoadBalance {
+    const FORM: Form = Form::Name(&["prefix", "round_robin", "total_tokens"]);
 }
 
 impl KeyType for Device {

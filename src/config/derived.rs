@@ -136,6 +136,11 @@ impl EngineConfig {
         }
     }
 
+    /// The number of units, which is that of replicas.
+    pub fn units(&self) -> u32 {
+        u32::try_from(self.dp_size).unwrap_or(u32::MAX)
+    }
+
     /// The interval at which requests in flight are logged; `None` for never.
     pub fn log_long_requests(&self) -> Option<Duration> {
         let every = Duration::from_secs_f64(self.log_long_requests_s);

@@ -21,12 +21,13 @@ use souffleur_kernels::gemm::GemmWish;
 use souffleur_model::loader::LoadFormat;
 use souffleur_model::sparsity::ChannelType;
 use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::router::LoadBalance;
 use souffleur_state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
 use validate::{
     MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_KV_PREFETCH_S, MAX_LONG_REQUEST_S,
-    MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS,
-    MAX_THREADS, MAX_WATCHDOG_TIMEOUT_S, MIN_KV_DISK_BYTES, MIN_KV_HOST_BYTES, MIN_KV_WRITE_SHARE,
-    MIN_RECORD_BYTES,
+    MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_REPLICAS, MAX_RUNNING_REQUESTS,
+    MAX_STATE_INTERVAL_TOKENS, MAX_THREADS, MAX_WATCHDOG_TIMEOUT_S, MIN_KV_DISK_BYTES,
+    MIN_KV_HOST_BYTES, MIN_KV_WRITE_SHARE, MIN_RECORD_BYTES,
 };
 
 const MODEL: Flag = Flag::under("Model");
@@ -107,6 +108,19 @@ crate::keys! {
         /// Outputs are the same.
         #[flag(MODEL)]
         numa: Numa = Numa::Auto,
+        /// Number of replicas of the model in this process, among which requests are divided; CPU only.
+        ///
+        /// Each replica has its copy of the weights, its KV pool and its prefix cache. The memory that is free is
+        /// divided among them, and so are the cores if `--threads` is not given; `--threads` and `--max-total-tokens`
+        /// are those of each replica. Threads are bound to no core.
+        #[flag(MODEL.takes("N"))]
+        #[range(1..=MAX_REPLICAS)]
+        dp_size: usize = 1,
+        /// With `--dp-size`: which replica gets a request: the one with the fewest tokens to compute before its first
+        /// token, less those in the replica's cache (prefix), each in turn (round_robin), or the one whose requests
+        /// have the fewest tokens (total_tokens).
+        #[flag(SCHEDULING.takes("METHOD"))]
+        load_balance_method: LoadBalance = LoadBalance::Prefix,
         /// Tokens per KV page, from 1 to 256; 1, 16, 32 and 64 are usual.
         #[flag(MEMORY.takes("TOKENS"))]
         page_size: u32 = 1,

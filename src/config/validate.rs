@@ -16,6 +16,8 @@ const MAX_PAGE_TOKENS: u32 = 256;
 const MIN_CONTEXT_TOKENS: usize = 3;
 /// More threads than any machine has cores.
 pub(super) const MAX_THREADS: usize = 1024;
+/// More replicas than any machine has devices or sockets.
+pub(super) const MAX_REPLICAS: usize = 64;
 /// Limited because all rows of the page table and of the samplers are allocated at the start.
 pub(super) const MAX_RUNNING_REQUESTS: usize = 1 << 16;
 /// Limited because each query of a prefill sorts this many tokens.
@@ -63,6 +65,7 @@ impl EngineConfig {
         self.validate_timeouts()?;
         self.validate_sparsity()?;
         self.validate_store()?;
+        self.validate_replicas()?;
         let graphs = self.cuda_graph_max_bs;
         check(
             (1..=MAX_CUDA_GRAPH_MAX_BS).contains(&graphs),
@@ -228,6 +231,31 @@ impl EngineConfig {
         })
     }
 
+    fn validate_replicas(&self) -> Result<(), ConfigError> {
+        let n = self.dp_size;
+        if n == 1 {
+            return Ok(());
+        }
+        check(!matches!(self.device, Device::Cuda(_)), "dp_size", || {
+            let device = String::from(self.device);
+            format!(
+                "is {n}, but device is {device}: replicas run on the CPU only: set dp_size to 1 or device to cpu"
+            )
+        })?;
+        let of_one_replica = [
+            ("kv_disk_path", self.kv_disk_path.is_some()),
+            ("kv_events_config", self.kv_events()?.is_some()),
+            ("record", self.record.is_some()),
+        ];
+        let given = of_one_replica.iter().find(|(_, is_given)| *is_given);
+        check(given.is_none(), "dp_size", || {
+            let key = given.map_or("", |(key, _)| *key);
+            format!(
+                "is {n}, but {key} is given, which is for a single replica: set dp_size to 1 or unset {key}"
+            )
+        })
+    }
+
     fn validate_timeouts(&self) -> Result<(), ConfigError> {
         let timeouts = [
             ("req_waiting_timeout_s", self.req_waiting_timeout_s),
@@ -298,6 +326,52 @@ mod tests {
             assert!(refusal.contains("kv_disk_path"), "{refusal}");
             assert!(refusal.contains(reason), "{refusal}");
         }
+    }
+
+    #[test]
+    fn replicas_are_refused_with_parts_that_serve_one() {
+        let two = EngineConfig {
+            dp_size: 2,
+            ..EngineConfig::default()
+        };
+        assert!(two.validate().is_ok());
+        let on_gpu = EngineConfig {
+            device: Device::Cuda(0),
+            ..two.clone()
+        };
+        let stored = EngineConfig {
+            kv_disk_path: Some("kv".into()),
+            ..two.clone()
+        };
+        let publishing = EngineConfig {
+            kv_events_config: Some(r#"{"publisher": "zmq"}"#.to_owned()),
+            ..two.clone()
+        };
+        let recorded = EngineConfig {
+            record: Some("log".into()),
+            ..two
+        };
+        for (config, part) in [
+            (on_gpu, "device is cuda:0"),
+            (stored, "kv_disk_path"),
+            (publishing, "kv_events_config"),
+            (recorded, "record"),
+        ] {
+            let alone = EngineConfig {
+                dp_size: 1,
+                ..config.clone()
+            };
+            assert!(alone.validate().is_ok(), "{part}");
+            let refusal = config.validate().expect_err("refused");
+            assert_eq!(refusal.key, "dp_size");
+            assert!(refusal.reason.contains(part), "{}", refusal.reason);
+        }
+        let none = EngineConfig {
+            dp_size: 0,
+            ..EngineConfig::default()
+        };
+        let refusal = none.validate().expect_err("refused").to_string();
+        assert!(refusal.contains("dp_size is 0"), "{refusal}");
     }
 
     #[test]

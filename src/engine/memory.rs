@@ -51,12 +51,13 @@ pub(super) fn memory_plan(
     Ok(plan)
 }
 
-/// Divides `available_bytes` of a host's memory.
+/// Divides `available_bytes` of a host's memory: the plan of one replica, which has an equal part of it.
 pub fn host_plan(
     config: &EngineConfig,
     model: &CpuDescription,
     available_bytes: u64,
 ) -> Result<MemoryPlan, StartError> {
+    let available_bytes = available_bytes / config.dp_size.max(1) as u64;
     let context_tokens = context_length(config, model)?;
     let windowed = windowed(config, &model.config, &model.kv_layout, context_tokens);
     let layout = windowed.as_ref().unwrap_or(&model.kv_layout);

@@ -30,7 +30,7 @@ use souffleur_executor::Executor;
 use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
 use souffleur_executor::memory_plan::MemoryPlan;
 use souffleur_grammar::{GrammarCompiler, GrammarLimits};
-use souffleur_kernels::cpu::KernelPath;
+use souffleur_kernels::cpu::{KernelPath, Numa};
 use souffleur_kv_events::KvEventPublisher;
 use souffleur_metrics::request_lost;
 use souffleur_model::generation::{GenerationConfig, eos_token_ids};
@@ -43,14 +43,10 @@ use souffleur_state::cache::prefix_history::HistoryLimits;
 use souffleur_state::control::ControlSetup;
 use souffleur_state::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use souffleur_state::pool::pages::PageSize;
-use souffleur_state::router::LoadBalance;
 use souffleur_state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Page ids have 32 bits, and page 0 is the dummy page.
 const MAX_PAGES: usize = u32::MAX as usize - 1;
-
-/// The number of replicas.
-const UNITS: u32 = 1;
 
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
@@ -238,8 +234,8 @@ impl EngineParts {
         };
         Ok(Blueprint {
             model_name: info.served_model_name.clone(),
-            units: UNITS,
-            load_balance: LoadBalance::default(),
+            units: config.units(),
+            load_balance: config.load_balance_method,
             record: record(config, info, &control, &chaos)?,
             kv_events: config
                 .kv_events()?
@@ -251,7 +247,7 @@ impl EngineParts {
             store: self.store.clone(),
             rebuild: config.rebuild_rules(),
             rules: config.supervision_rules(),
-            beats: Beats::new(config.watchdog_timeout(), UNITS),
+            beats: Beats::new(config.watchdog_timeout(), config.units()),
             log_long_requests: config.log_long_requests(),
             chaos,
         })
@@ -302,7 +298,7 @@ impl EngineParts {
                 config.max_queued_tokens,
                 request_lost,
             ),
-            has_replicas: UNITS > 1,
+            has_replicas: config.units() > 1,
         })
     }
 }
@@ -395,9 +391,14 @@ fn cpu_executor(
         load_format: config.load_format,
         n_pages: memory.n_pages as usize,
         page_size: config.page_size as usize,
-        threads: threads(config.threads),
-        pin_threads: config.pin_threads,
-        numa: config.numa,
+        threads: threads(config),
+        // Each replica would bind its threads to the same cores.
+        pin_threads: config.pin_threads && config.dp_size == 1,
+        numa: if config.dp_size == 1 {
+            config.numa
+        } else {
+            Numa::Off
+        },
         max_rows: memory.max_running_requests as usize,
         // The plan counts the dummy slot, which the pool adds.
         n_state_slots: memory.state_slots.saturating_sub(1) as usize,

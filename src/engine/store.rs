@@ -167,7 +167,7 @@ fn limits(
 }
 
 fn write_share(config: &EngineConfig) -> f64 {
-    config.kv_write_share * threads(config.threads) as f64
+    config.kv_write_share * threads(config) as f64
 }
 
 /// Bytes that the memory plan keeps free for buffers, of `available_bytes`; 0 without a store.

@@ -1,10 +1,12 @@
-//! The number of compute threads of an engine, configured or by default.
+//! The number of compute threads of a replica, configured or by default.
 
+use souffleur_config::EngineConfig;
 use souffleur_kernels::cpu::default_threads;
 
-pub(super) fn threads(configured: usize) -> usize {
-    if configured > 0 {
-        return configured;
+/// By default, the replicas share the cores.
+pub(super) fn threads(config: &EngineConfig) -> usize {
+    if config.threads > 0 {
+        return config.threads;
     }
-    default_threads()
+    (default_threads() / config.dp_size.max(1)).max(1)
 }
