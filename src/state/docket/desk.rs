@@ -1,9 +1,9 @@
 //! The docket's part for one unit: which of its requests are posted, and which are due.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::entry::Place;
-use super::named::{Named, is_stalled};
+use super::named::Named;
 use crate::scheduler::submission::IdFloor;
 use crate::supervision::FIRST_GENERATION;
 use crate::supervision::blame::{Blame, Signature, Suspicion};
@@ -32,8 +32,6 @@ pub(super) struct Desk {
     pub(super) n_sequences: u64,
     pub(super) blame: Blame,
     named: Named,
-    /// The last death, if no request was named.
-    last_death: Option<LastDeath>,
     /// The suspect that was cleared last.
     pub(super) passed: Option<IntakeId>,
     /// The request posted after the last withdrawal: before its first result, tokens of the withdrawn one may come.
@@ -50,47 +48,13 @@ impl Default for Desk {
             n_sequences: 0,
             blame: Blame::patient(PATIENCE),
             named: Named::default(),
-            last_death: None,
             passed: None,
             fence: None,
         }
     }
 }
 
-/// The requests that a unit had when it died.
-#[derive(Debug)]
-struct LastDeath {
-    cause: Signature,
-    /// The number of told tokens of each.
-    told: BTreeMap<IntakeId, usize>,
-}
-
 impl Desk {
-    /// Takes a death that no request is named for. Returns those of the requests `posted`, with their numbers of told
-    /// tokens, that were told hardly more since another death by the same cause: only they may have caused both.
-    pub(super) fn stalled(
-        &mut self,
-        cause: &Signature,
-        posted: &[(IntakeId, usize)],
-    ) -> Vec<IntakeId> {
-        let last = self.last_death.take();
-        let last = last.filter(|last| last.cause == *cause);
-        let mut told = last.map(|last| last.told).unwrap_or_default();
-        let has_stalled = |&&(intake, n): &&(IntakeId, usize)| {
-            let before = told.get(&intake);
-            before.is_some_and(|before| is_stalled(*before, n))
-        };
-        let stalled = posted.iter().filter(has_stalled);
-        let stalled: Vec<IntakeId> = stalled.map(|(intake, _)| *intake).collect();
-        told.extend(posted.iter().copied());
-        told.retain(|intake, _| self.held.contains(intake));
-        self.last_death = Some(LastDeath {
-            cause: cause.clone(),
-            told,
-        });
-        stalled
-    }
-
     /// Takes a death that happened while the unit worked on one request, which was told this number of tokens. Returns
     /// the request if it is convicted.
     pub(super) fn died_with(

@@ -15,12 +15,14 @@
 //!    unit's Scheduler in order ([`Docket::posts`]).
 //! 5. From time to time, the requests whose time limit has passed are ended ([`Docket::overdue`]).
 //!
-//! A unit that died has all of its requests posted again, oldest first, by the generation that follows it. A request
-//! that two deaths by one cause name fails (`named.rs`). If no request was in hand, two deaths by one cause make those
-//! that made no progress between them suspects, which are posted one by one ([`Blame`]). A suspect that has passed is
-//! withdrawn until all are cleared, and requests that arrive meanwhile are held. Tokens of a withdrawn request may
-//! still be in flight. They are noted before the request is posted again, because the Scheduler sends them before it
-//! sends a result of the next suspect, and no withdrawn request is posted before such a result (`Desk::fence`).
+//! A unit that died has all of its requests posted again, oldest first, by the generation that follows it. While other
+//! units run, they get its requests at once, except those that may have caused the death ([`Docket::move_away`]). A
+//! request that two deaths by one cause name fails (`named.rs`). If no request was in hand, two deaths by one cause
+//! make those that made no progress between them suspects, which are posted one by one ([`Blame`]). A suspect that has
+//! passed is withdrawn until all are cleared, and requests that arrive meanwhile are held. Tokens of a withdrawn
+//! request may still be in flight. They are noted before the request is posted again, because the Scheduler sends them
+//! before it sends a result of the next suspect, and no withdrawn request is posted before such a result
+//! (`Desk::fence`).
 
 mod deadlines;
 mod desk;
@@ -31,6 +33,7 @@ pub mod quarantine;
 mod routing;
 #[cfg(test)]
 mod tests;
+mod unnamed;
 
 use std::collections::BTreeMap;
 
@@ -46,6 +49,7 @@ pub use entry::Entry;
 use entry::Place;
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::{IntakeId, RequestId, UnitId};
+use unnamed::LastDeaths;
 
 /// A message to the Scheduler of a unit.
 #[derive(Clone, Debug)]
@@ -63,6 +67,7 @@ pub enum Post {
 pub struct Docket {
     entries: FxHashMap<IntakeId, Entry>,
     desks: BTreeMap<UnitId, Desk>,
+    last_deaths: LastDeaths,
     n_intakes: u64,
     stale_messages: u64,
     /// False only if no live request has a time limit.
@@ -165,7 +170,9 @@ impl Docket {
                     .iter()
                     .map(|&intake| (intake, told(intake)))
                     .collect();
-                let suspects = desk.stalled(cause, &posted);
+                let is_open = |intake| self.entries.get(&intake).is_some_and(Entry::is_open);
+                let last = &mut self.last_deaths;
+                let suspects = last.stalled(at.unit, cause, &posted, is_open);
                 desk.blame.died(suspicion, suspects.into_iter())
             }
         };

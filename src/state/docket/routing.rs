@@ -1,8 +1,9 @@
 //! Requests of an engine with replicas, before the Router has chosen their units.
 
 use super::Docket;
-use super::entry::Place;
+use super::entry::{Entry, Place};
 use crate::scheduler::submission::Submission;
+use crate::supervision::blame::Suspicion;
 use souffleur_base::ids::{IntakeId, UnitId};
 
 /// The unit of requests that have none yet. It is never started, so nothing is posted to it.
@@ -28,6 +29,53 @@ impl Docket {
         entry.unit = to;
         self.desks.entry(to).or_default().held.insert(intake);
         true
+    }
+
+    /// Takes the requests from a unit that has died, while others run, and returns them, oldest first: they have no
+    /// unit from now on. Those that may have caused the death stay, and are tried when the unit is started again.
+    pub fn move_away(&mut self, from: UnitId, suspicion: &Suspicion) -> Vec<IntakeId> {
+        let Some(desk) = self.desks.get(&from) else {
+            return Vec::new();
+        };
+        let is_suspect = |intake: IntakeId| {
+            desk.blame.on_trial() == Some(intake) || desk.blame.is_suspect(intake)
+        };
+        let of_unit = self.entries.iter();
+        let of_unit = of_unit.filter(|(_, entry)| entry.unit == from && entry.is_open());
+        let of_unit = of_unit.filter(|(intake, _)| !is_suspect(**intake));
+        let mut moved: Vec<IntakeId> = of_unit.map(|(intake, _)| *intake).collect();
+        moved.sort_unstable();
+        match suspicion {
+            Suspicion::Nothing => {}
+            Suspicion::One(named, _) => moved.retain(|intake| intake != named),
+            Suspicion::All(cause) => {
+                let posted = moved.iter().map(|intake| (*intake, &self.entries[intake]));
+                let posted = posted.filter(|(_, entry)| entry.place == Place::Posted);
+                let posted: Vec<_> = posted
+                    .map(|(intake, entry)| (intake, entry.told().len()))
+                    .collect();
+                let is_open = |intake| self.entries.get(&intake).is_some_and(Entry::is_open);
+                let last = &mut self.last_deaths;
+                let stalled = last.stalled(from, cause, &posted, is_open);
+                moved.retain(|intake| !stalled.contains(intake));
+            }
+        }
+        for intake in &moved {
+            self.unroute(*intake, from);
+        }
+        moved
+    }
+
+    fn unroute(&mut self, intake: IntakeId, from: UnitId) {
+        let Some(entry) = self.entries.get_mut(&intake) else {
+            return;
+        };
+        if let Some(desk) = self.desks.get_mut(&from) {
+            desk.remove(intake, entry.place);
+        }
+        entry.unit = UNROUTED;
+        entry.place = Place::Held;
+        self.desks.entry(UNROUTED).or_default().held.insert(intake);
     }
 
     /// The requests that have no unit, oldest first.

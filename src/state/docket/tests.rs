@@ -2,6 +2,7 @@ use super::quarantine::Quarantine;
 use super::*;
 use crate::scheduler::news::FinishReason;
 use crate::scheduler::submission::{CancelFlag, RequestTimeouts};
+use crate::step::PIPELINE_DEPTH;
 use crate::supervision::blame::Signature;
 
 const UNIT: UnitId = UnitId::new(0);
@@ -397,4 +398,58 @@ fn a_request_is_posted_once_it_has_a_unit() {
     assert_eq!(shown(&docket.posts(second, 1.0)), "[] s1");
     assert_eq!(shown(&docket.posts(first, 1.0)), "");
     assert_eq!(docket.routed(), [(requests[1], second, false)]);
+}
+
+#[test]
+fn requests_of_a_dead_unit_move_except_those_that_may_have_caused_the_death() {
+    let mut docket = Docket::default();
+    let units = [UNIT, UnitId::new(1)];
+    let open = |docket: &mut Docket, unit: usize, generation, suspicion: &Suspicion| {
+        let at = Incarnation {
+            unit: units[unit],
+            generation,
+        };
+        assert_eq!(docket.open(at, suspicion), None);
+        shown(&docket.posts(units[unit], 1.0))
+    };
+    let nothing = Suspicion::Nothing;
+    let requests = [(); 3].map(|()| enter(&mut docket, UNIT));
+    assert_eq!(open(&mut docket, 0, 1, &nothing), "[] s0 s1 s2");
+    assert_eq!(open(&mut docket, 1, 1, &nothing), "[]");
+    let batch = requests.map(|intake| news(intake, &[7]));
+    let first = at(1);
+    assert!(docket.note(first, &batch));
+    // Any of them may have caused the first death: they continue in the other unit at once.
+    let cause = Signature {
+        actor: "executor_thread",
+        place: "here".into(),
+    };
+    let all = Suspicion::All(cause.clone());
+    assert_eq!(docket.move_away(units[0], &all), requests);
+    for intake in requests {
+        assert!(docket.route(intake, units[1]));
+    }
+    assert_eq!(shown(&docket.posts(units[1], 1.0)), "[r0:1 r1:1 r2:1]");
+    // Late results of the dead unit are not told, since the other one computes them again.
+    assert!(docket.note(first, &[news(requests[0], &[8])]));
+    assert_eq!(
+        docket.get(requests[0]).map(|entry| entry.told().len()),
+        Some(1)
+    );
+    assert_eq!(open(&mut docket, 0, 2, &all), "[]");
+    // The second death by this cause: those without progress stay, and are tried alone.
+    let second = Incarnation {
+        unit: units[1],
+        generation: 1,
+    };
+    let progress = [7; PIPELINE_DEPTH + 1];
+    assert!(docket.note(second, &[news(requests[2], &progress)]));
+    assert_eq!(docket.move_away(units[1], &all), requests[2..]);
+    assert_eq!(open(&mut docket, 1, 2, &all), "[r0:1]");
+    assert_eq!(docket.unrouted(), requests[2..]);
+    // A named request stays alone.
+    assert!(docket.route(requests[2], units[0]));
+    let _ = docket.posts(units[0], 1.0);
+    let named = Suspicion::One(requests[2], cause);
+    assert!(docket.move_away(units[0], &named).is_empty());
 }

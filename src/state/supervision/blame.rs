@@ -121,6 +121,10 @@ impl Blame {
         None
     }
 
+    pub fn is_suspect(&self, intake: IntakeId) -> bool {
+        self.suspects.contains_key(&intake)
+    }
+
     pub fn has_suspects(&self) -> bool {
         !self.suspects.is_empty()
     }
