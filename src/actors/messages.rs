@@ -403,7 +403,7 @@ pub use settings::{HostPins, HostSettings};
 
 pub use routing::{
     AdoptRequests, Adopted, ReplicaDied, ReplicaStarted, RouteNews, RouteRequest, Routed,
-    RouterLinks, RouterStarted, TokenizerStarted,
+    RouterLinks, RouterStarted, TokenizerStarted, UnitDied,
 };
 
 /// The mailbox of a dead Tokenizer -> Watchdog, which sends it to the next one: a call that no Tokenizer has read.

@@ -8,6 +8,7 @@
 
 mod hang;
 mod replica;
+mod replicas;
 mod restart;
 
 use std::sync::{Arc, RwLock};
@@ -237,6 +238,12 @@ impl Watchdog {
             }
         }
         self.show_if_up();
+        if restart.tokenizer.is_none() {
+            for next in &restart.units {
+                let suspicion = self.supervision.suspicion(next.unit).clone();
+                self.move_requests(next.unit, Some(suspicion));
+            }
+        }
     }
 }
 

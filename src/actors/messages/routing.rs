@@ -9,6 +9,7 @@ use crate::mailbox::Mailbox;
 use souffleur_base::ids::{IntakeId, UnitId};
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::supervision::blame::Suspicion;
 
 /// Tokenizer -> Router, once per request, and again to a Router that was started after it: which replica gets the
 /// request? Answered by [`Routed`] once a replica lives.
@@ -78,6 +79,16 @@ pub struct Adopted {
 pub struct RouterStarted {
     pub number: u64,
     pub links: RouterLinks,
+}
+
+/// Watchdog -> Tokenizer, when a unit has died while others run: they get its requests.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct UnitDied {
+    pub unit: UnitId,
+    /// The requests that may have caused the death, which wait until the unit is started again. `None` if it is not
+    /// started again.
+    pub suspicion: Option<Suspicion>,
 }
 
 /// The addresses of a Router for the Tokenizer.

@@ -364,10 +364,11 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
         self.strike(Phase::Entry, "TokensReady");
         let TokensReady {
             from,
-            batch,
+            mut batch,
             prefixes,
             admissions,
         } = ready;
+        self.keep_of_unit(from, &mut batch);
         if !self.estate.docket.note(from, &batch) {
             self.metrics.resumes().stale();
             tracing::debug!(

@@ -5,7 +5,7 @@ use actix::{Context, Handler};
 use super::Tokenizer;
 use crate::mailbox::Posted;
 use crate::messages::{
-    AdoptRequests, Adopted, RouteNews, RouteRequest, Routed, RouterLinks, RouterStarted,
+    AdoptRequests, Adopted, RouteNews, RouteRequest, Routed, RouterLinks, RouterStarted, UnitDied,
 };
 use souffleur_base::ids::{IntakeId, UnitId};
 use souffleur_chaos::Phase;
@@ -56,6 +56,15 @@ impl Tokenizer {
         }
     }
 
+    /// Drops late results of requests that have moved to another unit, which computes them again.
+    pub(super) fn keep_of_unit(&self, from: Incarnation, batch: &mut Vec<RequestTokens>) {
+        if self.settings.has_replicas {
+            let docket = &self.estate.docket;
+            let unit_of = |update: &RequestTokens| Some(docket.get(update.intake)?.unit());
+            batch.retain(|update| unit_of(update) == Some(from.unit));
+        }
+    }
+
     /// Tells the Router of tokens that the docket has noted.
     pub(super) fn tell_router_of_tokens(&self, from: Incarnation, batch: &[RequestTokens]) {
         let Some(router) = self.router_links() else {
@@ -75,6 +84,20 @@ impl Tokenizer {
         }
     }
 
+    /// Asks for the units of requests that have none. Without a Router, the next one is asked.
+    fn ask_router(&self, unrouted: &[IntakeId]) {
+        let entries = unrouted
+            .iter()
+            .filter_map(|intake| self.estate.docket.get(*intake));
+        if let Some(router) = self.router_links() {
+            entries.for_each(|entry| {
+                router
+                    .route
+                    .post(RouteRequest::of(entry.request(), entry.told()))
+            });
+        }
+    }
+
     fn router_links(&self) -> Option<&RouterLinks> {
         self.router.as_ref().map(|router| &router.links)
     }
@@ -87,13 +110,21 @@ impl Handler<RouterStarted> for Tokenizer {
         self.strike(Phase::Entry, "RouterStarted");
         self.router = Some(started);
         self.let_router_adopt(None);
-        let docket = &self.estate.docket;
-        let unrouted = docket.unrouted().into_iter();
-        let entries = unrouted.filter_map(|intake| docket.get(intake));
-        let asked = entries.map(|entry| RouteRequest::of(entry.request(), entry.told()));
-        if let Some(router) = self.router_links() {
-            asked.for_each(|asked| router.route.post(asked));
-        }
+        self.ask_router(&self.estate.docket.unrouted());
+    }
+}
+
+impl Handler<UnitDied> for Tokenizer {
+    type Result = ();
+
+    fn handle(&mut self, UnitDied { unit, suspicion }: UnitDied, _: &mut Context<Self>) {
+        self.strike(Phase::Entry, "UnitDied");
+        let docket = &mut self.estate.docket;
+        let moved = match suspicion {
+            Some(suspicion) => docket.move_away(unit, &suspicion),
+            None => docket.retire(unit),
+        };
+        self.ask_router(&moved);
     }
 }
 

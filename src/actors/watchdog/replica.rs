@@ -19,6 +19,8 @@ pub(super) struct Replica {
     pub(super) due: Due,
     /// A restart or a stop is under way.
     pub(super) is_busy: bool,
+    /// The unit is not started again, although others run.
+    pub(super) is_retired: bool,
     /// Failed loads of the executor since the last one that succeeded.
     pub(super) failed_attempts: usize,
     pub(super) next_attempt: Option<SpawnHandle>,
@@ -48,6 +50,7 @@ impl Replica {
             pins: HostPins::none(),
             due: Due::default(),
             is_busy: false,
+            is_retired: false,
             failed_attempts: 0,
             next_attempt: None,
             down_since: None,

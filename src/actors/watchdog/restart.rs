@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::Watchdog;
 use crate::death::StopActor;
 use crate::executor::ExecutorThread;
-use crate::messages::{ActorDied, CancelAll, HostSettings, Relink};
+use crate::messages::{ActorDied, CancelAll, HostSettings, Relink, UnitDied};
 use crate::status::UnitStatus;
 use crate::tokenizer::arbiter::TokenizerArbiter;
 use crate::unit::{Survivors, Unit};
@@ -71,6 +71,10 @@ impl Watchdog {
             watch.set_tokenizer(tokenizer.tokenizer.clone().recipient());
         }
         self.router.connect(&tokenizer.tokenizer);
+        for unit in self.retired() {
+            let suspicion = None;
+            tokenizer.tokenizer.do_send(UnitDied { unit, suspicion });
+        }
         for generate in self.unread.drain(..) {
             tokenizer.tokenizer.do_send(generate);
         }
@@ -198,14 +202,14 @@ impl Watchdog {
             // The files hold another model than the one that clients know by this name, or the device is lost.
             tracing::error!(%error, "not rebuilding the engine: no attempt can succeed; it stays down");
             let reason = format!("the engine died and will not be rebuilt: {error}");
-            return self.give_up(&reason, ctx);
+            return self.not_rebuilt(unit, &reason, ctx);
         }
         let Some(wait) = self.blueprint.rebuild.wait_after(attempts) else {
             tracing::error!(%error, attempts, "failed to rebuild the engine: it stays down until a restart");
             let reason = format!(
                 "the engine died and {attempts} attempts to rebuild it failed; the last error: {error}"
             );
-            return self.give_up(&reason, ctx);
+            return self.not_rebuilt(unit, &reason, ctx);
         };
         let wait_s = wait.as_secs_f64();
         tracing::error!(%error, attempts, wait_s, "failed to rebuild the engine: trying again");
@@ -249,42 +253,6 @@ impl Watchdog {
                 );
             }
         }));
-    }
-
-    /// Starts the Router again. The replicas compute on meanwhile, and requests without a replica wait.
-    pub(super) fn router_died(&mut self, died: &ActorDied, ctx: &mut Context<Self>) {
-        if !self.router.is_current(died.generation) {
-            return;
-        }
-        self.metrics.died(died.actor);
-        let now_s = self.started.elapsed().as_secs_f64();
-        if !self.router.may_start_again(now_s) {
-            let reason = "the router died too often (--max-restarts): see the log for the causes";
-            tracing::error!(cause = &*died.cause, reason, "the engine ends");
-            return self.give_up(reason, ctx);
-        }
-        tracing::error!(
-            panicked = died.panicked,
-            cause = &*died.cause,
-            "the router died: starting it again"
-        );
-        self.router.start(ctx.address().recipient());
-        let Some(tokenizer) = &self.tokenizer else {
-            return;
-        };
-        let mut published = None;
-        for (unit, replica) in self.unit_ids().zip(&self.replicas) {
-            if let Some(running) = &replica.unit {
-                let doors = running.doors(&tokenizer.tokenizer);
-                self.router.replica_started(unit, doors.clone());
-                published = Some(doors);
-            }
-        }
-        // The Tokenizer tells the Router which requests these replicas have.
-        self.router.connect(&tokenizer.tokenizer);
-        if let Some(doors) = published {
-            self.publish(Some(self.router.doors(doors)));
-        }
     }
 
     /// Ends all requests, and tells the host why.

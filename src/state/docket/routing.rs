@@ -66,6 +66,12 @@ impl Docket {
         moved
     }
 
+    /// Takes all requests from a unit that is not started again, and returns the requests that have no unit.
+    pub fn retire(&mut self, unit: UnitId) -> Vec<IntakeId> {
+        self.hand_over(unit, UNROUTED);
+        self.unrouted()
+    }
+
     fn unroute(&mut self, intake: IntakeId, from: UnitId) {
         let Some(entry) = self.entries.get_mut(&intake) else {
             return;

@@ -189,6 +189,11 @@ impl Supervision {
         Some(std::mem::replace(&mut unit.suspicion, Suspicion::Nothing))
     }
 
+    /// The requests that may have caused the deaths since the unit was started last.
+    pub fn suspicion(&self, unit: UnitId) -> &Suspicion {
+        &self.units[unit.index()].suspicion
+    }
+
     /// The unit in the generation that was decided on last.
     pub fn newest(&self, unit: UnitId) -> Incarnation {
         Incarnation {
