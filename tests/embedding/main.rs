@@ -14,6 +14,7 @@ mod prefixes;
 mod quiet;
 mod rebuilds;
 mod recording;
+mod replicas;
 mod shutdown;
 mod slow_clients;
 mod stores;

@@ -1,0 +1,193 @@
+//! Tests of engines with several replicas: they answer as one engine, also while a replica or the Router dies.
+
+use std::sync::Arc;
+
+use souffleur::actors::messages::{PeekPrefix, PinPrefix, SetPolicy, UnpinPrefix};
+use souffleur::config::{EngineConfig, MaxRestarts};
+use souffleur::engine::Engine;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::router::LoadBalance;
+
+use super::doubles::{Fault, faulty_parts};
+use super::world::{Build, World, assert_finished, collect, request, within};
+
+const REQUESTS: u32 = 32;
+const LENGTH: u32 = 40;
+
+fn replicas(dp_size: usize, chaos: &[String]) -> Build {
+    Build {
+        config: EngineConfig {
+            dp_size,
+            load_balance_method: LoadBalance::RoundRobin,
+            chaos: chaos
+                .iter()
+                .map(|spec| spec.parse().expect("a valid spec"))
+                .collect(),
+            max_restarts: MaxRestarts {
+                limit: 100,
+                period_s: 60,
+            },
+            ..EngineConfig::default()
+        },
+        ..Build::default()
+    }
+}
+
+fn prompt(index: u32) -> Vec<u32> {
+    (1..20).map(|token| token * 7 + index).collect()
+}
+
+/// Sends all requests, then checks that each has the output of an undisturbed engine.
+async fn serve(world: &World) {
+    let sent = (0..REQUESTS)
+        .map(|index| world.generate(request(&prompt(index), LENGTH, u64::from(index))));
+    let sent: Vec<_> = sent.collect();
+    for (index, generation) in (0..).zip(sent) {
+        let outcome = collect(generation).await;
+        assert_finished(&outcome, &prompt(index), LENGTH, u64::from(index));
+    }
+}
+
+#[tokio::test]
+async fn replicas_run_requests_at_once_and_answer_as_one_engine() {
+    let (hold, gate) = crossbeam_channel::unbounded();
+    let build = Build {
+        gate: Some(gate),
+        rows: 1,
+        ..replicas(2, &[])
+    };
+    let world = build.start();
+    let sent = [0, 1].map(|index| world.generate(request(&prompt(index), LENGTH, 7)));
+    // A replica with one row runs one request.
+    world.until(|stats| stats.running_requests == 2).await;
+    let stats = world.engine.stats().await.expect("it runs");
+    assert_eq!((stats.total_rows, stats.total_tokens), (2, 2 * 4096));
+    drop(hold);
+    for (index, generation) in (0..).zip(sent) {
+        assert_finished(&collect(generation).await, &prompt(index), LENGTH, 7);
+    }
+    serve(&world).await;
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn the_death_of_a_replicas_actor_loses_no_request() {
+    for (actor, after) in [
+        ("scheduler", 40),
+        ("radix_cache", 4),
+        ("allocator", 20),
+        ("executor", 20),
+    ] {
+        let spec = format!("actor={actor},kind=panic,after={after}");
+        let world = replicas(2, &[spec]).start();
+        serve(&world).await;
+        assert_eq!(world.engine.chaos()[0].firings, 1, "{actor}");
+        world.assert_no_leaks().await;
+        world.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn the_loss_of_a_replicas_executor_loses_no_request() {
+    let build = replicas(2, &[]);
+    let parts = faulty_parts(&build, 3, Fault::DeviceLost);
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    serve(&world).await;
+    assert_eq!(world.engine.unit_status().restarts.executor, 1);
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn deaths_of_the_router_lose_no_request() {
+    let spec = |after: u32| format!("actor=router,kind=panic,message=RouteRequest,after={after}");
+    let specs: Vec<String> = (1..=20).map(|death| spec(death + death / 2)).collect();
+    let world = replicas(2, &specs).start();
+    serve(&world).await;
+    for state in world.engine.chaos() {
+        assert_eq!(state.firings, 1, "{}", state.spec);
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn the_death_of_the_tokenizer_loses_no_request() {
+    let spec = "actor=tokenizer,kind=panic,phase=entry,message=TokensReady,after=9".to_owned();
+    let world = replicas(3, &[spec]).start();
+    serve(&world).await;
+    assert_eq!(world.engine.unit_status().restarts.tokenizer, 1);
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn pins_and_flushes_reach_the_replica_with_the_prefix() {
+    let world = replicas(2, &[]).start();
+    let doors = world.engine.doors().expect("it runs");
+    // Each in another replica.
+    for index in 0..2 {
+        let outcome = collect(world.generate(request(&prompt(index), 4, 7))).await;
+        assert_finished(&outcome, &prompt(index), 4, 7);
+        world.assert_no_leaks().await;
+    }
+    let peek = async |index| {
+        let query = PeekPrefix {
+            namespace: Namespace::default(),
+            tokens: prompt(index).into(),
+        };
+        within(doors.peek.send(query)).await.expect("it answers")
+    };
+    let n_tokens = prompt(0).len();
+    assert_eq!((peek(0).await, peek(1).await), (n_tokens, n_tokens));
+    let mut pins = Vec::new();
+    for index in 0..2 {
+        let tokens: Arc<[u32]> = prompt(index).into();
+        let pin = PinPrefix {
+            namespace: Namespace::default(),
+            tokens,
+            ttl_s: 600,
+        };
+        let pinned = within(doors.pin.send(pin)).await.expect("it answers");
+        let pinned = pinned.expect("there are few pins");
+        assert_eq!(pinned.tokens, n_tokens);
+        pins.push(pinned.pin);
+    }
+    assert_ne!(pins[0], pins[1]);
+    let flushed = world.engine.flush_cache().await.expect("it is idle");
+    assert_eq!(flushed.kept_tokens, 2 * n_tokens);
+    let unpin = async |pin| {
+        let answer = within(doors.unpin.send(UnpinPrefix { pin })).await;
+        answer.expect("it answers")
+    };
+    assert!(unpin(pins[1]).await);
+    assert!(!unpin(pins[1]).await);
+    world.engine.flush_cache().await.expect("it is idle");
+    assert_eq!((peek(0).await, peek(1).await), (n_tokens, 0));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_pause_and_policies_reach_all_replicas() {
+    let world = replicas(2, &[]).start();
+    let unknown = SetPolicy {
+        schedule_policy: Some("none".to_owned()),
+        radix_eviction_policy: None,
+    };
+    world.engine.set_policy(unknown).await.expect_err("unknown");
+    let policies = SetPolicy {
+        schedule_policy: Some("lof".to_owned()),
+        radix_eviction_policy: None,
+    };
+    let set = world.engine.set_policy(policies).await;
+    assert_eq!(set.expect("lof exists").schedule_policy, "lof");
+    world.engine.set_paused(true).await.expect("it runs");
+    let sent = [0, 1].map(|index| world.generate(request(&prompt(index), LENGTH, 7)));
+    world.until(|stats| stats.waiting_requests == 2).await;
+    world.engine.set_paused(false).await.expect("it runs");
+    for (index, generation) in (0..).zip(sent) {
+        assert_finished(&collect(generation).await, &prompt(index), LENGTH, 7);
+    }
+    world.stop().await;
+}
