@@ -1,4 +1,5 @@
-//! The engine's actors (Tokenizer, Scheduler, RadixCache, Allocator, Executor, KvStore, Watchdog) and their messages.
+//! The engine's actors (Tokenizer, Router, Scheduler, RadixCache, Allocator, Executor, KvStore, Watchdog) and their
+//! messages.
 //!
 //! ```text
 //!  Generate ──► Tokenizer ── Submit, StopFound ──► Scheduler ── TokensReady ──► Tokenizer ──► client
@@ -9,6 +10,9 @@
 //!                                               RunStep  ▼
 //!                                                     Executor ═ OS thread
 //! ```
+//!
+//! With replicas, there are several Schedulers with their caches, allocators and executors, and the Tokenizer asks the
+//! Router for the replica of each request before it sends `Submit`.
 
 pub mod allocator;
 pub mod beats;

@@ -115,8 +115,13 @@ impl Tokenizer {
         estate: Option<Box<Estate>>,
         (heir, obituary): (Recipient<HandOver>, Obituary),
     ) -> Self {
+        // Registers the metrics before the first unit has started.
+        let misses = settings.prefix_history.map(Misses::new);
         Self {
-            misses: BTreeMap::new(),
+            misses: misses
+                .map(|misses| (UnitId::FIRST, misses))
+                .into_iter()
+                .collect(),
             settings,
             estate: estate.unwrap_or_default(),
             links: BTreeMap::new(),

@@ -170,7 +170,8 @@ impl Docket {
                     .iter()
                     .map(|&intake| (intake, told(intake)))
                     .collect();
-                let is_open = |intake| self.entries.get(&intake).is_some_and(Entry::is_open);
+                let is_open =
+                    |intake: IntakeId| self.entries.get(&intake).is_some_and(Entry::is_open);
                 let last = &mut self.last_deaths;
                 let suspects = last.stalled(at.unit, cause, &posted, is_open);
                 desk.blame.died(suspicion, suspects.into_iter())

@@ -54,7 +54,8 @@ impl Docket {
                 let posted: Vec<_> = posted
                     .map(|(intake, entry)| (intake, entry.told().len()))
                     .collect();
-                let is_open = |intake| self.entries.get(&intake).is_some_and(Entry::is_open);
+                let is_open =
+                    |intake: IntakeId| self.entries.get(&intake).is_some_and(Entry::is_open);
                 let last = &mut self.last_deaths;
                 let stalled = last.stalled(from, cause, &posted, is_open);
                 moved.retain(|intake| !stalled.contains(intake));
