@@ -3,9 +3,9 @@
 use actix::Recipient;
 
 use crate::messages::{
-    CancelAll, CancelRequest, Drain, FlushCache, Generate, GetLoad, GetLocks, GetPrefixReport,
-    GetRequests, GetStats, GetView, PeekPrefix, PinPrefix, PinSoftly, SetPaused, SetPolicy,
-    TakeTreeNotes, UnpinPrefix, UnpinSoftly,
+    CancelAll, CancelRequest, Drain, FlushCache, Generate, GetLoad, GetLoads, GetLocks,
+    GetPrefixReport, GetRequests, GetStats, GetView, PeekPrefix, PinPrefix, PinSoftly, SetPaused,
+    SetPolicy, TakeTreeNotes, UnpinPrefix, UnpinSoftly,
 };
 
 /// The addresses of the current actors, as recipients, which hide the actor types.
@@ -27,6 +27,8 @@ pub struct Doors {
     pub pause: Recipient<SetPaused>,
     pub stats: Recipient<GetStats>,
     pub load: Recipient<GetLoad>,
+    /// `None` without replicas.
+    pub loads: Option<Recipient<GetLoads>>,
     pub view: Recipient<GetView>,
     pub requests: Recipient<GetRequests>,
     pub tree_notes: Recipient<TakeTreeNotes>,

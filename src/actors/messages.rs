@@ -298,6 +298,11 @@ pub struct GetStats;
 #[rtype(result = "EngineLoad")]
 pub struct GetLoad;
 
+/// Host or server -> Router, rare: the load of each replica, by their ids; `None` for one whose actors are replaced.
+#[derive(Debug, Message)]
+#[rtype(result = "Vec<Option<EngineLoad>>")]
+pub struct GetLoads;
+
 pub use view::{EncodingRequest, EngineView, GetRequests, GetView, KnownRequests, ViewedRequests};
 
 /// Engine -> Tokenizer -> Scheduler, at shutdown: answers once all requests that were sent before it have ended.

@@ -16,6 +16,7 @@ use crate::mailbox::Mailbox;
 use crate::messages::{ActorDied, Doors, HostSettings, ReservePages, StoreOrders};
 use crate::radix_cache::RadixCache;
 use crate::rebuild::RebuildRules;
+use crate::router::RouterSetup;
 use crate::scheduler::{Links, Scheduler};
 use crate::tokenizer::{Tokenizer, TokenizerSettings};
 use souffleur_base::error::{LoadError, StartError};
@@ -30,6 +31,9 @@ use souffleur_state::pool::pages::PoolLedger;
 use souffleur_state::router::LoadBalance;
 use souffleur_state::scheduler::submission::{IdFloor, Resume};
 use souffleur_state::supervision::{Incarnation, Rules};
+
+/// Recent work of replicas, as a multiple of the tokens of their pools: caches have evicted the tokens of older work.
+const POOLS_OF_RECENT_WORK: usize = 4;
 
 /// Everything needed to start the actors, and to start them again.
 pub struct Blueprint {
@@ -63,6 +67,17 @@ impl Blueprint {
     pub fn kv_events_outlet(&self) -> Option<KvEventsOutlet> {
         let publisher = self.kv_events.as_ref();
         publisher.map(|publisher| publisher.outlet().clone())
+    }
+
+    pub(crate) fn router_setup(&self) -> RouterSetup {
+        let limits = &self.control.limits;
+        let pool_tokens = limits.page_size.tokens_in(limits.total_pages);
+        let all_tokens = pool_tokens.saturating_mul(self.units as usize);
+        RouterSetup {
+            replicas: self.units,
+            rule: self.load_balance,
+            window_tokens: all_tokens.saturating_mul(POOLS_OF_RECENT_WORK),
+        }
     }
 
     /// The metrics of a unit's Scheduler, with the unit's rank if there are replicas.
@@ -229,6 +244,7 @@ impl Unit {
             pause: scheduler.clone().recipient(),
             stats: scheduler.clone().recipient(),
             load: scheduler.clone().recipient(),
+            loads: None,
             view: scheduler.clone().recipient(),
             requests: tokenizer.clone().recipient(),
             tree_notes: radix_cache.clone().recipient(),

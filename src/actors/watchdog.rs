@@ -110,7 +110,7 @@ impl Watchdog {
             blueprint.rules.restarts,
         );
         let router = RouterKeeper::new(
-            (blueprint.units, blueprint.load_balance),
+            blueprint.router_setup(),
             blueprint.rules.restarts,
             blueprint.chaos.clone(),
         );

@@ -12,8 +12,8 @@ use crate::ModelInfo;
 use crate::generation::{Canceller, Generation};
 use souffleur_actors::call::{Asked, Prompts};
 use souffleur_actors::messages::{
-    CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetPrefixReport,
-    GetStats, PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
+    CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetLoads,
+    GetPrefixReport, GetStats, PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
 };
 use souffleur_actors::status::UnitWatch;
 use souffleur_actors::watchdog::{AddressSlot, FailureWatch, StopUnit, Watchdog};
@@ -265,6 +265,17 @@ impl EngineHandle {
     /// [`RequestError::EngineDown`].
     pub async fn load(&self) -> Result<EngineLoad, RequestError> {
         self.doors()?.load.send(GetLoad).await.map_err(down)
+    }
+
+    /// The load of each replica, by their ids; `None` for one whose actors are being replaced.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn loads(&self) -> Result<Vec<Option<EngineLoad>>, RequestError> {
+        match self.doors()?.loads {
+            Some(loads) => loads.send(GetLoads).await.map_err(down),
+            None => Ok(vec![Some(self.load().await?)]),
+        }
     }
 
     /// Reports how much of a request's prompt was cached, and why not more. `None` if the id is unknown, not admitted

@@ -62,6 +62,10 @@ async fn replicas_run_requests_at_once_and_answer_as_one_engine() {
     world.until(|stats| stats.running_requests == 2).await;
     let stats = world.engine.stats().await.expect("it runs");
     assert_eq!((stats.total_rows, stats.total_tokens), (2, 2 * 4096));
+    let loads = world.engine.loads().await.expect("it runs");
+    let running = loads.iter().flatten();
+    let running: Vec<usize> = running.map(|load| load.stats.running_requests).collect();
+    assert_eq!(running, [1, 1]);
     drop(hold);
     for (index, generation) in (0..).zip(sent) {
         assert_finished(&collect(generation).await, &prompt(index), LENGTH, 7);

@@ -6,12 +6,12 @@ use actix::{
     ActorFutureExt, AsyncContext, Context, Handler, MailboxError, ResponseFuture, WrapFuture,
 };
 
-use super::Router;
+use super::{Router, each};
 use crate::doors::Doors;
 use crate::messages::{
-    EngineView, FlushCache, GetLoad, GetLocks, GetStats, GetView, PeekPrefix, PinPrefix, PinSoftly,
-    PoliciesSet, PrefixPinned, SetPaused, SetPolicy, TakeTreeNotes, TreeNotes, UnpinPrefix,
-    UnpinSoftly, ViewedRequests,
+    EngineView, FlushCache, GetLoad, GetLoads, GetLocks, GetStats, GetView, PeekPrefix, PinPrefix,
+    PinSoftly, PoliciesSet, PrefixPinned, SetPaused, SetPolicy, TakeTreeNotes, TreeNotes,
+    UnpinPrefix, UnpinSoftly, ViewedRequests,
 };
 use souffleur_base::error::RequestError;
 use souffleur_metrics::EngineLoad;
@@ -222,6 +222,17 @@ impl Handler<GetLoad> for Router {
     fn handle(&mut self, _: GetLoad, _: &mut Context<Self>) -> Self::Result {
         let asked = self.ask(|doors| doors.load.send(GetLoad));
         Box::pin(async move { EngineLoad::sum(&answers(asked).await) })
+    }
+}
+
+impl Handler<GetLoads> for Router {
+    type Result = ResponseFuture<Vec<Option<EngineLoad>>>;
+
+    fn handle(&mut self, _: GetLoads, _: &mut Context<Self>) -> Self::Result {
+        let replicas = self.replicas.iter().map(Option::as_deref);
+        let ask = |doors: &Doors| doors.load.send(GetLoad);
+        let asked = replicas.map(|doors| doors.map(ask)).collect();
+        Box::pin(each(asked))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use actix::{Actor, Addr, Recipient};
 
-use super::{ROUTER, Router};
+use super::{ROUTER, Router, RouterSetup};
 use crate::death::{Obituary, StopActor};
 use crate::doors::Doors;
 use crate::mailbox::Mailbox;
@@ -12,14 +12,12 @@ use crate::messages::{
 use crate::tokenizer::Tokenizer;
 use souffleur_base::ids::UnitId;
 use souffleur_chaos::Chaos;
-use souffleur_state::router::LoadBalance;
 use souffleur_state::supervision::{Intensity, Restarts};
 
 /// The Router, if the engine has replicas. It stops when this is dropped.
 pub struct RouterKeeper {
-    /// The number of replicas; without several, there is no Router.
-    replicas: u32,
-    rule: LoadBalance,
+    /// Without several replicas, there is no Router.
+    setup: RouterSetup,
     chaos: Chaos,
     allowed: Intensity,
     restarts: Restarts,
@@ -30,10 +28,9 @@ pub struct RouterKeeper {
 
 impl RouterKeeper {
     /// `allowed` has the number of starts after deaths.
-    pub fn new((replicas, rule): (u32, LoadBalance), allowed: Intensity, chaos: Chaos) -> Self {
+    pub fn new(setup: RouterSetup, allowed: Intensity, chaos: Chaos) -> Self {
         Self {
-            replicas,
-            rule,
+            setup,
             chaos,
             allowed,
             restarts: Restarts::default(),
@@ -44,13 +41,12 @@ impl RouterKeeper {
 
     /// Starts a Router on the Arbiter of the caller, if the engine has replicas.
     pub fn start(&mut self, died: Recipient<ActorDied>) {
-        if self.replicas < 2 {
+        if self.setup.replicas < 2 {
             return;
         }
         self.number += 1;
         let obituary = Obituary::new(ROUTER, self.number, died);
-        let replicas = (self.rule, self.replicas);
-        let router = Router::new(replicas, self.number, obituary, self.chaos.clone());
+        let router = Router::new(self.setup, self.number, obituary, self.chaos.clone());
         self.running = Some(router.start());
     }
 
@@ -115,6 +111,7 @@ impl RouterKeeper {
             pause: router.clone().recipient(),
             stats: router.clone().recipient(),
             load: router.clone().recipient(),
+            loads: Some(router.clone().recipient()),
             view: router.clone().recipient(),
             tree_notes: router.clone().recipient(),
             locks: router.clone().recipient(),

@@ -8,7 +8,9 @@ mod keeper;
 
 use std::time::Instant;
 
-use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, WrapFuture};
+use actix::{
+    Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, MailboxError, WrapFuture,
+};
 
 use crate::death::{Obituary, StopActor};
 use crate::doors::Doors;
@@ -26,6 +28,14 @@ pub use keeper::RouterKeeper;
 /// The name of the Router in reports of its death, in faults and in metrics.
 pub const ROUTER: &str = "router";
 
+#[derive(Clone, Copy, Debug)]
+pub struct RouterSetup {
+    pub replicas: u32,
+    pub rule: LoadBalance,
+    /// The computed tokens that count as a replica's recent work.
+    pub window_tokens: usize,
+}
+
 pub struct Router {
     obituary: Obituary,
     number: u64,
@@ -41,14 +51,14 @@ pub struct Router {
 }
 
 impl Router {
-    /// Router `number` of this many replicas, none of which has started.
-    pub fn new(
-        (rule, replicas): (LoadBalance, u32),
-        number: u64,
-        obituary: Obituary,
-        chaos: Chaos,
-    ) -> Self {
-        let mut state = RouterState::new(rule, replicas);
+    /// Router `number`, none of whose replicas has started.
+    pub fn new(setup: RouterSetup, number: u64, obituary: Obituary, chaos: Chaos) -> Self {
+        let RouterSetup {
+            replicas,
+            rule,
+            window_tokens,
+        } = setup;
+        let mut state = RouterState::new(rule, replicas).with_window(window_tokens);
         for unit in (0..replicas).map(UnitId::new) {
             // They get requests once they are started.
             let _ = state.died(unit);
@@ -100,6 +110,20 @@ fn prompt_of(request: &RouteRequest) -> Prompt<'_> {
     }
 }
 
+/// The answers of the replicas. One that has died does not answer.
+async fn each<T>(
+    asked: Vec<Option<impl Future<Output = Result<T, MailboxError>>>>,
+) -> Vec<Option<T>> {
+    let mut answers = Vec::with_capacity(asked.len());
+    for asked in asked {
+        answers.push(match asked {
+            Some(asked) => asked.await.ok(),
+            None => None,
+        });
+    }
+    answers
+}
+
 impl Actor for Router {
     type Context = Context<Self>;
 }
@@ -121,18 +145,7 @@ impl Handler<Posted<RouteRequest>> for Router {
         };
         let replicas = self.replicas.iter();
         let asked: Vec<_> = replicas.map(|doors| doors.as_deref().map(peek)).collect();
-        let answers = async move {
-            let mut cached = Vec::with_capacity(asked.len());
-            for asked in asked {
-                // A replica that has died does not answer.
-                cached.push(match asked {
-                    Some(asked) => asked.await.ok(),
-                    None => None,
-                });
-            }
-            cached
-        };
-        let answers = answers.into_actor(self);
+        let answers = each(asked).into_actor(self);
         ctx.spawn(answers.map(move |cached, router, _| router.choose(request, &cached)));
     }
 }
