@@ -50,6 +50,7 @@ pub struct EngineHandle {
 
 pub(super) struct Inner {
     pub(super) model: ModelInfo,
+    pub(super) replicas: usize,
     pub(super) text: Option<Arc<TextModel>>,
     pub(super) admission: Arc<Admission>,
     pub(super) kv_events: Option<KvEventsOutlet>,
@@ -307,6 +308,11 @@ impl EngineHandle {
             .expect("a holder of the lock of the doors must not panic");
         let down = || RequestError::EngineDown(DOWN_REASON.to_owned());
         doors.clone().ok_or_else(down)
+    }
+
+    /// The number of replicas, at least 1.
+    pub fn replicas(&self) -> usize {
+        self.inner.replicas
     }
 
     pub fn model(&self) -> &ModelInfo {

@@ -272,6 +272,7 @@ fn new_inner(config: &EngineConfig, parts: EngineParts, launch: Launch, began: I
     Inner {
         metrics: RequestMetrics::register(&parts.info.served_model_name),
         model: parts.info,
+        replicas: config.dp_size,
         text: parts.text,
         admission: launch.admission,
         kv_events: launch.kv_events,

@@ -150,7 +150,7 @@ pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
         "page_size": model.page_size,
         "tp_size": RANKS,
         "pp_size": RANKS,
-        "dp_size": RANKS,
+        "dp_size": engine.replicas(),
         "disaggregation_mode": "null",
         "is_embedding": false,
         "weight_version": WEIGHT_VERSION,

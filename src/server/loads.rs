@@ -9,17 +9,14 @@ use serde_json::{Value, json};
 use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
-use super::health::RANKS;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{Shape, count, enum_of, list, number, object, text, whole};
 use super::state::AppState;
 use souffleur_base::field::{Field, Shallow};
-use souffleur_engine::ModelInfo;
+use souffleur_engine::{EngineHandle, ModelInfo};
 use souffleur_metrics::EngineLoad;
 
-/// The only data-parallel rank.
-const RANK: &str = "0";
 const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
 #[derive(Deserialize)]
@@ -37,21 +34,28 @@ impl LoadQuery {
         named.is_empty() || names.any(|name| name == section || name == "all")
     }
 
-    fn check(&self) -> Result<(), ApiError> {
-        must_be("dp_rank", &self.dp_rank, RANK, "0: there is one rank")?;
+    /// The requested rank; `None` for all.
+    fn rank(&self, n_ranks: usize) -> Result<Option<usize>, ApiError> {
         let json = "json: /metrics has these numbers for Prometheus";
-        must_be("format", &self.format, "json", json)
+        if let Some(format) = self.format.as_deref().filter(|format| *format != "json") {
+            return Err(refused("format", format, json));
+        }
+        let Some(text) = &self.dp_rank else {
+            return Ok(None);
+        };
+        let mut ranks = 0..n_ranks;
+        let rank = ranks.find(|rank| rank.to_string() == *text);
+        match (rank, n_ranks) {
+            (Some(rank), _) => Ok(Some(rank)),
+            (None, 1) => Err(refused("dp_rank", text, "0: there is one rank")),
+            (None, _) => Err(refused("dp_rank", text, &format!("less than {n_ranks}"))),
+        }
     }
 }
 
-fn must_be(name: &str, value: &Option<String>, only: &str, wanted: &str) -> Result<(), ApiError> {
-    match value {
-        Some(value) if value != only => {
-            let value = Shallow::Text(value.clone());
-            Err(Field::new(name, &value).must_be(wanted).into())
-        }
-        _ => Ok(()),
-    }
+fn refused(name: &str, value: &str, wanted: &str) -> ApiError {
+    let value = Shallow::Text(value.to_owned());
+    Field::new(name, &value).must_be(wanted).into()
 }
 
 #[derive(Serialize)]
@@ -97,10 +101,10 @@ struct Queues {
 }
 
 impl RankLoad {
-    fn new(load: &EngineLoad, model: &ModelInfo, query: &LoadQuery) -> Self {
+    fn new((dp_rank, load): (usize, &EngineLoad), model: &ModelInfo, query: &LoadQuery) -> Self {
         let stats = &load.stats;
         Self {
-            dp_rank: 0,
+            dp_rank,
             num_running_reqs: stats.running_requests,
             num_waiting_reqs: stats.waiting_requests,
             num_total_reqs: stats.running_requests + stats.waiting_requests,
@@ -152,15 +156,25 @@ pub(super) async fn loads(
     state: Data<AppState>,
     query: Query<LoadQuery>,
 ) -> Result<HttpResponse, ApiError> {
-    query.check()?;
     let engine = &state.loaded()?.engine;
-    let load = engine.load().await?;
+    let rank = query.rank(engine.replicas())?;
+    let loads = loads_by_rank(engine).await?.into_iter();
+    let loads = loads.filter(|(of, _)| rank.is_none_or(|rank| rank == *of));
+    let loads = loads.map(|(rank, load)| RankLoad::new((rank, &load), engine.model(), &query));
     Ok(HttpResponse::Ok().json(json!({
         "timestamp": now(),
         "version": env!("CARGO_PKG_VERSION"),
-        "dp_rank_count": RANKS,
-        "loads": [RankLoad::new(&load, engine.model(), &query)],
+        "dp_rank_count": engine.replicas(),
+        "loads": loads.collect::<Vec<RankLoad>>(),
     })))
+}
+
+/// The load of each replica whose actors run.
+async fn loads_by_rank(engine: &EngineHandle) -> Result<Vec<(usize, EngineLoad)>, ApiError> {
+    let loads = engine.loads().await?.into_iter().enumerate();
+    Ok(loads
+        .filter_map(|(rank, load)| Some((rank, load?)))
+        .collect())
 }
 
 /// The time of a load, in RFC 3339's format.
@@ -174,15 +188,18 @@ pub(super) async fn get_load(state: Data<AppState>) -> Result<HttpResponse, ApiE
 }
 
 pub(super) async fn load_facts(state: &AppState) -> Result<Value, ApiError> {
-    let load = state.loaded()?.engine.load().await?;
-    let stats = &load.stats;
-    Ok(json!([{
-        "dp_rank": 0,
-        "num_reqs": stats.running_requests + stats.waiting_requests,
-        "num_waiting_reqs": stats.waiting_requests,
-        "num_tokens": total_tokens(&load),
-        "num_pending_tokens": load.pending.total(),
-    }]))
+    let loads = loads_by_rank(&state.loaded()?.engine).await?.into_iter();
+    let facts = loads.map(|(rank, load)| {
+        let stats = &load.stats;
+        json!({
+            "dp_rank": rank,
+            "num_reqs": stats.running_requests + stats.waiting_requests,
+            "num_waiting_reqs": stats.waiting_requests,
+            "num_tokens": total_tokens(&load),
+            "num_pending_tokens": load.pending.total(),
+        })
+    });
+    Ok(facts.collect())
 }
 
 fn rank_load() -> Shape {
@@ -299,7 +316,7 @@ mod tests {
                 format: format.map(str::to_owned),
                 ..query(None)
             };
-            let error = query.check().err();
+            let error = query.rank(1).err();
             error.map(|error| error.message().to_owned())
         };
         assert_eq!(refused(Some("0"), Some("json")), None);
@@ -307,5 +324,10 @@ mod tests {
         assert!(text.starts_with("dp_rank is \"1\", must be 0"), "{text}");
         let text = refused(None, Some("prometheus")).expect("only JSON is supported");
         assert!(text.contains("/metrics"), "{text}");
+        let second = LoadQuery {
+            dp_rank: Some("1".to_owned()),
+            ..query(None)
+        };
+        assert_eq!(second.rank(2).ok(), Some(Some(1)));
     }
 }
