@@ -11,8 +11,10 @@ use souffleur_state::supervision::{FIRST_GENERATION, Intensity, Level, Restart};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitStatus {
     pub generation: u64,
-    /// False while actors are started again: requests wait.
+    /// False while actors are started again: requests wait. With replicas, true while one of them runs.
     pub is_up: bool,
+    /// The units, by their ids; empty before the first start.
+    pub replicas: Vec<MemberStatus>,
     pub tokenizer: MemberStatus,
     pub executor_thread: MemberStatus,
     /// The KV store has died, and was not started again since.
@@ -38,7 +40,7 @@ pub struct UnitDeath {
     pub at: Instant,
 }
 
-/// An actor or thread that outlives restarts of the control actors.
+/// A unit, or an actor or thread that outlives restarts of the control actors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberStatus {
     /// The generation of the unit that it was started for; for the Tokenizer, its number.
@@ -79,6 +81,7 @@ impl UnitStatus {
         Self {
             generation: FIRST_GENERATION,
             is_up: false,
+            replicas: Vec::new(),
             tokenizer: member,
             executor_thread: member,
             has_lost_store: false,
@@ -127,9 +130,18 @@ impl UnitStatus {
         };
     }
 
+    /// Takes the units: requests are served while the actors of one live.
+    pub(crate) fn show(&mut self, replicas: Vec<MemberStatus>) {
+        self.is_up = replicas.iter().any(|replica| replica.is_up);
+        self.replicas = replicas;
+    }
+
     /// No actor runs any more.
     pub(crate) fn stopped(&mut self) {
         self.is_up = false;
+        for replica in &mut self.replicas {
+            replica.is_up = false;
+        }
         self.tokenizer.is_up = false;
         self.executor_thread.is_up = false;
     }

@@ -21,7 +21,7 @@ use crate::beats::Watch;
 use crate::kv_store::StoreKeeper;
 use crate::messages::{ActorDied, CancelAll, Doors, Generate, HostSettings, Unread};
 use crate::router::{ROUTER, RouterKeeper};
-use crate::status::{UnitDeath, UnitStatus, UnitWatch};
+use crate::status::{MemberStatus, UnitDeath, UnitStatus, UnitWatch};
 use crate::tokenizer::arbiter::TokenizerArbiter;
 use crate::tokenizer::{Estate, HandOver};
 use crate::unit::Blueprint;
@@ -163,10 +163,14 @@ impl Watchdog {
         &mut self.replicas[unit.index()]
     }
 
-    /// Requests are served while the actors of one unit live.
-    fn show_if_up(&self) {
-        let is_up = self.replicas.iter().any(|replica| replica.unit.is_some());
-        self.status.send_modify(|status| status.is_up = is_up);
+    fn show_replicas(&self) {
+        let replicas = self.unit_ids().zip(&self.replicas);
+        let replicas = replicas.map(|(unit, replica)| MemberStatus {
+            generation: self.supervision.newest(unit).generation,
+            is_up: replica.unit.is_some(),
+        });
+        let replicas: Vec<MemberStatus> = replicas.collect();
+        self.status.send_modify(|status| status.show(replicas));
     }
 
     /// True once no actor will be started again.
@@ -237,7 +241,7 @@ impl Watchdog {
                 self.replace(next.unit, ctx);
             }
         }
-        self.show_if_up();
+        self.show_replicas();
         if restart.tokenizer.is_none() {
             for next in &restart.units {
                 let suspicion = self.supervision.suspicion(next.unit).clone();

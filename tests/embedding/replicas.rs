@@ -99,7 +99,12 @@ async fn the_loss_of_a_replicas_executor_loses_no_request() {
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
     serve(&world).await;
-    assert_eq!(world.engine.unit_status().restarts.executor, 1);
+    let status = world.engine.unit_status();
+    assert_eq!(status.restarts.executor, 1);
+    let generations = status.replicas.iter();
+    let mut generations: Vec<u64> = generations.map(|replica| replica.generation).collect();
+    generations.sort_unstable();
+    assert_eq!(generations, [1, 2], "the other replica runs on");
     world.assert_no_leaks().await;
     world.stop().await;
 }

@@ -31,7 +31,7 @@ impl Watchdog {
         let is_dead = |thread: &ExecutorThread| due.executor || !thread.is_alive();
         let executor = replica.executor.take_if(|thread| is_dead(thread));
         self.router.replica_died(unit);
-        self.show_if_up();
+        self.show_replicas();
         let stopped = async move {
             if let Some(running) = running {
                 running.stop().await;
@@ -152,6 +152,7 @@ impl Watchdog {
             status.started(at.generation, executor_since);
             status.last_outage = outage.or(status.last_outage);
         });
+        self.show_replicas();
         self.report_start(at);
     }
 
