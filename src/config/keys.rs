@@ -28,8 +28,8 @@ pub struct Flag {
     pub heading: &'static str,
     /// The placeholder of the value: `TOKENS` in `--page-size <TOKENS>`. `None` means the key in capitals.
     pub value_name: Option<&'static str>,
-    /// A second name, which the help does not show.
-    pub alias: Option<&'static str>,
+    /// Other names, which the help does not list.
+    pub aliases: &'static [&'static str],
     /// Shown by `--help`, but not by `-h`.
     pub is_rare: bool,
 }
@@ -39,7 +39,7 @@ impl Flag {
         Self {
             heading,
             value_name: None,
-            alias: None,
+            aliases: &[],
             is_rare: false,
         }
     }
@@ -49,8 +49,8 @@ impl Flag {
         self
     }
 
-    pub const fn alias(mut self, name: &'static str) -> Self {
-        self.alias = Some(name);
+    pub const fn aliases(mut self, names: &'static [&'static str]) -> Self {
+        self.aliases = names;
         self
     }
 

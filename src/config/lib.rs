@@ -44,7 +44,7 @@ crate::keys! {
         /// hub, which is downloaded. If not given, the bundled model is served.
         ///
         /// Ids are owner/name, owner/name:QUANTISATION and owner/name/FILE.gguf. A path that exists is never an id.
-        #[flag(MODEL.takes("PATH|ID").alias("model"))]
+        #[flag(MODEL.takes("PATH|ID").aliases(&["model"]))]
         model_path: PathBuf = PathBuf::new(),
         /// Branch, tag or commit of a model on the Hugging Face hub; main if not given.
         #[flag(MODEL.takes("REVISION"))]
@@ -381,7 +381,7 @@ crate::keys! {
         ///
         /// Progress of a step is each layer of the model, so a long prefill is no hang. The flag is also called
         /// --watchdog-timeout.
-        #[flag(FAILURE.takes("SECONDS").alias("watchdog-timeout"))]
+        #[flag(FAILURE.takes("SECONDS").aliases(&["watchdog-timeout"]))]
         #[range(0.0..=MAX_WATCHDOG_TIMEOUT_S)]
         watchdog_timeout_s: f64 = 300.0,
         /// Number of attempts to load the model again after the executor has died; if all fail, the server exits with

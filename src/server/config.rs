@@ -151,13 +151,13 @@ keys! {
         #[range(1..)]
         health_generate_timeout_s: u32 = 20,
         /// Seconds that running requests may take to finish once the server stops.
-        #[flag(SERVER.takes("SECONDS").alias("shutdown-timeout-s"))]
+        #[flag(SERVER.takes("SECONDS").aliases(&["shutdown-timeout-s"]))]
         shutdown_deadline_s: u32 = 30,
         /// Whether each HTTP request gets a line in the log, at level info, with its id, status and duration.
         #[flag(SERVER)]
         access_log: bool = true,
         /// Comma-separated routes that are left out of the access log and of traces.
-        #[flag(RARE.takes("ROUTES").alias("disable-access-log-for-endpoints"))]
+        #[flag(RARE.takes("ROUTES").aliases(&["disable-access-log-for-endpoints"]))]
         access_log_exclude: Vec<String> = PROBES.map(str::to_owned).into(),
         /// Whether each HTTP request becomes a trace, which goes to an OpenTelemetry collector; needs a build with the
         /// feature `otlp`.

@@ -76,15 +76,13 @@ fn arg(key: &Key, default: &Value) -> Arg {
         .long(key.name.replace('_', "-"))
         .help_heading(flag.heading)
         .hide_short_help(flag.is_rare)
+        .aliases(flag.aliases.iter().copied())
         .action(ArgAction::Set)
         .value_parser(parser(key.form));
     arg = match flag.value_name {
         Some(name) => arg.value_name(name),
         None => arg.value_name(key.name.to_uppercase()),
     };
-    if let Some(alias) = flag.alias {
-        arg = arg.alias(alias);
-    }
     match key.form {
         Form::Switch => switch(arg, default),
         Form::Whole { least, .. } => arg.allow_negative_numbers(least < 0),

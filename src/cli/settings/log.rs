@@ -33,7 +33,7 @@ impl Keys for LogConfig {
             flag: Flag {
                 heading: "Log",
                 value_name: Some("LEVEL"),
-                alias: None,
+                aliases: &[],
                 is_rare: false,
             },
         },
@@ -45,7 +45,7 @@ impl Keys for LogConfig {
             flag: Flag {
                 heading: "Log",
                 value_name: Some("FORMAT"),
-                alias: None,
+                aliases: &[],
                 is_rare: false,
             },
         },
