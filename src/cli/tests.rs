@@ -156,6 +156,23 @@ fn switches_can_have_a_value() {
 }
 
 #[test]
+fn the_number_of_replicas_has_the_names_of_other_servers_too() {
+    for name in ["--dp-size", "--dp", "--data-parallel-size"] {
+        let engine = parsed(&[name, "3"]).serve.engine;
+        assert_eq!(engine.get("dp_size"), Some(3), "{name}");
+    }
+    let of_sglang = ["souffleur", "--load-balance-method", "shortest_queue"];
+    let refusal = parse(of_sglang).expect_err("the method is unknown");
+    let refusal = refusal.to_string();
+    for name in ["prefix", "round_robin", "total_tokens"] {
+        let engine = parsed(&["--load-balance-method", name]).serve.engine;
+        let method: Option<String> = engine.get("load_balance_method");
+        assert_eq!(method.as_deref(), Some(name));
+        assert!(refusal.contains(name), "{refusal}");
+    }
+}
+
+#[test]
 fn exit_codes_tell_usage_failures_and_the_end_of_an_engine_apart() {
     let failures = [
         Failure::Usage(String::new()),

@@ -112,8 +112,9 @@ crate::keys! {
         ///
         /// Each replica has its copy of the weights, its KV pool and its prefix cache. The memory that is free is
         /// divided among them, and so are the cores if `--threads` is not given; `--threads` and `--max-total-tokens`
-        /// are those of each replica. Threads are bound to no core.
-        #[flag(MODEL.takes("N"))]
+        /// are those of each replica. Threads are bound to no core. The flag is also called --dp and
+        /// --data-parallel-size.
+        #[flag(MODEL.takes("N").aliases(&["dp", "data-parallel-size"]))]
         #[range(1..=MAX_REPLICAS)]
         dp_size: usize = 1,
         /// With `--dp-size`: which replica gets a request: the one with the fewest tokens to compute before its first
