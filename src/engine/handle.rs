@@ -51,6 +51,8 @@ pub struct EngineHandle {
 pub(super) struct Inner {
     pub(super) model: ModelInfo,
     pub(super) replicas: usize,
+    /// Those of a replica; `None` on a GPU and for a host's executor.
+    pub(super) compute_threads: Option<usize>,
     pub(super) text: Option<Arc<TextModel>>,
     pub(super) admission: Arc<Admission>,
     pub(super) kv_events: Option<KvEventsOutlet>,
@@ -313,6 +315,11 @@ impl EngineHandle {
     /// The number of replicas, at least 1.
     pub fn replicas(&self) -> usize {
         self.inner.replicas
+    }
+
+    /// The number of compute threads of each replica; `None` on a GPU and for a host's executor.
+    pub fn compute_threads(&self) -> Option<usize> {
+        self.inner.compute_threads
     }
 
     pub fn model(&self) -> &ModelInfo {

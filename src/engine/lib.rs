@@ -269,10 +269,12 @@ struct Launch {
 
 fn new_inner(config: &EngineConfig, parts: EngineParts, launch: Launch, began: Instant) -> Inner {
     record_capacity(&parts.info, began);
+    let is_on_cpu = parts.info.kernel_path.is_some();
     Inner {
         metrics: RequestMetrics::register(&parts.info.served_model_name),
         model: parts.info,
         replicas: config.dp_size,
+        compute_threads: is_on_cpu.then(|| threads::threads(config)),
         text: parts.text,
         admission: launch.admission,
         kv_events: launch.kv_events,

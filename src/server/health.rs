@@ -16,7 +16,7 @@ use super::whole;
 use souffleur_base::error::RequestError;
 use souffleur_engine::{EngineHandle, ModelInfo};
 
-/// Number of ranks of an engine, for every kind of parallelism.
+/// Number of tensor parallel ranks and of pipeline stages.
 pub(super) const RANKS: usize = 1;
 /// The version of the weights, which do not change while a server runs.
 const WEIGHT_VERSION: &str = "default";
@@ -138,7 +138,7 @@ pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
     let engine = &state.loaded()?.engine;
     let (model, stats) = (engine.model(), engine.stats().await?);
     let build = state.build();
-    Ok(json!({
+    let mut facts = json!({
         "version": build.version,
         "commit": build.commit,
         "commit_date": build.commit_date,
@@ -167,7 +167,21 @@ pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
         "chaos": engine.chaos(),
         "internal_states": [stats],
         "server": state.config(),
-    }))
+    });
+    if engine.replicas() > 1 {
+        facts["replica"] = replica_facts(engine);
+    }
+    Ok(facts)
+}
+
+/// The resources of each replica of several.
+fn replica_facts(engine: &EngineHandle) -> Value {
+    let model = engine.model();
+    json!({
+        "max_total_num_tokens": model.max_total_tokens,
+        "max_running_requests": model.max_running_requests,
+        "threads": engine.compute_threads(),
+    })
 }
 
 pub(super) async fn metrics(state: Data<AppState>) -> HttpResponse {
@@ -294,6 +308,15 @@ pub(super) fn server_info_operation(_: &Facts) -> Operation {
             list(free_object()).about("faults that the engine injects into itself"),
         )
         .has("internal_states", list(free_object()))
+        .may_have(
+            "replica",
+            object()
+                .has("max_total_num_tokens", count())
+                .has("max_running_requests", count())
+                .has("threads", count().or_null())
+                .shape()
+                .about("the resources of each replica, if there are several"),
+        )
         .has(
             "server",
             free_object().about("the server's configuration, without its keys"),

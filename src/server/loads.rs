@@ -44,12 +44,18 @@ impl LoadQuery {
             return Ok(None);
         };
         let mut ranks = 0..n_ranks;
-        let rank = ranks.find(|rank| rank.to_string() == *text);
-        match (rank, n_ranks) {
-            (Some(rank), _) => Ok(Some(rank)),
-            (None, 1) => Err(refused("dp_rank", text, "0: there is one rank")),
-            (None, _) => Err(refused("dp_rank", text, &format!("less than {n_ranks}"))),
+        match ranks.find(|rank| rank.to_string() == *text) {
+            Some(rank) => Ok(Some(rank)),
+            None => Err(refused("dp_rank", text, &bound_of_ranks(n_ranks))),
         }
+    }
+}
+
+/// The values that `dp_rank` may have, for the error of another one.
+pub(super) fn bound_of_ranks(n_ranks: usize) -> String {
+    match n_ranks {
+        1 => "0: there is one rank".to_owned(),
+        _ => format!("less than {n_ranks}"),
     }
 }
 
@@ -158,8 +164,7 @@ pub(super) async fn loads(
 ) -> Result<HttpResponse, ApiError> {
     let engine = &state.loaded()?.engine;
     let rank = query.rank(engine.replicas())?;
-    let loads = loads_by_rank(engine).await?.into_iter();
-    let loads = loads.filter(|(of, _)| rank.is_none_or(|rank| rank == *of));
+    let loads = loads_by_rank(engine, rank).await?.into_iter();
     let loads = loads.map(|(rank, load)| RankLoad::new((rank, &load), engine.model(), &query));
     Ok(HttpResponse::Ok().json(json!({
         "timestamp": now(),
@@ -169,10 +174,14 @@ pub(super) async fn loads(
     })))
 }
 
-/// The load of each replica whose actors run.
-async fn loads_by_rank(engine: &EngineHandle) -> Result<Vec<(usize, EngineLoad)>, ApiError> {
+/// The load of each replica whose actors run, or of the named one only.
+pub(super) async fn loads_by_rank(
+    engine: &EngineHandle,
+    named: Option<usize>,
+) -> Result<Vec<(usize, EngineLoad)>, ApiError> {
     let loads = engine.loads().await?.into_iter().enumerate();
     Ok(loads
+        .filter(|(rank, _)| named.is_none_or(|named| named == *rank))
         .filter_map(|(rank, load)| Some((rank, load?)))
         .collect())
 }
@@ -184,11 +193,12 @@ pub(super) fn now() -> String {
 
 /// Answers `GET /get_load`, the older form. sglang-router adds up the `num_tokens` of the ranks.
 pub(super) async fn get_load(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
-    Ok(HttpResponse::Ok().json(load_facts(&state).await?))
+    Ok(HttpResponse::Ok().json(load_facts(&state, None).await?))
 }
 
-pub(super) async fn load_facts(state: &AppState) -> Result<Value, ApiError> {
-    let loads = loads_by_rank(&state.loaded()?.engine).await?.into_iter();
+pub(super) async fn load_facts(state: &AppState, rank: Option<usize>) -> Result<Value, ApiError> {
+    let loads = loads_by_rank(&state.loaded()?.engine, rank).await?;
+    let loads = loads.into_iter();
     let facts = loads.map(|(rank, load)| {
         let stats = &load.stats;
         json!({
@@ -250,7 +260,13 @@ fn rank_load() -> Shape {
         .shape()
 }
 
-pub(super) fn operation(_: &Facts) -> Operation {
+pub(super) fn operation(facts: &Facts) -> Operation {
+    let last_rank = facts.replicas.saturating_sub(1);
+    let about_rank = match last_rank {
+        0 => "a rank, which must be 0",
+        _ => "a replica; all by default",
+    };
+    let rank = whole().at_least(0).at_most(last_rank);
     let loads = object()
         .has("timestamp", text())
         .has("version", text())
@@ -263,7 +279,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
             "sections, with commas between them: `core` is always there; `memory`, `disagg`, `queues`; `all` is the \
              default. Other names are ignored",
         )
-        .query("dp_rank", whole().at_least(0).at_most(0), "a rank, which must be 0")
+        .query("dp_rank", rank, about_rank)
         .query("format", enum_of(["json"]), "`/metrics` is for Prometheus")
         .answers(loads.shape(), "the load of each rank")
         .fails(400, "there is no such rank or format")

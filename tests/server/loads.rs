@@ -135,6 +135,38 @@ fn the_hit_rate_covers_only_the_last_admission() {
 }
 
 #[test]
+fn each_replica_has_a_rank_with_its_load() {
+    let world = World::with(|engine, _| engine.dp_size = 2);
+    let tokens = CONTEXT_TOKENS + 1024;
+    let ranks = |path: &str| -> Vec<(Value, Value)> {
+        let mut load = get(world.addr, path).ok();
+        assert_eq!(load["dp_rank_count"], 2, "{load}");
+        let Value::Array(loads) = load["loads"].take() else {
+            panic!("no list: {load}");
+        };
+        let loads = loads.into_iter();
+        loads
+            .map(|mut load| (load["dp_rank"].take(), load["max_total_num_tokens"].take()))
+            .collect()
+    };
+    let of = |rank: usize| (json!(rank), json!(tokens));
+    assert_eq!(ranks("/v1/loads"), [of(0), of(1)]);
+    assert_eq!(ranks("/v1/loads?dp_rank=1"), [of(1)]);
+    let refused = get(world.addr, "/v1/loads?dp_rank=2");
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    let body = refused.body;
+    assert!(body.contains("must be less than 2"), "{body}");
+    let older = get(world.addr, "/get_load").ok();
+    assert_eq!(older.as_array().map(Vec::len), Some(2), "{older}");
+    let document = get(world.addr, "/openapi.json").ok();
+    let parameters = document["paths"]["/v1/loads"]["get"]["parameters"].as_array();
+    let mut parameters = parameters.expect("a list").iter();
+    let rank = parameters.find(|parameter| parameter["name"] == "dp_rank");
+    assert_eq!(rank.expect("it is documented")["schema"]["maximum"], 1);
+    world.wait_until_idle();
+}
+
+#[test]
 fn sections_can_be_chosen_and_unsupported_parameters_are_refused_by_name() {
     let world = World::new();
     let has = |path: &str| {

@@ -99,7 +99,21 @@ fn a_loaded_server_describes_itself() {
         }
         assert_eq!(info["max_total_tokens"], info["max_total_num_tokens"]);
         assert_eq!(info["is_embedding"], false);
+        assert!(info.get("replica").is_none(), "{info}");
     }
+    world.wait_until_idle();
+}
+
+#[test]
+fn the_resources_of_each_of_several_replicas_are_listed() {
+    let world = World::with(|engine, _| engine.dp_size = 2);
+    let info = get(world.addr, "/server_info").ok();
+    assert_eq!(info["dp_size"], 2);
+    let tokens = &info["max_total_num_tokens"];
+    let resources =
+        json!({"max_total_num_tokens": tokens, "max_running_requests": 32, "threads": 1});
+    assert_eq!(info["replica"], resources);
+    assert_eq!(info["internal_states"][0]["total_rows"], 64, "a sum");
     world.wait_until_idle();
 }
 

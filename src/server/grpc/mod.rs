@@ -25,6 +25,7 @@ use tonic::{Code, Request, Status};
 
 use super::error::ApiError;
 use super::key;
+use super::loads;
 use super::state::AppState;
 use super::words::Dialect;
 use proto::runtime::sglang_service_server::SglangServiceServer;
@@ -143,11 +144,16 @@ fn status(error: ApiError) -> Status {
     Status::new(code, error.message())
 }
 
-fn check_rank(rank: Option<i32>) -> Result<(), Status> {
-    match rank {
-        None | Some(0) => Ok(()),
-        Some(rank) => {
-            let text = format!("dp_rank is {rank}, must be 0: there is one rank");
+/// The named replica; `None` for all.
+fn rank_of(rank: Option<i32>, n_ranks: usize) -> Result<Option<usize>, Status> {
+    let Some(rank) = rank else {
+        return Ok(None);
+    };
+    match usize::try_from(rank).ok().filter(|rank| *rank < n_ranks) {
+        Some(rank) => Ok(Some(rank)),
+        None => {
+            let bound = loads::bound_of_ranks(n_ranks);
+            let text = format!("dp_rank is {rank}, must be {bound}");
             Err(status(ApiError::field("dp_rank", text)))
         }
     }
@@ -162,6 +168,25 @@ fn i32_of(number: usize) -> i32 {
 mod tests {
     use super::*;
     use souffleur_base::error::RequestError;
+
+    #[test]
+    fn a_rank_is_that_of_a_replica() {
+        let read = |rank, n_ranks| {
+            let read = rank_of(rank, n_ranks);
+            read.map_err(|refusal| (refusal.code(), refusal.message().to_owned()))
+        };
+        assert_eq!(read(None, 2), Ok(None));
+        assert_eq!(read(Some(0), 1), Ok(Some(0)));
+        assert_eq!(read(Some(1), 2), Ok(Some(1)));
+        for (rank, n_ranks, text) in [
+            (1, 1, "dp_rank is 1, must be 0: there is one rank"),
+            (2, 2, "dp_rank is 2, must be less than 2"),
+            (-1, 2, "dp_rank is -1, must be less than 2"),
+        ] {
+            let refusal = (Code::InvalidArgument, text.to_owned());
+            assert_eq!(read(Some(rank), n_ranks), Err(refusal));
+        }
+    }
 
     #[test]
     fn errors_keep_their_message_and_get_a_grpc_code() {

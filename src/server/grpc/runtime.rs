@@ -15,7 +15,7 @@ use super::proto::runtime::{
     GetServerInfoRequest, GetServerInfoResponse, HealthCheckRequest, HealthCheckResponse,
     ListModelsRequest, ListModelsResponse, ModelCard, SamplingParams,
 };
-use super::{FlushReport, check_rank, flush, i32_of, status, verify_admin};
+use super::{FlushReport, flush, i32_of, rank_of, status, verify_admin};
 use crate::error::ApiError;
 use crate::native::{Meta, ReplyForm};
 use crate::state::AppState;
@@ -98,8 +98,10 @@ impl SglangService for Runtime {
         &self,
         request: Request<GetLoadRequest>,
     ) -> Result<Response<GetLoadResponse>, Status> {
-        check_rank(request.into_inner().dp_rank)?;
-        let load = loads::load_facts(&self.state).await.map_err(status)?;
+        let n_ranks = self.state.loaded().map_err(status)?.engine.replicas();
+        let rank = rank_of(request.into_inner().dp_rank, n_ranks)?;
+        let load = loads::load_facts(&self.state, rank).await;
+        let load = load.map_err(status)?;
         Ok(Response::new(GetLoadResponse {
             json_info: load.to_string(),
         }))

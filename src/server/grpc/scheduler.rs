@@ -18,13 +18,15 @@ use super::proto::scheduler::{
     GetTokenizerChunk, GetTokenizerRequest, HealthCheckRequest, HealthCheckResponse, KvEventBatch,
     QueueMetrics, SamplingParams, SchedulerLoad, SubscribeKvEventsRequest,
 };
-use super::{FlushReport, check_rank, flush, i32_of, kv_events, status, verify_admin};
+use super::{FlushReport, flush, i32_of, kv_events, rank_of, status, verify_admin};
 use crate::error::ApiError;
 use crate::health;
 use crate::loads;
 use crate::state::AppState;
 use crate::transcript::Transcript;
 use souffleur_base::ids::RequestId;
+use souffleur_engine::ModelInfo;
+use souffleur_metrics::EngineLoad;
 use souffleur_request::FinishReason;
 
 pub(super) struct Scheduler {
@@ -136,35 +138,22 @@ impl SglangScheduler for Scheduler {
         request: Request<GetLoadsRequest>,
     ) -> Result<Response<GetLoadsResponse>, Status> {
         let GetLoadsRequest { dp_rank, include } = request.into_inner();
-        check_rank(dp_rank)?;
         let engine = &self.state.loaded().map_err(status)?.engine;
-        let load = engine.load().await.map_err(|error| status(error.into()))?;
-        let (stats, model) = (&load.stats, engine.model());
+        let rank = rank_of(dp_rank, engine.replicas())?;
+        let loads = loads::loads_by_rank(engine, rank).await;
+        let loads = loads.map_err(status)?.into_iter();
         let has_queues = include.is_empty();
         let has_queues = has_queues || include.iter().any(|name| name == "queues" || name == "all");
-        let load = SchedulerLoad {
-            dp_rank: 0,
-            num_running_reqs: i32_of(stats.running_requests),
-            num_waiting_reqs: i32_of(stats.waiting_requests),
-            num_total_reqs: i32_of(stats.running_requests + stats.waiting_requests),
-            num_used_tokens: i32_of(stats.used_tokens()),
-            max_total_num_tokens: i32_of(model.max_total_tokens),
-            token_usage: stats.token_usage(),
-            gen_throughput: load.gen_throughput,
-            cache_hit_rate: load.cache_hit_rate,
-            utilization: stats.utilization(),
-            max_running_requests: i32_of(model.max_running_requests),
-            queues: has_queues.then(|| QueueMetrics {
-                waiting: i32_of(stats.waiting_requests),
-                retracted: i32_of(stats.retracted_requests),
-            }),
-            num_waiting_uncached_tokens: i32_of(load.pending.total()),
-        };
+        let loads = loads.map(|(rank, load)| SchedulerLoad {
+            dp_rank: i32_of(rank),
+            queues: has_queues.then(|| queues(&load)),
+            ..scheduler_load(&load, engine.model())
+        });
         Ok(Response::new(GetLoadsResponse {
             timestamp: loads::now(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            dp_rank_count: 1,
-            loads: vec![load],
+            dp_rank_count: i32_of(engine.replicas()),
+            loads: loads.collect(),
         }))
     }
 
@@ -230,6 +219,31 @@ impl ResponseWriter {
             cached_tokens: update.usage.cached_tokens,
             matched_stop,
         })
+    }
+}
+
+fn scheduler_load(load: &EngineLoad, model: &ModelInfo) -> SchedulerLoad {
+    let stats = &load.stats;
+    SchedulerLoad {
+        num_running_reqs: i32_of(stats.running_requests),
+        num_waiting_reqs: i32_of(stats.waiting_requests),
+        num_total_reqs: i32_of(stats.running_requests + stats.waiting_requests),
+        num_used_tokens: i32_of(stats.used_tokens()),
+        max_total_num_tokens: i32_of(model.max_total_tokens),
+        token_usage: stats.token_usage(),
+        gen_throughput: load.gen_throughput,
+        cache_hit_rate: load.cache_hit_rate,
+        utilization: stats.utilization(),
+        max_running_requests: i32_of(model.max_running_requests),
+        num_waiting_uncached_tokens: i32_of(load.pending.total()),
+        ..SchedulerLoad::default()
+    }
+}
+
+fn queues(load: &EngineLoad) -> QueueMetrics {
+    QueueMetrics {
+        waiting: i32_of(load.stats.waiting_requests),
+        retracted: i32_of(load.stats.retracted_requests),
     }
 }
 

@@ -10,6 +10,8 @@ use souffleur_state::sampling::SamplingParams;
 #[derive(Default)]
 pub(crate) struct Facts {
     pub(crate) limits: RequestLimits,
+    /// The number of replicas, once the model is loaded.
+    pub(crate) replicas: usize,
     /// Maximum of prompts × samples in a call.
     pub(crate) max_requests: usize,
     /// The default sampling parameters on the endpoints that use the model's defaults.
@@ -29,6 +31,7 @@ impl Facts {
         let generation = engine.map(|engine| &engine.model().generation);
         Self {
             limits: limits.unwrap_or_default(),
+            replicas: engine.map_or(1, |engine| engine.replicas()),
             max_requests: config.max_batch_requests,
             model_sampling: generation.map(sampling_of).unwrap_or_default(),
             model: engine.map(|engine| engine.model().served_model_name.clone()),
