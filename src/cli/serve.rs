@@ -130,10 +130,11 @@ fn start_on_thread(config: EngineConfig, format: LogFormat, slot: EngineSlot) ->
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
         let engine = local::with_model(config).and_then(|config| {
+            let replicas = plan::Replicas::of(&config);
             let report = move |done_bytes, all_bytes| slot.report_loading(done_bytes, all_bytes);
             local::start_reporting(config, progress::weights_bar_and(report), |parts| {
                 if format == LogFormat::Text {
-                    plan::show(&parts.info);
+                    plan::show(&parts.info, replicas);
                 }
                 Ok(())
             })

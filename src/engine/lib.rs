@@ -46,6 +46,7 @@ pub use handle::EngineHandle;
 pub use parts::{EngineParts, ModelInfo};
 pub use pins::SoftPin;
 pub use progress::Progress;
+pub use threads::compute_threads;
 pub use view::TreeReader;
 
 use handle::Inner;
@@ -274,7 +275,7 @@ fn new_inner(config: &EngineConfig, parts: EngineParts, launch: Launch, began: I
         metrics: RequestMetrics::register(&parts.info.served_model_name),
         model: parts.info,
         replicas: config.dp_size,
-        compute_threads: is_on_cpu.then(|| threads::threads(config)),
+        compute_threads: is_on_cpu.then(|| compute_threads(config)),
         text: parts.text,
         admission: launch.admission,
         kv_events: launch.kv_events,

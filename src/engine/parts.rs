@@ -16,7 +16,7 @@ use crate::origin::from_the_same_files;
 use crate::progress::Progress;
 use crate::store::{record_weight_files, store_setup, tier_limits};
 use crate::text::ModelText;
-use crate::threads::threads;
+use crate::threads::compute_threads;
 use souffleur_actors::beats::Beats;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
@@ -391,7 +391,7 @@ fn cpu_executor(
         load_format: config.load_format,
         n_pages: memory.n_pages as usize,
         page_size: config.page_size as usize,
-        threads: threads(config),
+        threads: compute_threads(config),
         // Each replica would bind its threads to the same cores.
         pin_threads: config.pin_threads && config.dp_size == 1,
         numa: if config.dp_size == 1 {

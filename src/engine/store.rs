@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::gpu::Gpu;
-use crate::threads::threads;
+use crate::threads::compute_threads;
 use souffleur_actors::kv_store::{BlockDesk, StoreSetup};
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_base::kv_layout::KvLayout;
@@ -167,7 +167,7 @@ fn limits(
 }
 
 fn write_share(config: &EngineConfig) -> f64 {
-    config.kv_write_share * threads(config) as f64
+    config.kv_write_share * compute_threads(config) as f64
 }
 
 /// Bytes that the memory plan keeps free for buffers, of `available_bytes`; 0 without a store.

@@ -3,8 +3,8 @@
 use souffleur_config::EngineConfig;
 use souffleur_kernels::cpu::default_threads;
 
-/// By default, the replicas share the cores.
-pub(super) fn threads(config: &EngineConfig) -> usize {
+/// The number of compute threads of each replica. By default, the replicas share the cores.
+pub fn compute_threads(config: &EngineConfig) -> usize {
     if config.threads > 0 {
         return config.threads;
     }

@@ -224,6 +224,33 @@ fn the_plan_lists_sizes_and_reasons() {
 }
 
 #[test]
+fn the_plan_of_several_replicas_is_that_of_each() {
+    let model = tiny_model().display().to_string();
+    let plan = |args: &[&str]| {
+        let given = [
+            "plan",
+            "--model",
+            model.as_str(),
+            "--max-total-tokens",
+            "5000",
+        ];
+        let output = run(&[&given[..], args].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let text = plan(&["--dp", "2", "--threads", "1"]);
+    for part in [
+        "replicas              2: each has",
+        "threads per replica   1\n",
+        "5000 tokens in",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    let alone = plan(&["--threads", "1"]);
+    assert!(!alone.contains("replicas  "), "{alone}");
+}
+
+#[test]
 fn the_plan_counts_kv_in_int8_with_its_scales() {
     let model = tiny_model().display().to_string();
     let bytes = |args: &[&str]| -> u64 {

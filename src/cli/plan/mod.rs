@@ -12,7 +12,7 @@ mod table;
 
 use clap::Args;
 use souffleur::config::EngineConfig;
-use souffleur::engine::{EngineParts, ModelInfo, Progress};
+use souffleur::engine::{EngineParts, ModelInfo, Progress, compute_threads};
 use souffleur::error::StartError;
 use souffleur::executor::cpu::widening_bytes;
 use souffleur::executor::memory_plan::Bytes;
@@ -58,7 +58,7 @@ pub fn run(args: &PlanArgs, settings: Settings) -> Result<(), Failure> {
         ..config.clone()
     };
     let parts = EngineParts::from_model(&no_tokenizer, Progress::silent())?;
-    show(&parts.info);
+    show(&parts.info, Replicas::of(&config));
     show_files(&config, &parts.info)?;
     show_tokenizer(tokenizer);
     Ok(())
@@ -122,7 +122,33 @@ fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     Ok(())
 }
 
-pub fn show(model: &ModelInfo) {
+/// The number of replicas, and of each one's compute threads.
+#[derive(Clone, Copy)]
+pub struct Replicas {
+    n: usize,
+    threads: usize,
+}
+
+impl Replicas {
+    pub fn of(config: &EngineConfig) -> Self {
+        Self {
+            n: config.dp_size,
+            threads: compute_threads(config),
+        }
+    }
+
+    fn show(self) {
+        let Self { n, threads } = self;
+        if n > 1 {
+            say(format_args!(
+                "replicas              {n}: each has the memory, the KV pool and the requests below"
+            ));
+            say(format_args!("threads per replica   {threads}"));
+        }
+    }
+}
+
+pub fn show(model: &ModelInfo, replicas: Replicas) {
     say(format_args!(
         "model                 {} ({})",
         model.served_model_name,
@@ -131,6 +157,7 @@ pub fn show(model: &ModelInfo) {
     if let Some(path) = &model.kernel_path {
         say(format_args!("instruction set       {path}"));
     }
+    replicas.show();
     let lines = model.memory.iter().flat_map(|plan| plan.explain());
     lines.for_each(say);
 }

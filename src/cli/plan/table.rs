@@ -38,8 +38,12 @@ pub(super) fn show(config: &EngineConfig) -> Result<(), Failure> {
     let tokens = config.max_total_tokens.unwrap_or(TOKENS);
     let memories = MEMORIES.map(|gib| format!("{gib}G"));
     let [first, .., last] = &memories;
+    let each = match config.dp_size {
+        1 => String::new(),
+        n => format!(", in each of {n} replicas"),
+    };
     say(format_args!(
-        "Columns file and memory are in GiB; memory is for weights, activations and {tokens} tokens of KV.\n\
+        "Columns file and memory are in GiB; memory is for weights, activations and {tokens} tokens of KV{each}.\n\
          Columns {first} to {last}: default size of the KV pool in tokens with this available memory (1K is 1024).\n"
     ));
     let header = ["model", "file", "memory"].into_iter();
@@ -134,7 +138,7 @@ impl Row {
     }
 }
 
-/// The memory that must be available for the weights, the reserve and the KV pool.
+/// The memory that must be available for the weights, the reserve and the KV pool of all replicas.
 fn needed_bytes(config: &EngineConfig, model: &CpuDescription) -> Result<u64, Failure> {
     let config = EngineConfig {
         max_total_tokens: Some(config.max_total_tokens.unwrap_or(TOKENS)),
@@ -143,7 +147,8 @@ fn needed_bytes(config: &EngineConfig, model: &CpuDescription) -> Result<u64, Fa
     };
     let plan = host_plan(&config, model, UNLIMITED)?;
     let budget = &plan.budget;
-    Ok(budget.weights_bytes + budget.reserve_bytes + plan.kv_bytes)
+    let of_each = budget.weights_bytes + budget.reserve_bytes + plan.kv_bytes;
+    Ok(of_each * config.dp_size as u64)
 }
 
 fn thousands(tokens: u64) -> String {
@@ -228,17 +233,23 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_row_suffices_and_a_byte_less_does_not() {
-        let config = EngineConfig {
-            max_total_tokens: Some(TOKENS),
-            ..EngineConfig::default()
-        };
+        for dp_size in [1, 3] {
+            check_memory(&EngineConfig {
+                max_total_tokens: Some(TOKENS),
+                dp_size,
+                ..EngineConfig::default()
+            });
+        }
+    }
+
+    fn check_memory(config: &EngineConfig) {
         for known in &KNOWN {
-            let model = describe(&config, known).expect(known.id);
-            let needed = needed_bytes(&config, &model).expect(known.id);
-            let plan = host_plan(&config, &model, needed).expect(known.id);
+            let model = describe(config, known).expect(known.id);
+            let needed = needed_bytes(config, &model).expect(known.id);
+            let plan = host_plan(config, &model, needed).expect(known.id);
             assert_eq!(plan.max_total_tokens, TOKENS as u64, "{}", known.id);
             assert!(
-                host_plan(&config, &model, needed - 1).is_err(),
+                host_plan(config, &model, needed - 1).is_err(),
                 "{}",
                 known.id
             );
