@@ -101,6 +101,8 @@ fn a_loaded_server_describes_itself() {
         assert_eq!(info["is_embedding"], false);
         assert!(info.get("replica").is_none(), "{info}");
     }
+    let engine = get(world.addr, "/debug/engine").ok();
+    assert!(engine.get("replicas").is_none(), "{engine}");
     world.wait_until_idle();
 }
 
@@ -114,6 +116,9 @@ fn the_resources_of_each_of_several_replicas_are_listed() {
         json!({"max_total_num_tokens": tokens, "max_running_requests": 32, "threads": 1});
     assert_eq!(info["replica"], resources);
     assert_eq!(info["internal_states"][0]["total_rows"], 64, "a sum");
+    let engine = get(world.addr, "/debug/engine").ok();
+    let replica = json!({"generation": 1, "is_up": true});
+    assert_eq!(engine["replicas"], json!([replica, replica]));
     world.wait_until_idle();
 }
 

@@ -11,8 +11,9 @@ use super::{death, death_shape};
 use crate::error::ApiError;
 use crate::openapi::facts::Facts;
 use crate::openapi::operation::{Group, describe};
-use crate::openapi::shape::{Shape, count, flag, number, object, text};
+use crate::openapi::shape::{Shape, count, flag, list, number, object, text};
 use crate::state::AppState;
+use souffleur_actors::status::MemberStatus;
 use souffleur_engine::EngineHandle;
 use souffleur_metrics::recovery_counts;
 
@@ -24,7 +25,7 @@ pub(crate) async fn engine(state: Data<AppState>) -> Result<HttpResponse, ApiErr
 /// All that is known about the engine without its actors.
 pub(super) fn facts(engine: &EngineHandle) -> Value {
     let (status, counts, now) = (engine.unit_status(), recovery_counts(), Instant::now());
-    json!({
+    let mut facts = json!({
         "generation": status.generation,
         "is_up": status.is_up,
         "is_paused": status.is_paused,
@@ -46,7 +47,15 @@ pub(super) fn facts(engine: &EngineHandle) -> Value {
             "lost": counts.lost,
             "stale_results": counts.stale_results,
         },
-    })
+    });
+    if engine.replicas() > 1 {
+        let replicas = status.replicas.iter();
+        let replicas = replicas.map(|MemberStatus { generation, is_up }| {
+            json!({ "generation": generation, "is_up": is_up })
+        });
+        facts["replicas"] = replicas.collect();
+    }
+    facts
 }
 
 fn shape() -> Shape {
@@ -75,6 +84,7 @@ fn shape() -> Shape {
             "stale_results",
             count().about("messages with results of an older generation"),
         );
+    let replica = object().has("generation", count()).has("is_up", flag());
     object()
         .has("generation", count())
         .has(
@@ -95,6 +105,7 @@ fn shape() -> Shape {
         )
         .has("restarts", restarts.shape())
         .has("requests", requests.shape())
+        .may_have("replicas", list(replica.shape()))
         .shape()
 }
 
