@@ -80,11 +80,11 @@ fn survive(model: Model, actor: &str, kills: &[Kill]) -> Vec<Firing> {
     panics
 }
 
-fn counts(panic: &Firing, actor: &str) -> bool {
+pub fn counts(panic: &Firing, actor: &str) -> bool {
     panic.point.actor == actor && panic.n_open >= MIN_OPEN
 }
 
-fn random_of(model: Model, target: &Target) -> fastrand::Rng {
+pub fn random_of(model: Model, target: &Target) -> fastrand::Rng {
     let name = target.actor.bytes().map(u64::from);
     let hash = name.fold(model as u64, |hash, byte| {
         hash.wrapping_mul(31).wrapping_add(byte)
@@ -93,7 +93,7 @@ fn random_of(model: Model, target: &Target) -> fastrand::Rng {
 }
 
 /// Runs for a kill that counts: others come when few streams are open.
-const RUNS_OF_A_KILL: usize = 6;
+pub const RUNS_OF_A_KILL: usize = 6;
 
 /// Kills a part until enough kills count.
 fn kill_often(model: Model, target: &Target) {

@@ -3,8 +3,9 @@
 //! 32 mixed requests stream at once while faults of `--chaos` kill a part of the engine. Every answer must equal the
 //! one of an undisturbed run, and a request that is sent at the moment of the death must be answered.
 //!
-//! `SOUFFLEUR_DEATHS` sets the kills of each part on each of the three models (default: one on the bundled model, and
-//! one of the Scheduler and of the Tokenizer on the others). `SOUFFLEUR_DEATHS_SEED` sets the seed of the moments,
+//! `SOUFFLEUR_DEATHS` sets the kills of each part on each of the three models, of each part of a replica, and of the
+//! Router. By default, there is one of each part on the bundled model, one of the Scheduler and of the Tokenizer on the
+//! others, and one of a replica's Scheduler and of the Router. `SOUFFLEUR_DEATHS_SEED` sets the seed of the moments,
 //! `SOUFFLEUR_DEATHS_MIXED` the seconds of a run with faults of all kinds.
 
 mod files;
@@ -20,6 +21,7 @@ mod models;
 mod pause;
 mod plan;
 mod poison;
+mod replicas;
 #[path = "../common/repository.rs"]
 mod repository;
 #[allow(dead_code, reason = "shared with the tests of the server")]

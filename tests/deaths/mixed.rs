@@ -119,7 +119,9 @@ fn spec(actor: Actor, kind: Kind, (message, phase): Place) -> String {
 }
 
 fn kinds() -> impl Iterator<Item = (Actor, Kind)> {
-    let all = Actor::ALL.iter().flat_map(|actor| {
+    // Only replicas have a Router.
+    let actors = Actor::ALL.iter().filter(|actor| **actor != Actor::Router);
+    let all = actors.flat_map(|actor| {
         let kinds = actor.kinds().iter();
         kinds.map(move |kind| (*actor, *kind))
     });

@@ -93,6 +93,9 @@ pub static TARGETS: [Target; 10] = [
     target("record", &[("write", "entry")]),
 ];
 
+/// Only replicas have it. Its choices come before the first token of their requests, and the news after it.
+pub static ROUTER: Target = target("router", &[("RouteNews", "entry")]);
+
 pub fn target_of(actor: &str) -> &'static Target {
     let found = TARGETS.iter().find(|target| target.actor == actor);
     found.unwrap_or_else(|| panic!("no target is named {actor}"))

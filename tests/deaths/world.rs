@@ -42,6 +42,17 @@ impl World {
         Self::configured(model, faults, hold_at, |_| ())
     }
 
+    /// Two replicas of the bundled model with these faults. Replicas have no KV store, KV events and message log.
+    pub fn with_replicas(faults: &[String]) -> Self {
+        Self::configured(Model::Bundled, faults, None, |config| {
+            config.dp_size = 2;
+            config.kv_disk_path = None;
+            config.kv_host_bytes = None;
+            config.kv_events_config = None;
+            config.record = None;
+        })
+    }
+
     /// As [`Self::start`], with a configuration that the caller changes.
     pub fn configured(
         model: Model,
@@ -118,10 +129,15 @@ impl World {
         assert_eq!(engine.failure_reason(), None);
     }
 
-    /// As [`Self::check_idle`], and checks that the weights were loaded once.
+    /// As [`Self::check_idle`], and checks that each replica has loaded its weights once.
     pub fn check_end(&self) {
         self.check_idle();
-        assert_eq!(self.gate.n_builds(), 1, "the weights were loaded again");
+        let n_replicas = self.engine().replicas();
+        assert_eq!(
+            self.gate.n_builds(),
+            n_replicas,
+            "the weights were loaded again"
+        );
     }
 
     /// Stops the server and the engine, and returns the message log.
