@@ -389,7 +389,7 @@ fn json_that_a_model_never_closes_ends_at_the_length_limit() {
 
 #[test]
 fn endless_openings_of_calls_are_delivered_as_text() {
-    let openings = "<tool_call>\n".repeat(20_000);
+    let openings = "<tool_call>\n".repeat(5_000);
     let tool = json!({"type": "function", "function": {"name": "seat"}});
     let world = World::scripted(&[("", &openings)]);
     let mut body = json!({"messages": [{"role": "user", "content": "?"}], "tools": [tool]});
