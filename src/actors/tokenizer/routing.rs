@@ -59,9 +59,7 @@ impl Tokenizer {
     /// Drops late results of requests that have moved to another unit, which computes them again.
     pub(super) fn keep_of_unit(&self, from: Incarnation, batch: &mut Vec<RequestTokens>) {
         if self.settings.has_replicas {
-            let docket = &self.estate.docket;
-            let unit_of = |update: &RequestTokens| Some(docket.get(update.intake)?.unit());
-            batch.retain(|update| unit_of(update) == Some(from.unit));
+            self.estate.docket.keep_of_unit(from.unit, batch);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::Docket;
 use super::entry::{Entry, Place};
+use crate::scheduler::news::RequestTokens;
 use crate::scheduler::submission::Submission;
 use crate::supervision::blame::Suspicion;
 use souffleur_base::ids::{IntakeId, UnitId};
@@ -83,6 +84,16 @@ impl Docket {
         entry.unit = UNROUTED;
         entry.place = Place::Held;
         self.desks.entry(UNROUTED).or_default().held.insert(intake);
+    }
+
+    /// Drops results of a unit for requests that have moved away from it: they are computed again. Those of requests
+    /// that have ended stay, since [`Docket::note`] learns from them that no older step is in flight.
+    pub fn keep_of_unit(&self, unit: UnitId, batch: &mut Vec<RequestTokens>) {
+        let has_moved = |intake: IntakeId| {
+            let entry = self.entries.get(&intake);
+            entry.is_some_and(|entry| entry.unit != unit)
+        };
+        batch.retain(|update| !has_moved(update.intake));
     }
 
     /// The requests that have no unit, oldest first.

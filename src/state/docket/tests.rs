@@ -1,3 +1,5 @@
+mod replicas;
+
 use super::quarantine::Quarantine;
 use super::*;
 use crate::scheduler::news::FinishReason;
