@@ -245,7 +245,7 @@ impl Watchdog {
         if restart.tokenizer.is_none() {
             for next in &restart.units {
                 let suspicion = self.supervision.suspicion(next.unit).clone();
-                self.move_requests(next.unit, Some(suspicion));
+                self.move_requests(next.unit, suspicion);
             }
         }
     }

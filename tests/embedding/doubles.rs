@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use actix::{Actor, Context, Handler, Message, Recipient};
+use crossbeam_channel::Receiver;
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, EngineParts};
-use souffleur::error::StepError;
+use souffleur::error::{LoadError, StepError};
 use souffleur::executor::{DeviceLost, Executor};
 use souffleur::request::{ChatPrompt, GenerateRequest, Prompt};
 use souffleur::state::step::{StepOutput, StepPlan};
@@ -71,6 +72,72 @@ impl Executor for FaultyExecutor {
     fn reset(&mut self) -> Result<(), DeviceLost> {
         if self.is_lost {
             return Err(DeviceLost("there is no device".to_owned()));
+        }
+        self.inner.reset()
+    }
+}
+
+/// Parts of two replicas that lose their devices at step 3, the second one not before the first one is loaded again.
+/// Once both are down, `reload` is called with 0 for the first and, on another thread, with 1 for the second. A replica
+/// is down while `reload` waits.
+pub fn losing_parts(
+    build: &Build,
+    reload: impl Fn(usize) -> Result<(), LoadError> + Send + Sync + 'static,
+) -> EngineParts {
+    let mut parts = build.parts();
+    let (make, made) = (parts.executor.clone(), AtomicUsize::new(0));
+    let losses = [(); 2].map(|()| crossbeam_channel::unbounded());
+    parts.executor = Arc::new(move || {
+        let inner = make()?;
+        let [(first, is_first_lost), (second, is_second_lost)] = &losses;
+        let waits_for = match made.fetch_add(1, Ordering::SeqCst) {
+            0 => None,
+            1 => Some(is_first_lost.clone()),
+            2 => {
+                let _ = first.send(());
+                let _ = is_second_lost.recv();
+                reload(0)?;
+                return Ok(inner);
+            }
+            3 => {
+                let _ = second.send(());
+                reload(1)?;
+                return Ok(inner);
+            }
+            _ => return Ok(inner),
+        };
+        Ok(Box::new(LosingExecutor {
+            inner,
+            waits_for,
+            is_lost: false,
+        }))
+    });
+    parts
+}
+
+struct LosingExecutor {
+    inner: Box<dyn Executor>,
+    waits_for: Option<Receiver<()>>,
+    is_lost: bool,
+}
+
+impl Executor for LosingExecutor {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        if plan.step.get() == 3 {
+            if let Some(waits_for) = &self.waits_for {
+                let _ = waits_for.recv();
+            }
+            self.is_lost = true;
+            panic!("a fault at step 3");
+        }
+        self.inner.run(plan)
+    }
+
+    /// The two losses have different causes: otherwise the requests of both become suspects.
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        if self.is_lost {
+            let is_second = self.waits_for.is_some();
+            return Err(DeviceLost(format!("lost, is_second={is_second}")));
         }
         self.inner.reset()
     }

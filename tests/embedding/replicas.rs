@@ -1,14 +1,18 @@
 //! Tests of engines with several replicas: they answer as one engine, also while a replica or the Router dies.
 
+use std::fmt;
+use std::io;
 use std::sync::Arc;
 
+use crossbeam_channel::{Sender, unbounded};
 use souffleur::actors::messages::{PeekPrefix, PinPrefix, SetPolicy, UnpinPrefix};
 use souffleur::config::{EngineConfig, MaxRestarts};
 use souffleur::engine::Engine;
+use souffleur::error::LoadError;
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::router::LoadBalance;
 
-use super::doubles::{Fault, faulty_parts};
+use super::doubles::{Fault, faulty_parts, losing_parts};
 use super::world::{Build, World, assert_finished, collect, request, within};
 
 const REQUESTS: u32 = 32;
@@ -105,6 +109,51 @@ async fn the_loss_of_a_replicas_executor_loses_no_request() {
     let mut generations: Vec<u64> = generations.map(|replica| replica.generation).collect();
     generations.sort_unstable();
     assert_eq!(generations, [1, 2], "the other replica runs on");
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+/// A failure of a load, which sends a message once it has been handled.
+#[derive(Debug)]
+struct Failure(Sender<()>);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("as the test requires")
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl Drop for Failure {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_cannot_be_loaded_stays_down_although_no_other_runs_at_the_moment() {
+    let mut build = replicas(2, &[]);
+    build.config.rebuild_attempts = 1;
+    let (handled, is_handled) = unbounded();
+    let parts = losing_parts(&build, move |replica| {
+        if replica == 0 {
+            return Err(LoadError::Io {
+                file: "weights".into(),
+                source: io::Error::other(Failure(handled.clone())),
+            });
+        }
+        let _ = is_handled.recv();
+        Ok(())
+    });
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    serve(&world).await;
+    let status = world.engine.unit_status();
+    let n_up = status.replicas.iter().filter(|replica| replica.is_up);
+    assert_eq!((n_up.count(), world.engine.is_ready()), (1, true));
+    // New requests go to the replica that is left.
+    serve(&world).await;
     world.assert_no_leaks().await;
     world.stop().await;
 }

@@ -81,7 +81,8 @@ pub struct RouterStarted {
     pub links: RouterLinks,
 }
 
-/// Watchdog -> Tokenizer, when a unit has died while others run: they get its requests.
+/// Watchdog -> Tokenizer, when a unit has died while others run, and when it is not started again: the others get its
+/// requests.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct UnitDied {

@@ -8,17 +8,18 @@ use souffleur_base::ids::UnitId;
 use souffleur_state::supervision::blame::Suspicion;
 
 impl Watchdog {
-    /// Lets the units that run continue the requests of one that does not. Those that may have caused its death stay,
-    /// unless it is not started again.
-    pub(super) fn move_requests(&self, unit: UnitId, suspicion: Option<Suspicion>) {
-        if let Some(tokenizer) = self.tokenizer.as_ref().filter(|_| self.runs_without(unit)) {
-            tokenizer.tokenizer.do_send(UnitDied { unit, suspicion });
+    /// Lets the units that run continue the requests of one that does not. Those that may have caused its death stay.
+    pub(super) fn move_requests(&self, unit: UnitId, suspicion: Suspicion) {
+        if self.runs_without(unit) {
+            self.tell_tokenizer(unit, Some(suspicion));
         }
     }
 
-    /// A unit could not be loaded again: the others serve on, or the engine ends if there are none.
+    /// A unit could not be loaded again: the others take its requests, at once or when they run again. The engine ends
+    /// if no other one can run.
     pub(super) fn not_rebuilt(&mut self, unit: UnitId, reason: &str, ctx: &mut Context<Self>) {
-        if !self.runs_without(unit) {
+        let mut units = self.unit_ids().zip(&self.replicas);
+        if !units.any(|(other, replica)| other != unit && !replica.is_retired) {
             return self.give_up(reason, ctx);
         }
         tracing::error!(
@@ -28,7 +29,13 @@ impl Watchdog {
         );
         self.supervision.retire(unit);
         self.replica(unit).is_retired = true;
-        self.move_requests(unit, None);
+        self.tell_tokenizer(unit, None);
+    }
+
+    fn tell_tokenizer(&self, unit: UnitId, suspicion: Option<Suspicion>) {
+        if let Some(tokenizer) = &self.tokenizer {
+            tokenizer.tokenizer.do_send(UnitDied { unit, suspicion });
+        }
     }
 
     pub(super) fn retired(&self) -> Vec<UnitId> {
