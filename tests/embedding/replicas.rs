@@ -159,6 +159,27 @@ async fn a_replica_that_cannot_be_loaded_stays_down_although_no_other_runs_at_th
 }
 
 #[tokio::test]
+async fn a_replica_that_runs_again_continues_the_requests_of_one_that_must_still_be_loaded() {
+    let build = replicas(2, &[]);
+    let (hold, is_released) = unbounded::<()>();
+    let parts = losing_parts(&build, move |replica| {
+        if replica == 1 {
+            let _ = is_released.recv();
+        }
+        Ok(())
+    });
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    serve(&world).await;
+    let status = world.engine.unit_status();
+    let n_up = status.replicas.iter().filter(|replica| replica.is_up);
+    assert_eq!(n_up.count(), 1);
+    drop(hold);
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn deaths_of_the_router_lose_no_request() {
     let spec = |after: u32| format!("actor=router,kind=panic,message=RouteRequest,after={after}");
     let specs: Vec<String> = (1..=20).map(|death| spec(death + death / 2)).collect();

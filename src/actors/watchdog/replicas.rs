@@ -3,6 +3,7 @@
 use actix::{AsyncContext, Context};
 
 use super::Watchdog;
+use super::replica::Replica;
 use crate::messages::{ActorDied, UnitDied};
 use souffleur_base::ids::UnitId;
 use souffleur_state::supervision::blame::Suspicion;
@@ -12,6 +13,15 @@ impl Watchdog {
     pub(super) fn move_requests(&self, unit: UnitId, suspicion: Suspicion) {
         if self.runs_without(unit) {
             self.tell_tokenizer(unit, Some(suspicion));
+        }
+    }
+
+    /// Lets a unit that has started, and others, continue the requests of those that must be loaded first.
+    pub(super) fn take_over_of_unloaded(&self) {
+        let is_unloaded = |replica: &Replica| replica.executor.is_none() && !replica.is_retired;
+        let units = self.unit_ids().zip(&self.replicas);
+        for (unit, _) in units.filter(|(_, replica)| is_unloaded(replica)) {
+            self.move_requests(unit, self.supervision.suspicion(unit).clone());
         }
     }
 

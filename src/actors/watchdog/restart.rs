@@ -182,6 +182,9 @@ impl Watchdog {
                 suspicion,
                 down_since,
             });
+            if self.first.is_none() {
+                self.take_over_of_unloaded();
+            }
         }
     }
 
