@@ -146,6 +146,9 @@ impl Handler<Posted<Routed>> for Tokenizer {
         }
         if self.estate.docket.route(intake, unit) {
             self.post_due();
+        } else if self.estate.docket.is_unrouted(intake) {
+            // The unit has died since the Router chose it.
+            self.ask_router(&[intake]);
         } else if self.estate.docket.get(intake).is_none() {
             // It ended before the Router had chosen.
             self.tell_router_of_end(intake);

@@ -24,6 +24,8 @@ const PATIENCE: u8 = 1;
 pub(super) struct Desk {
     /// `None` before the unit was started.
     pub(super) generation: Option<u64>,
+    /// The unit has died, and its next generation has not begun: nothing is posted to it.
+    pub(super) is_down: bool,
     /// The Scheduler has not got the first message of its generation.
     pub(super) is_anew: bool,
     pub(super) held: BTreeSet<IntakeId>,
@@ -42,6 +44,7 @@ impl Default for Desk {
     fn default() -> Self {
         Self {
             generation: None,
+            is_down: false,
             is_anew: false,
             held: BTreeSet::new(),
             n_posted: 0,
@@ -75,6 +78,7 @@ impl Desk {
     /// Begins a generation, which has none of the requests.
     pub(super) fn begin(&mut self, generation: u64) {
         self.generation = Some(generation);
+        self.is_down = false;
         self.is_anew = true;
         self.n_posted = 0;
         self.passed = None;
@@ -83,7 +87,8 @@ impl Desk {
 
     /// False if no message can be due.
     pub(super) fn is_due(&self) -> bool {
-        self.generation.is_some() && (self.is_anew || !self.held.is_empty())
+        let has_unit = self.generation.is_some() && !self.is_down;
+        has_unit && (self.is_anew || !self.held.is_empty())
     }
 
     pub(super) fn withdraw(&mut self, intake: IntakeId) {

@@ -16,8 +16,12 @@ impl Docket {
         self.enter(request, UNROUTED, now_s);
     }
 
-    /// Gives a request that has no unit to one, which need not run yet. False if it has ended, or has a unit.
+    /// Gives a request that has no unit to one, which need not run yet. False if it has ended, or has a unit, or if the
+    /// unit has died since it was chosen.
     pub fn route(&mut self, intake: IntakeId, to: UnitId) -> bool {
+        if self.desks.get(&to).is_some_and(|desk| desk.is_down) {
+            return false;
+        }
         let Some(desk) = self.desks.get_mut(&UNROUTED) else {
             return false;
         };
@@ -35,9 +39,8 @@ impl Docket {
     /// Takes the requests from a unit that has died, while others run, and returns them, oldest first: they have no
     /// unit from now on. Those that may have caused the death stay, and are tried when the unit is started again.
     pub fn move_away(&mut self, from: UnitId, suspicion: &Suspicion) -> Vec<IntakeId> {
-        let Some(desk) = self.desks.get(&from) else {
-            return Vec::new();
-        };
+        let desk = self.desks.entry(from).or_default();
+        desk.is_down = true;
         let is_suspect = |intake: IntakeId| {
             desk.blame.on_trial() == Some(intake) || desk.blame.is_suspect(intake)
         };
@@ -101,6 +104,11 @@ impl Docket {
         let desk = self.desks.get(&UNROUTED);
         desk.map(|desk| desk.held.iter().copied().collect())
             .unwrap_or_default()
+    }
+
+    pub fn is_unrouted(&self, intake: IntakeId) -> bool {
+        let desk = self.desks.get(&UNROUTED);
+        desk.is_some_and(|desk| desk.held.contains(&intake))
     }
 
     /// The open requests that have a unit, oldest first, with whether each has got a token.

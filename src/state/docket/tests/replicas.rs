@@ -36,3 +36,19 @@ fn results_of_requests_that_have_moved_are_dropped() {
     let kept: Vec<IntakeId> = batch.iter().map(|update| update.intake).collect();
     assert_eq!(kept, moved[2..]);
 }
+
+#[test]
+fn a_unit_that_has_died_gets_no_request_until_it_is_started_again() {
+    let mut docket = running();
+    let moved = docket.move_away(UNIT, &cause("a"));
+    // The Router had chosen the unit before it died.
+    assert!(!docket.route(moved[0], UNIT));
+    assert!(docket.is_unrouted(moved[0]));
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "");
+    docket.open(at(2), &cause("a"));
+    assert!(docket.route(moved[0], UNIT));
+    assert!(!docket.is_unrouted(moved[0]));
+    // No suspect: the others need not wait for it.
+    assert!(docket.route(moved[1], UNIT));
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2 r1:0]");
+}
