@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crossbeam_channel::{Sender, unbounded};
 use souffleur::actors::messages::{PeekPrefix, PinPrefix, SetPolicy, UnpinPrefix};
 use souffleur::config::{EngineConfig, MaxRestarts};
-use souffleur::engine::Engine;
-use souffleur::error::LoadError;
+use souffleur::engine::{Engine, Generation};
+use souffleur::error::{LoadError, RequestError};
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::router::LoadBalance;
 
@@ -41,15 +41,22 @@ fn prompt(index: u32) -> Vec<u32> {
     (1..20).map(|token| token * 7 + index).collect()
 }
 
-/// Sends all requests, then checks that each has the output of an undisturbed engine.
-async fn serve(world: &World) {
+fn send(world: &World) -> Vec<Generation> {
     let sent = (0..REQUESTS)
         .map(|index| world.generate(request(&prompt(index), LENGTH, u64::from(index))));
-    let sent: Vec<_> = sent.collect();
+    sent.collect()
+}
+
+/// Checks that each request has the output of an undisturbed engine.
+async fn check(sent: Vec<Generation>) {
     for (index, generation) in (0..).zip(sent) {
         let outcome = collect(generation).await;
         assert_finished(&outcome, &prompt(index), LENGTH, u64::from(index));
     }
+}
+
+async fn serve(world: &World) {
+    check(send(world)).await;
 }
 
 #[tokio::test]
@@ -175,6 +182,45 @@ async fn a_replica_that_runs_again_continues_the_requests_of_one_that_must_still
     let n_up = status.replicas.iter().filter(|replica| replica.is_up);
     assert_eq!(n_up.count(), 1);
     drop(hold);
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn hosts_get_an_error_while_no_replica_runs() {
+    let build = replicas(2, &[]);
+    let (hold, is_released) = unbounded::<()>();
+    let parts = losing_parts(&build, move |_| {
+        let _ = is_released.recv();
+        Ok(())
+    });
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    let sent = send(&world);
+    within(async {
+        let is_up = |world: &World| {
+            let replicas = world.engine.unit_status().replicas;
+            replicas.iter().any(|replica| replica.is_up)
+        };
+        while is_up(&world) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let paused = world.engine.set_paused(true).await;
+    assert!(matches!(paused, Err(RequestError::EngineDown(_))));
+    let loads = world.engine.loads().await;
+    assert!(
+        matches!(loads, Err(RequestError::EngineDown(_))),
+        "{loads:?}"
+    );
+    let stats = world.engine.stats().await;
+    assert!(
+        matches!(stats, Err(RequestError::EngineDown(_))),
+        "{stats:?}"
+    );
+    drop(hold);
+    check(sent).await;
     world.assert_no_leaks().await;
     world.stop().await;
 }

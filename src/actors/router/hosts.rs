@@ -1,9 +1,12 @@
 //! The Router's handlers of hosts' messages: they go to all replicas, or to the one that has the prefix.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
+use actix::dev::{MessageResponse, OneshotSender};
 use actix::{
-    ActorFutureExt, AsyncContext, Context, Handler, MailboxError, ResponseFuture, WrapFuture,
+    ActorFutureExt, AsyncContext, Context, Handler, MailboxError, Message, ResponseFuture,
+    WrapFuture,
 };
 
 use super::{Router, each};
@@ -61,6 +64,26 @@ impl Router {
     }
 }
 
+/// An answer to a host; `None` if no replica has answered. Then the host's message fails like one to a dead actor.
+pub struct Answer<T>(Pin<Box<dyn Future<Output = Option<T>>>>);
+
+impl<T> Answer<T> {
+    fn new(answer: impl Future<Output = Option<T>> + 'static) -> Self {
+        Self(Box::pin(answer))
+    }
+}
+
+impl<M: Message> MessageResponse<Router, M> for Answer<M::Result> {
+    fn handle(self, _: &mut Context<Router>, host: Option<OneshotSender<M::Result>>) {
+        actix::spawn(async move {
+            if let (Some(answer), Some(host)) = (self.0.await, host) {
+                // The host may be gone.
+                let _ = host.send(answer);
+            }
+        });
+    }
+}
+
 /// The answers of the replicas that lived long enough.
 async fn answers<T>(asked: Vec<impl Future<Output = Result<T, MailboxError>>>) -> Vec<T> {
     let mut answers = Vec::with_capacity(asked.len());
@@ -75,7 +98,7 @@ fn down() -> RequestError {
 }
 
 impl Handler<PeekPrefix> for Router {
-    type Result = ResponseFuture<usize>;
+    type Result = Answer<usize>;
 
     fn handle(&mut self, peek: PeekPrefix, _: &mut Context<Self>) -> Self::Result {
         let asked = self.ask(|doors| {
@@ -84,7 +107,7 @@ impl Handler<PeekPrefix> for Router {
                 tokens: peek.tokens.clone(),
             })
         });
-        Box::pin(async move { answers(asked).await.into_iter().max().unwrap_or(0) })
+        Answer::new(async move { answers(asked).await.into_iter().max() })
     }
 }
 
@@ -107,19 +130,15 @@ impl Handler<PinPrefix> for Router {
 }
 
 impl Handler<UnpinPrefix> for Router {
-    type Result = ResponseFuture<bool>;
+    type Result = Answer<bool>;
 
+    /// A replica that is started again has its pins again, so a pin of one that does not run may still exist.
     fn handle(&mut self, unpin: UnpinPrefix, _: &mut Context<Self>) -> Self::Result {
         let n_replicas = self.replicas.len() as u64;
         let (pin, index) = (unpin.pin / n_replicas, unpin.pin % n_replicas);
         let doors = self.replicas[index as usize].as_deref();
         let asked = doors.map(|doors| doors.unpin.send(UnpinPrefix { pin }));
-        Box::pin(async move {
-            match asked {
-                Some(asked) => asked.await.unwrap_or(false),
-                None => false,
-            }
-        })
+        Answer::new(async move { asked?.await.ok() })
     }
 }
 
@@ -196,48 +215,58 @@ impl Handler<FlushCache> for Router {
 }
 
 impl Handler<SetPaused> for Router {
-    type Result = ResponseFuture<()>;
+    type Result = Answer<()>;
 
     fn handle(&mut self, set: SetPaused, _: &mut Context<Self>) -> Self::Result {
         let SetPaused { paused } = set;
         let asked = self.ask(|doors| doors.pause.send(SetPaused { paused }));
-        Box::pin(async move {
-            answers(asked).await;
+        Answer::new(async move {
+            let paused = answers(asked).await;
+            (!paused.is_empty()).then_some(())
         })
     }
 }
 
 impl Handler<GetStats> for Router {
-    type Result = ResponseFuture<EngineStats>;
+    type Result = Answer<EngineStats>;
 
     fn handle(&mut self, _: GetStats, _: &mut Context<Self>) -> Self::Result {
         let asked = self.ask(|doors| doors.stats.send(GetStats));
-        Box::pin(async move { EngineStats::sum(&answers(asked).await) })
+        Answer::new(async move {
+            let stats = answers(asked).await;
+            (!stats.is_empty()).then(|| EngineStats::sum(&stats))
+        })
     }
 }
 
 impl Handler<GetLoad> for Router {
-    type Result = ResponseFuture<EngineLoad>;
+    type Result = Answer<EngineLoad>;
 
     fn handle(&mut self, _: GetLoad, _: &mut Context<Self>) -> Self::Result {
         let asked = self.ask(|doors| doors.load.send(GetLoad));
-        Box::pin(async move { EngineLoad::sum(&answers(asked).await) })
+        Answer::new(async move {
+            let loads = answers(asked).await;
+            (!loads.is_empty()).then(|| EngineLoad::sum(&loads))
+        })
     }
 }
 
 impl Handler<GetLoads> for Router {
-    type Result = ResponseFuture<Vec<Option<EngineLoad>>>;
+    type Result = Answer<Vec<Option<EngineLoad>>>;
 
     fn handle(&mut self, _: GetLoads, _: &mut Context<Self>) -> Self::Result {
         let replicas = self.replicas.iter().map(Option::as_deref);
         let ask = |doors: &Doors| doors.load.send(GetLoad);
-        let asked = replicas.map(|doors| doors.map(ask)).collect();
-        Box::pin(each(asked))
+        let asked = each(replicas.map(|doors| doors.map(ask)).collect());
+        Answer::new(async move {
+            let loads = asked.await;
+            loads.iter().any(Option::is_some).then_some(loads)
+        })
     }
 }
 
 impl Handler<GetView> for Router {
-    type Result = ResponseFuture<Box<EngineView>>;
+    type Result = Answer<Box<EngineView>>;
 
     /// The requests and pins of all replicas; the steps and pools of the first one.
     fn handle(&mut self, view: GetView, _: &mut Context<Self>) -> Self::Result {
@@ -255,9 +284,9 @@ impl Handler<GetView> for Router {
             ViewedRequests::First(most) => most,
             ViewedRequests::One(_) => usize::MAX,
         };
-        Box::pin(async move {
+        Answer::new(async move {
             let mut views = answers(asked).await.into_iter();
-            let mut whole = views.next().unwrap_or_default();
+            let mut whole = views.next()?;
             let mut stats = vec![whole.stats];
             for view in views {
                 let view = *view;
@@ -269,7 +298,7 @@ impl Handler<GetView> for Router {
             }
             whole.stats = EngineStats::sum(&stats);
             whole.requests.truncate(most);
-            whole
+            Some(whole)
         })
     }
 }
