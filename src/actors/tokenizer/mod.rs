@@ -334,10 +334,6 @@ impl Handler<Relink> for Tokenizer {
         self.strike(Phase::Entry, "Relink");
         let unit = relink.at.unit;
         self.links.insert(unit, relink.links);
-        let since = self.paused_since.remove(&unit).or(relink.down_since);
-        if let Some(since) = since.filter(|_| !self.estate.docket.is_empty()) {
-            self.paused_since.insert(unit, since);
-        }
         if let Some(limits) = self.settings.prefix_history {
             // The new unit has an empty tree.
             self.misses.insert(unit, Misses::new(limits));
@@ -345,6 +341,11 @@ impl Handler<Relink> for Tokenizer {
         let convicted = self.estate.docket.open(relink.at, &relink.suspicion);
         if let Some(convicted) = convicted {
             self.convict(convicted);
+        }
+        let since = self.paused_since.remove(&unit).or(relink.down_since);
+        // The requests may have moved to other units.
+        if let Some(since) = since.filter(|_| self.estate.docket.has_requests_of(unit)) {
+            self.paused_since.insert(unit, since);
         }
         self.let_router_adopt(Some(unit));
         self.post_due();

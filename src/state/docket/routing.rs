@@ -106,6 +106,12 @@ impl Docket {
             .unwrap_or_default()
     }
 
+    /// Whether open requests have this unit.
+    pub fn has_requests_of(&self, unit: UnitId) -> bool {
+        let desk = self.desks.get(&unit);
+        desk.is_some_and(|desk| desk.n_posted > 0 || !desk.held.is_empty())
+    }
+
     pub fn is_unrouted(&self, intake: IntakeId) -> bool {
         let desk = self.desks.get(&UNROUTED);
         desk.is_some_and(|desk| desk.held.contains(&intake))

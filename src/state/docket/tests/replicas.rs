@@ -46,7 +46,9 @@ fn a_unit_that_has_died_gets_no_request_until_it_is_started_again() {
     assert!(docket.is_unrouted(moved[0]));
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), "");
     docket.open(at(2), &cause("a"));
+    assert!(!docket.has_requests_of(UNIT), "none waited for the start");
     assert!(docket.route(moved[0], UNIT));
+    assert!(docket.has_requests_of(UNIT));
     assert!(!docket.is_unrouted(moved[0]));
     // No suspect: the others need not wait for it.
     assert!(docket.route(moved[1], UNIT));
