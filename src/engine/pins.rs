@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use actix::Recipient;
-
 use super::handle::{EngineHandle, down};
 use souffleur_actors::messages::{PinPrefix, PinSoftly, PrefixPinned, UnpinPrefix, UnpinSoftly};
+use souffleur_actors::watchdog::AddressSlot;
 use souffleur_base::error::RequestError;
 use souffleur_state::cache::namespace::Namespace;
 
@@ -15,13 +14,17 @@ use souffleur_state::cache::namespace::Namespace;
 /// releases the prefix.
 pub struct SoftPin {
     name: u64,
-    unpin: Recipient<UnpinSoftly>,
+    doors: AddressSlot,
 }
 
 impl Drop for SoftPin {
     fn drop(&mut self) {
-        // If the actors have stopped, their pins have ended.
-        self.unpin.do_send(UnpinSoftly { name: self.name });
+        let doors = self.doors.read();
+        // If the engine has ended, so have its pins. Actors that were started anew ignore the name.
+        if let Some(doors) = doors.ok().as_ref().and_then(|doors| doors.as_ref()) {
+            let name = self.name;
+            doors.unpin_softly.do_send(UnpinSoftly { name });
+        }
     }
 }
 
@@ -86,7 +89,7 @@ impl EngineHandle {
         });
         Ok(SoftPin {
             name,
-            unpin: doors.unpin_softly,
+            doors: self.inner.doors.clone(),
         })
     }
 }

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 use souffleur::actors::messages::{PeekPrefix, PinPrefix, SetPolicy, UnpinPrefix};
 use souffleur::config::{EngineConfig, MaxRestarts};
-use souffleur::engine::{Engine, Generation};
+use souffleur::engine::{Engine, Generation, SoftPin};
 use souffleur::error::{LoadError, RequestError};
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::router::LoadBalance;
@@ -291,6 +292,31 @@ async fn pins_and_flushes_reach_the_replica_with_the_prefix() {
     world.engine.flush_cache().await.expect("it is idle");
     assert_eq!((peek(0).await, peek(1).await), (n_tokens, 0));
     world.stop().await;
+}
+
+#[tokio::test]
+async fn the_next_router_releases_soft_pins() {
+    let spec = "actor=router,kind=panic,message=RouteRequest,after=2".to_owned();
+    let world = replicas(2, &[spec]).start();
+    let outcome = collect(world.generate(request(&prompt(0), 4, 7))).await;
+    assert_finished(&outcome, &prompt(0), 4, 7);
+    let pin = pin_softly(&world, 0);
+    world.until(|stats| stats.soft_pins == 1).await;
+    let outcome = collect(world.generate(request(&prompt(1), 4, 7))).await;
+    assert_finished(&outcome, &prompt(1), 4, 7);
+    assert_eq!(world.engine.chaos()[0].firings, 1);
+    drop(pin);
+    world.until(|stats| stats.soft_pins == 0).await;
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+fn pin_softly(world: &World, index: u32) -> SoftPin {
+    let ttl = Duration::from_secs(600);
+    let pin = world
+        .engine
+        .pin_softly(Namespace::default(), prompt(index).into(), ttl, None);
+    pin.expect("the engine runs")
 }
 
 #[tokio::test]
