@@ -311,6 +311,22 @@ async fn the_next_router_releases_soft_pins() {
     world.stop().await;
 }
 
+#[tokio::test]
+async fn a_soft_pin_that_is_released_at_once_ends() {
+    let world = replicas(2, &[]).start();
+    for index in 0..2 {
+        let outcome = collect(world.generate(request(&prompt(index), 4, 7))).await;
+        assert_finished(&outcome, &prompt(index), 4, 7);
+    }
+    drop(pin_softly(&world, 0));
+    let later = pin_softly(&world, 1);
+    world.until(|stats| stats.soft_pins > 0).await;
+    drop(later);
+    world.until(|stats| stats.soft_pins == 0).await;
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
 fn pin_softly(world: &World, index: u32) -> SoftPin {
     let ttl = Duration::from_secs(600);
     let pin = world

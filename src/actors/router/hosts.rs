@@ -146,9 +146,12 @@ impl Handler<PinSoftly> for Router {
     type Result = ();
 
     fn handle(&mut self, pin: PinSoftly, ctx: &mut Context<Self>) {
+        self.pinning.insert(pin.name);
         let nearest = self.nearest(&pin.namespace, &pin.tokens).into_actor(self);
         ctx.spawn(nearest.map(move |nearest, router, _| {
-            let Some((index, doors)) = nearest else {
+            // It may have been released meanwhile.
+            let is_wanted = router.pinning.remove(&pin.name);
+            let Some((index, doors)) = nearest.filter(|_| is_wanted) else {
                 return;
             };
             // The replaced pin may be in another replica.
@@ -169,6 +172,7 @@ impl Handler<UnpinSoftly> for Router {
     /// A Scheduler ignores a pin that it does not have.
     fn handle(&mut self, unpin: UnpinSoftly, _: &mut Context<Self>) {
         let UnpinSoftly { name } = unpin;
+        self.pinning.remove(&name);
         for doors in self.running() {
             doors.unpin_softly.do_send(UnpinSoftly { name });
         }

@@ -6,6 +6,7 @@
 mod hosts;
 mod keeper;
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use actix::{
@@ -47,6 +48,8 @@ pub struct Router {
     tokenizer: Option<Mailbox<Routed>>,
     /// Requests that came while no replica ran.
     waiting: Vec<RouteRequest>,
+    /// The names of soft pins whose replicas are being chosen.
+    pinning: BTreeSet<u64>,
     started: Instant,
 }
 
@@ -71,6 +74,7 @@ impl Router {
             replicas: (0..replicas).map(|_| None).collect(),
             tokenizer: None,
             waiting: Vec::new(),
+            pinning: BTreeSet::new(),
             started: Instant::now(),
         }
     }
