@@ -295,6 +295,43 @@ async fn pins_and_flushes_reach_the_replica_with_the_prefix() {
 }
 
 #[tokio::test]
+async fn a_flush_is_refused_as_a_whole_while_one_replica_has_a_request() {
+    let world = replicas(2, &[]).start();
+    for index in 0..2 {
+        let outcome = collect(world.generate(request(&prompt(index), 4, 7))).await;
+        assert_finished(&outcome, &prompt(index), 4, 7);
+        world.assert_no_leaks().await;
+    }
+    world.engine.set_paused(true).await.expect("it runs");
+    // The first replica gets it.
+    let waiting = world.generate(request(&prompt(2), 4, 7));
+    world.until(|stats| stats.waiting_requests == 1).await;
+    let refusal = world
+        .engine
+        .flush_cache()
+        .await
+        .expect_err("a request waits");
+    let busy = RequestError::Busy {
+        running: 0,
+        waiting: 1,
+    };
+    assert_eq!(refusal, busy);
+    let peek = async || {
+        let peek = world
+            .engine
+            .peek_prefix(Namespace::default(), prompt(1).into());
+        peek.await.expect("it runs")
+    };
+    assert_eq!(peek().await, prompt(1).len());
+    world.engine.set_paused(false).await.expect("it runs");
+    assert_finished(&collect(waiting).await, &prompt(2), 4, 7);
+    world.assert_no_leaks().await;
+    world.engine.flush_cache().await.expect("it is idle");
+    assert_eq!(peek().await, 0);
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn the_next_router_releases_soft_pins() {
     let spec = "actor=router,kind=panic,message=RouteRequest,after=2".to_owned();
     let world = replicas(2, &[spec]).start();

@@ -201,10 +201,17 @@ impl Handler<SetPolicy> for Router {
 impl Handler<FlushCache> for Router {
     type Result = ResponseFuture<Result<CacheFlushed, RequestError>>;
 
-    /// Flushes the replicas without requests, and refuses if one has requests.
+    /// Refuses without flushing any replica if one has requests.
     fn handle(&mut self, _: FlushCache, _: &mut Context<Self>) -> Self::Result {
-        let asked = self.ask(|doors| doors.flush.send(FlushCache));
+        let asked = self.ask(|doors| doors.stats.send(GetStats));
+        let flush = self.ask(|doors| doors.flush.clone());
         Box::pin(async move {
+            let stats = EngineStats::sum(&answers(asked).await);
+            let (running, waiting) = (stats.running_requests, stats.waiting_requests);
+            if running + waiting > 0 {
+                return Err(RequestError::Busy { running, waiting });
+            }
+            let asked = flush.iter().map(|flush| flush.send(FlushCache)).collect();
             let mut flushed = answers(asked).await.into_iter();
             let mut sum = flushed.next().ok_or_else(down)??;
             for flushed in flushed {
