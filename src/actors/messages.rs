@@ -407,8 +407,8 @@ pub struct ActorDied {
 pub use settings::{HostPins, HostSettings};
 
 pub use routing::{
-    AdoptRequests, Adopted, ReplicaDied, ReplicaStarted, RouteNews, RouteRequest, Routed,
-    RouterLinks, RouterStarted, TokenizerStarted, UnitDied,
+    AdoptRequests, Adopted, GeneratedTokens, ReplicaDied, ReplicaStarted, RouteNews, RouteRequest,
+    Routed, RouterLinks, RouterStarted, TokenizerStarted, UnitDied,
 };
 
 /// The mailbox of a dead Tokenizer -> Watchdog, which sends it to the next one: a call that no Tokenizer has read.

@@ -54,9 +54,18 @@ pub struct Routed {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub enum RouteNews {
-    /// The requests of one `TokensReady` that have got output tokens, and how many.
-    Generated(Vec<(IntakeId, usize)>),
+    /// The requests of one `TokensReady` that have got output tokens.
+    Generated(Vec<GeneratedTokens>),
     Ended(IntakeId),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct GeneratedTokens {
+    pub intake: IntakeId,
+    /// The number of output tokens.
+    pub tokens: usize,
+    /// Prompt tokens that were not cached, with the first output tokens. `None` for a request that continues.
+    pub computed: Option<usize>,
 }
 
 /// Tokenizer -> Router, after a start of the Router or of a replica: the requests that the replicas have.

@@ -17,8 +17,8 @@ use crate::death::{Obituary, StopActor};
 use crate::doors::Doors;
 use crate::mailbox::{Mailbox, Posted};
 use crate::messages::{
-    AdoptRequests, Adopted, PeekPrefix, ReplicaDied, ReplicaStarted, RouteNews, RouteRequest,
-    Routed, TokenizerStarted,
+    AdoptRequests, Adopted, GeneratedTokens, PeekPrefix, ReplicaDied, ReplicaStarted, RouteNews,
+    RouteRequest, Routed, TokenizerStarted,
 };
 use souffleur_base::ids::UnitId;
 use souffleur_chaos::{self as chaos, Chaos, Phase};
@@ -163,9 +163,17 @@ impl Handler<Posted<RouteNews>> for Router {
         let now_s = self.started.elapsed().as_secs_f64();
         match news {
             RouteNews::Generated(tokens) => {
-                for (intake, n_tokens) in tokens {
+                for GeneratedTokens {
+                    intake,
+                    tokens,
+                    computed,
+                } in tokens
+                {
+                    if let Some(computed) = computed {
+                        self.state.computed(intake, computed);
+                    }
                     self.state.prefilled(intake, now_s);
-                    self.state.generated(intake, n_tokens);
+                    self.state.generated(intake, tokens);
                 }
             }
             RouteNews::Ended(intake) => {

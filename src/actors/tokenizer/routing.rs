@@ -5,7 +5,8 @@ use actix::{Context, Handler};
 use super::Tokenizer;
 use crate::mailbox::Posted;
 use crate::messages::{
-    AdoptRequests, Adopted, RouteNews, RouteRequest, Routed, RouterLinks, RouterStarted, UnitDied,
+    AdoptRequests, Adopted, GeneratedTokens, RouteNews, RouteRequest, Routed, RouterLinks,
+    RouterStarted, UnitDied,
 };
 use souffleur_base::ids::{IntakeId, UnitId};
 use souffleur_chaos::Phase;
@@ -68,15 +69,22 @@ impl Tokenizer {
         let Some(router) = self.router_links() else {
             return;
         };
-        let is_of_unit = |update: &&RequestTokens| {
-            let entry = self.estate.docket.get(update.intake);
-            entry.is_some_and(|entry| entry.unit() == from.unit)
+        let of_unit = |update: &RequestTokens| {
+            let entry = self.estate.docket.get(update.intake)?;
+            let n_tokens = update.tokens.len();
+            if entry.unit() != from.unit || n_tokens == 0 {
+                return None;
+            }
+            let is_first = entry.told().len() == n_tokens && !entry.has_resumed();
+            let prompt = entry.request().prompt.len();
+            let uncached = prompt.saturating_sub(update.cached_tokens as usize);
+            Some(GeneratedTokens {
+                intake: update.intake,
+                tokens: n_tokens,
+                computed: is_first.then_some(uncached),
+            })
         };
-        let updates = batch.iter().filter(|update| !update.tokens.is_empty());
-        let updates = updates.filter(is_of_unit);
-        let tokens: Vec<(IntakeId, usize)> = updates
-            .map(|update| (update.intake, update.tokens.len()))
-            .collect();
+        let tokens: Vec<GeneratedTokens> = batch.iter().filter_map(of_unit).collect();
         if !tokens.is_empty() {
             router.news.post(RouteNews::Generated(tokens));
         }

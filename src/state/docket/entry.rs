@@ -90,6 +90,11 @@ impl Entry {
         self.retractions
     }
 
+    /// True if the request continues in another generation or unit, or after a withdrawal.
+    pub fn has_resumed(&self) -> bool {
+        self.resumptions > 0
+    }
+
     pub(super) fn is_open(&self) -> bool {
         self.end.is_none()
     }

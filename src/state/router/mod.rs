@@ -90,6 +90,8 @@ pub struct Prompt<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Assignment {
     unit: UnitId,
+    /// Prompt tokens that are part of the replica's recent work.
+    own_tokens: usize,
     owed_tokens: usize,
     total_tokens: usize,
     /// The time of the first token; `None` before it.
@@ -217,6 +219,18 @@ impl RouterState {
         let blocks = self.blocks(prompt);
         self.routed.record(&blocks, unit, routing);
         true
+    }
+
+    /// Takes note of how many prompt tokens a replica computed for a request. More than at the choice if the cache has
+    /// evicted some since then: without this, the work of a replica that evicts much would count too little.
+    pub fn computed(&mut self, request: IntakeId, tokens: usize) {
+        let Some(assignment) = self.requests.get_mut(&request) else {
+            return;
+        };
+        let expected = std::mem::replace(&mut assignment.own_tokens, tokens);
+        let replica = &mut self.replicas[assignment.unit.index()];
+        let recent_tokens = replica.recent_tokens + tokens as u64;
+        replica.recent_tokens = recent_tokens.saturating_sub(expected as u64);
     }
 
     /// Takes note of a request's first token: its prefill is done. Later calls change nothing.
@@ -410,6 +424,7 @@ impl RouterState {
         replica.recent_tokens += owed_tokens as u64;
         let assignment = Assignment {
             unit,
+            own_tokens: owed_tokens,
             owed_tokens,
             total_tokens: n_tokens,
             prefilled_s: None,

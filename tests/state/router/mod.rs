@@ -141,6 +141,26 @@ fn prefilled_tokens_are_no_longer_owed() {
 }
 
 #[test]
+fn tokens_that_were_evicted_before_their_request_ran_count_as_work() {
+    let choose = |computed: Option<usize>| {
+        let mut desk = Desk::new(LoadBalance::Prefix, 2);
+        let (first, unit) = desk.route(&tokens(1, 3000), &[2900, 0]);
+        assert_eq!(unit, 0);
+        if let Some(computed) = computed {
+            desk.router.computed(first, computed);
+            desk.router.computed(first, computed);
+        }
+        desk.run(first);
+        desk.route(&tokens(2, 1000), &[300, 0]).1
+    };
+    // 700 tokens to compute, 12 and 22 for the 100 tokens of recent work, against 1,000.
+    assert_eq!(choose(None), 0);
+    assert_eq!(choose(Some(100)), 0);
+    // 700, and 375 for the 3,000 tokens of recent work, are more than 1,000.
+    assert_eq!(choose(Some(3000)), 1);
+}
+
+#[test]
 fn a_whole_cached_prompt_still_computes_one_token() {
     let mut desk = Desk::new(LoadBalance::Prefix, 2);
     desk.route(&tokens(1, 128), &[0, 128]);

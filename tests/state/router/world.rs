@@ -288,6 +288,9 @@ impl World<'_> {
     fn told(&mut self, update: &RequestTokens) {
         let request = update.intake;
         if !update.tokens.is_empty() {
+            let prompt_tokens = self.trace.turns[request.index()].prompt_tokens;
+            let cached_tokens = update.cached_tokens as usize;
+            self.router.computed(request, prompt_tokens - cached_tokens);
             self.router.prefilled(request, self.now_s);
             self.router.generated(request, update.tokens.len());
         }
