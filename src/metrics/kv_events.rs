@@ -1,6 +1,8 @@
 //! Metrics of published KV events.
 
-use metrics::{Counter, Gauge, counter, gauge};
+use metrics::{Counter, Gauge, Label, counter, gauge};
+
+use super::with_label;
 
 pub(super) const GAUGES: [(&str, &str); 1] = [(
     "souffleur_kv_event_subscribers",
@@ -48,17 +50,29 @@ pub struct KvEventMetrics {
 
 impl KvEventMetrics {
     pub fn register() -> Self {
-        let blocks = |event| counter!("souffleur_kv_event_blocks_total", "event" => event);
-        let subscribers = gauge!("souffleur_kv_event_subscribers");
+        Self::with_labels(&[])
+    }
+
+    /// The metrics of one replica's publisher.
+    pub fn register_replica(rank: u32) -> Self {
+        Self::with_labels(&[Label::new("dp_rank", rank.to_string())])
+    }
+
+    fn with_labels(own: &[Label]) -> Self {
+        let blocks = |event| {
+            let labels = with_label(own, "event", event);
+            counter!("souffleur_kv_event_blocks_total", labels)
+        };
+        let subscribers = gauge!("souffleur_kv_event_subscribers", own.to_vec());
         subscribers.set(0.0);
         Self {
-            batches: counter!("souffleur_kv_event_batches_total"),
+            batches: counter!("souffleur_kv_event_batches_total", own.to_vec()),
             stored: blocks("stored"),
             removed: blocks("removed"),
-            clears: counter!("souffleur_kv_event_clears_total"),
-            lost_changes: counter!("souffleur_kv_event_lost_changes_total"),
-            skipped_batches: counter!("souffleur_kv_event_skipped_batches_total"),
-            replays: counter!("souffleur_kv_event_replays_total"),
+            clears: counter!("souffleur_kv_event_clears_total", own.to_vec()),
+            lost_changes: counter!("souffleur_kv_event_lost_changes_total", own.to_vec()),
+            skipped_batches: counter!("souffleur_kv_event_skipped_batches_total", own.to_vec()),
+            replays: counter!("souffleur_kv_event_replays_total", own.to_vec()),
             subscribers,
         }
     }
