@@ -418,7 +418,8 @@ impl PublisherState {
             encoding,
             ..
         } = self.config;
-        let payload = wire::encode(batch, time_s, block_size, encoding);
+        let stamp = wire::Stamp { time_s, rank: 0 };
+        let payload = wire::encode(batch, stamp, block_size, encoding);
         sockets.publish(payload, named(batch));
     }
 }

@@ -106,7 +106,12 @@ impl<'de> Visitor<'de> for EventVisitor {
 mod tests {
     use super::*;
     use crate::config::Encoding;
-    use crate::wire::encode;
+    use crate::wire::{Stamp, encode};
+
+    const STAMP: Stamp = Stamp {
+        time_s: 1.5,
+        rank: 1,
+    };
 
     fn events(cache_salt: Option<Arc<str>>) -> Vec<KvEvent> {
         vec![
@@ -137,7 +142,7 @@ mod tests {
             (Encoding::Array, None),
         ] {
             let events = events(salt);
-            let payload = encode(&events, 1.5, 2, encoding);
+            let payload = encode(&events, STAMP, 2, encoding);
             let read = decode(&payload).expect("it is a batch");
             assert_eq!(read, (1.5, events), "{encoding:?}");
         }
@@ -145,7 +150,7 @@ mod tests {
 
     #[test]
     fn invalid_bytes_are_an_error() {
-        let payload = encode(&events(None), 1.5, 2, Encoding::Map);
+        let payload = encode(&events(None), STAMP, 2, Encoding::Map);
         assert!(decode(&payload[..payload.len() - 2]).is_err());
         assert!(decode(b"").is_err());
         let other = rmp_serde::to_vec(&(1.5, [("BlockMoved", [1])], 0)).expect("a vector");

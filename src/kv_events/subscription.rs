@@ -241,6 +241,10 @@ mod tests {
 
     const FIRST: u64 = 1000;
 
+    fn stamp(time_s: f64) -> wire::Stamp {
+        wire::Stamp { time_s, rank: 0 }
+    }
+
     /// Pushes `n_batches` batches to a ring that keeps two.
     fn ring(n_batches: i64) -> Ring {
         let mut ring = Ring::new(RingLimits {
@@ -249,7 +253,10 @@ mod tests {
         });
         for id in 0..n_batches {
             let events = [KvEvent::Removed(vec![id])];
-            ring.push(wire::encode(&events, 0.0, 1, Encoding::Map), Vec::new());
+            ring.push(
+                wire::encode(&events, stamp(0.0), 1, Encoding::Map),
+                Vec::new(),
+            );
         }
         ring
     }
@@ -377,7 +384,7 @@ mod tests {
         for encoding in [Encoding::Map, Encoding::Array] {
             let batch = Batch {
                 seq: 0,
-                payload: wire::encode(&events, 1.5, 1, encoding),
+                payload: wire::encode(&events, stamp(1.5), 1, encoding),
                 named: named(&events),
             };
             assert_eq!(batch.named, [1, 3]);

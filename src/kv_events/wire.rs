@@ -10,23 +10,32 @@ use super::config::Encoding;
 
 /// The medium of all blocks, also on a CPU: routers treat `GPU` as the fastest tier.
 const MEDIUM: &str = "GPU";
-const DP_RANK: u32 = 0;
 
 pub(super) const STORED: &str = "BlockStored";
 pub(super) const REMOVED: &str = "BlockRemoved";
 pub(super) const CLEARED: &str = "AllBlocksCleared";
 
-/// Encodes a batch made at `time_s`, in seconds since 1970.
+/// The source of a batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stamp {
+    /// Seconds since 1970.
+    pub time_s: f64,
+    /// The number of the replica whose cache the batch is about.
+    pub rank: u32,
+}
+
+/// Encodes a batch.
 ///
 /// # Panics
 /// Never: encoding into a vector does not fail.
-pub fn encode(events: &[KvEvent], time_s: f64, block_size: usize, encoding: Encoding) -> Vec<u8> {
+pub fn encode(events: &[KvEvent], stamp: Stamp, block_size: usize, encoding: Encoding) -> Vec<u8> {
+    let Stamp { time_s, rank } = stamp;
     let events = Events {
         events,
         block_size: block_size as u64,
         encoding,
     };
-    rmp_serde::to_vec_named(&(time_s, events, DP_RANK)).expect("a vector takes all bytes")
+    rmp_serde::to_vec_named(&(time_s, events, rank)).expect("a vector takes all bytes")
 }
 
 struct Events<'a> {
@@ -152,7 +161,12 @@ mod tests {
     }
 
     fn hex(events: &[KvEvent], encoding: Encoding) -> String {
-        let bytes = encode(events, 1_700_000_000.5, 4, encoding);
+        hex_of_replica(0, events, encoding)
+    }
+
+    fn hex_of_replica(rank: u32, events: &[KvEvent], encoding: Encoding) -> String {
+        let time_s = 1_700_000_000.5;
+        let bytes = encode(events, Stamp { time_s, rank }, 4, encoding);
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
@@ -185,6 +199,16 @@ mod tests {
             "00",
         );
         assert_eq!(hex(&events(), Encoding::Array), expected);
+    }
+
+    #[test]
+    fn a_batch_ends_with_the_number_of_its_replica() {
+        for encoding in [Encoding::Map, Encoding::Array] {
+            let first = hex(&events(), encoding);
+            let fourth = hex_of_replica(3, &events(), encoding);
+            assert_eq!(fourth.strip_suffix("03"), first.strip_suffix("00"));
+            assert!(fourth.ends_with("03"), "{fourth}");
+        }
     }
 
     #[test]
