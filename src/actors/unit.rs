@@ -22,7 +22,7 @@ use crate::tokenizer::{Tokenizer, TokenizerSettings};
 use souffleur_base::error::{LoadError, StartError};
 use souffleur_base::ids::UnitId;
 use souffleur_chaos::Chaos;
-use souffleur_kv_events::{KvEventPublisher, KvEventsOutlet};
+use souffleur_kv_events::{KvEventPublishers, KvEventsOutlet};
 use souffleur_metrics::SchedulerMetrics;
 use souffleur_record::{LogSink, RecordedScheduler};
 use souffleur_state::control::{ControlSetup, ControlStates};
@@ -47,8 +47,8 @@ pub struct Blueprint {
     pub control: ControlSetup,
     /// The message log, to which every unit writes its part, if one is kept.
     pub record: Option<Arc<LogSink>>,
-    /// Publisher of the changes of every unit's cache, if they are published.
-    pub kv_events: Option<KvEventPublisher>,
+    /// Publishers of the changes of the units' caches, if they are published.
+    pub kv_events: Option<KvEventPublishers>,
     pub tokenizer: TokenizerSettings,
     pub executor: Arc<ExecutorFactory>,
     pub store: Option<Arc<StoreSetup>>,
@@ -65,8 +65,8 @@ pub struct Blueprint {
 
 impl Blueprint {
     pub fn kv_events_outlet(&self) -> Option<KvEventsOutlet> {
-        let publisher = self.kv_events.as_ref();
-        publisher.map(|publisher| publisher.outlet().clone())
+        let publishers = self.kv_events.as_ref();
+        publishers.map(|publishers| publishers.outlet().clone())
     }
 
     pub(crate) fn router_setup(&self) -> RouterSetup {
@@ -160,7 +160,7 @@ impl Unit {
         let (generation, chaos) = (at.generation, &blueprint.chaos);
         let note = |actor| DeathNote::new(actor, at, died.clone(), ledger.clone());
         let events = blueprint.kv_events.as_ref();
-        let events = events.map(|publisher| publisher.feed(generation));
+        let events = events.map(|publishers| publishers.feed(at));
         let mut parts = None;
         let scheduler = Scheduler::create(|ctx| {
             let me = ctx.address();

@@ -51,7 +51,8 @@ impl EngineConfig {
         Ok((!self.disable_radix_cache).then_some(policy))
     }
 
-    /// The settings of KV events; `None` if they are off. Fails if the JSON is invalid, or if the prefix cache is off.
+    /// The settings of KV events; `None` if they are off. Fails if the JSON is invalid, the prefix cache is off, or
+    /// replicas cannot have their endpoints.
     pub fn kv_events(&self) -> Result<Option<KvEventsConfig>, ConfigError> {
         let refused = |reason| ConfigError {
             key: "kv_events_config".to_owned(),
@@ -61,15 +62,17 @@ impl EngineConfig {
         else {
             return Ok(None);
         };
-        let events = KvEventsConfig::parse(json, page_size).map_err(refused)?;
-        if events.is_some() && self.disable_radix_cache {
-            Err(refused(
-            "is given, but disable_radix_cache is on: there are no cached blocks to publish, unset one of the two"
-                .to_owned(),
-        ))
-        } else {
-            Ok(events)
+        let Some(events) = KvEventsConfig::parse(json, page_size).map_err(refused)? else {
+            return Ok(None);
+        };
+        if self.disable_radix_cache {
+            return Err(refused(
+                "is given, but disable_radix_cache is on: there are no cached blocks to publish, unset one of the two"
+                    .to_owned(),
+            ));
         }
+        events.check_replicas(self.units()).map_err(refused)?;
+        Ok(Some(events))
     }
 
     /// `None` if double sparsity is off.

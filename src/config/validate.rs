@@ -244,7 +244,6 @@ impl EngineConfig {
         })?;
         let of_one_replica = [
             ("kv_disk_path", self.kv_disk_path.is_some()),
-            ("kv_events_config", self.kv_events()?.is_some()),
             ("record", self.record.is_some()),
         ];
         let given = of_one_replica.iter().find(|(_, is_given)| *is_given);
@@ -343,10 +342,6 @@ mod tests {
             kv_disk_path: Some("kv".into()),
             ..two.clone()
         };
-        let publishing = EngineConfig {
-            kv_events_config: Some(r#"{"publisher": "zmq"}"#.to_owned()),
-            ..two.clone()
-        };
         let recorded = EngineConfig {
             record: Some("log".into()),
             ..two
@@ -354,7 +349,6 @@ mod tests {
         for (config, part) in [
             (on_gpu, "device is cuda:0"),
             (stored, "kv_disk_path"),
-            (publishing, "kv_events_config"),
             (recorded, "record"),
         ] {
             let alone = EngineConfig {
@@ -428,6 +422,25 @@ mod tests {
             ..EngineConfig::default()
         };
         assert!(silent.validate().is_ok());
+    }
+
+    #[test]
+    fn replicas_need_their_own_ports_for_kv_events() {
+        let config = |dp_size, port: u16| EngineConfig {
+            kv_events_config: Some(format!(
+                r#"{{"publisher": "zmq", "endpoint": "tcp://*:{port}", "replay_endpoint": "tcp://*:5558"}}"#
+            )),
+            dp_size,
+            ..EngineConfig::default()
+        };
+        assert!(config(1, 5557).validate().is_ok());
+        assert!(config(2, 5556).validate().is_ok());
+        assert!(config(2, 65_534).validate().is_ok());
+        for (port, part) in [(5557, "both need tcp://*:5558"), (65_535, "at most 65534")] {
+            let refusal = config(2, port).validate().expect_err("refused");
+            assert_eq!(refusal.key, "kv_events_config");
+            assert!(refusal.reason.contains(part), "{}", refusal.reason);
+        }
     }
 
     #[test]

@@ -331,7 +331,8 @@ impl EngineHandle {
         self.inner.text.as_ref()
     }
 
-    /// The endpoints of the engine's KV events; `None` if the engine publishes none.
+    /// The endpoints of the engine's KV events, those of the first replica if there are several; `None` if the engine
+    /// publishes none.
     pub fn kv_events(&self) -> Option<&KvEventsInfo> {
         self.inner.kv_events.as_ref().map(|outlet| &outlet.info)
     }
@@ -340,13 +341,26 @@ impl EngineHandle {
     /// next batch is no longer kept, the subscription starts with a clear event and the oldest kept batch.
     ///
     /// # Errors
-    /// The engine publishes nothing, or has the maximum number of readers.
+    /// The engine publishes nothing, has replicas, or has the maximum number of readers.
     pub fn subscribe_kv_events(&self, after: u64) -> Result<KvEventSubscription, SubscribeError> {
+        let outlet = self.inner.kv_events.as_ref();
+        outlet.ok_or(SubscribeError::Off)?.subscribe(after)
+    }
+
+    /// As [`Self::subscribe_kv_events`], for one of the replicas, whose numbers begin with 0. Each replica numbers its
+    /// own batches.
+    ///
+    /// # Errors
+    /// The engine publishes nothing or has no such replica, or the replica has the maximum number of readers.
+    pub fn subscribe_kv_events_of(
+        &self,
+        replica: usize,
+        after: u64,
+    ) -> Result<KvEventSubscription, SubscribeError> {
         let outlet = self.inner.kv_events.as_ref();
         outlet
             .ok_or(SubscribeError::Off)?
-            .subscriptions
-            .subscribe(after)
+            .subscribe_to(replica, after)
     }
 
     /// The largest number of log probabilities that hosts should keep for one answer. Prompts that request more are

@@ -31,7 +31,7 @@ use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
 use souffleur_executor::memory_plan::MemoryPlan;
 use souffleur_grammar::{GrammarCompiler, GrammarLimits};
 use souffleur_kernels::cpu::{KernelPath, Numa};
-use souffleur_kv_events::KvEventPublisher;
+use souffleur_kv_events::KvEventPublishers;
 use souffleur_metrics::request_lost;
 use souffleur_model::generation::{GenerationConfig, eos_token_ids};
 use souffleur_model::sparsity::ModelSparsity;
@@ -239,7 +239,7 @@ impl EngineParts {
             record: record(config, info, &control, &chaos)?,
             kv_events: config
                 .kv_events()?
-                .map(|events| KvEventPublisher::start(chaos.clone(), events, page_size))
+                .map(|events| KvEventPublishers::start(&chaos, &events, page_size, config.units()))
                 .transpose()?,
             control,
             tokenizer,

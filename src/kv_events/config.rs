@@ -17,7 +17,7 @@ const MAX_BUFFER_STEPS: usize = 1 << 20;
 /// The longest topic. The publisher compares its topic with every subscription.
 const MAX_TOPIC_BYTES: usize = 255;
 /// The longest path of a Unix socket: slightly shorter than the system's `sun_path`.
-const MAX_IPC_PATH_BYTES: usize = 100;
+pub(super) const MAX_IPC_PATH_BYTES: usize = 100;
 /// Hosts that mean all interfaces.
 const WILDCARDS: [&str; 3] = ["*", "::", "0.0.0.0"];
 
@@ -108,9 +108,7 @@ impl Endpoint {
     /// The address that the publisher connects to; `None` if the publisher binds the endpoint.
     pub fn remote(&self) -> Option<(String, u16)> {
         match self {
-            Self::Tcp { host, port } if !WILDCARDS.contains(&host.as_str()) => {
-                Some((host.clone(), *port))
-            }
+            Self::Tcp { host, port } if !is_wildcard(host) => Some((host.clone(), *port)),
             Self::Tcp { .. } | Self::Ipc { .. } => None,
         }
     }
@@ -227,6 +225,11 @@ impl RawConfig {
         }
         Ok(block)
     }
+}
+
+/// Whether a host means all interfaces.
+pub(super) fn is_wildcard(host: &str) -> bool {
+    WILDCARDS.contains(&host)
 }
 
 pub(super) fn invalid_config(reason: String) -> ConfigError {

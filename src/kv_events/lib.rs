@@ -1,5 +1,6 @@
 //! Publishes the blocks that the prefix cache stores and removes, over ZeroMQ as SGLang does, for external routers.
 //!
+//! - [`publishers`]: one publisher for each replica, with its feed, numbers, replay buffer and sockets
 //! - [`feed`]: sends the tree's node changes to the publisher's thread, in plan order
 //! - [`mirror`]: keeps the blocks of each node; turns node changes into events, with ids from [`hash`](mod@hash)
 //! - [`batch`], [`wire`]: group events into batches, and encode batches as MessagePack
@@ -18,9 +19,11 @@ pub mod hash;
 mod listener;
 pub mod mirror;
 mod presence;
-pub mod publisher;
+mod publisher;
+pub mod publishers;
 pub mod read;
 mod replay_request;
+mod replicas;
 pub mod ring;
 mod sockets;
 pub mod subscription;
@@ -32,5 +35,5 @@ mod zmtp;
 
 pub use config::KvEventsConfig;
 pub use feed::ChangeFeed;
-pub use publisher::{KvEventPublisher, KvEventsInfo, KvEventsOutlet};
+pub use publishers::{KvEventPublishers, KvEventsInfo, KvEventsOutlet};
 pub use subscription::{KvEventSubscription, NumberedEvents, SubscribeError};

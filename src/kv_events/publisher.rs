@@ -1,7 +1,7 @@
-//! The thread that mirrors the radix tree and publishes its block events.
+//! The thread that mirrors the radix tree of a replica and publishes its block events.
 //!
-//! The thread belongs to the engine and outlives restarts of the actors: the first change of a new generation's tree is
-//! [`CacheChange::Cleared`], and queued changes of the previous generation are dropped.
+//! The thread belongs to the engine and outlives restarts of the replica's actors: the first change of a new
+//! generation's tree is [`CacheChange::Cleared`], and queued changes of the previous generation are dropped.
 //!
 //! After a panic the thread begins anew: its sockets stay bound, and the batches' numbers continue. It publishes a
 //! clear event and drops all changes until the feed, which gets back the list that was in hand, sends all content.
@@ -16,13 +16,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::RecvTimeoutError;
-use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::task::{JoinSet, LocalSet, yield_now};
 
 use super::batch::{EventBatches, KvEvent};
-use super::config::{Endpoint, KvEventsConfig, invalid_config};
+use super::config::{KvEventsConfig, invalid_config};
 use super::feed::{ChangeFeed, ChangeList, MAX_QUEUED_LISTS};
 use super::listener::BoundEndpoint;
 use super::mirror::BlockMirror;
@@ -47,43 +46,24 @@ const ALLOWED_RESTARTS: Intensity = Intensity {
 /// The longest time that `drop` waits for the thread to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The publisher of an engine. Dropping it stops the thread.
-pub struct KvEventPublisher {
+/// The publisher of a replica. Dropping it stops the thread.
+pub(super) struct KvEventPublisher {
     queue: mpsc::Sender<ChangeList>,
     max_changes: usize,
     metrics: KvEventMetrics,
-    outlet: KvEventsOutlet,
+    subscriptions: Subscriptions,
     stop: Option<oneshot::Sender<()>>,
     /// Disconnects when the thread ends.
     ended: crossbeam_channel::Receiver<io::Result<()>>,
 }
 
-/// The publisher's endpoints and parameters, as SGLang's `/server_info` reports them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct KvEventsInfo {
-    /// Always `zmq`.
-    pub publisher: &'static str,
-    /// The configured host, where `*` means all addresses of the machine; the whole endpoint for a Unix socket.
-    pub endpoint_host: String,
-    /// The port of the PUB socket; 0 for a Unix socket.
-    pub endpoint_port_base: u16,
-    pub topic: String,
-    pub block_size: usize,
-    /// Data-parallel ranks: always 1.
-    pub dp_size: usize,
-    /// The port of the ROUTER socket, if it is a TCP socket.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub replay_endpoint_port_base: Option<u16>,
-    /// The whole address of the ROUTER socket, if it is a Unix socket.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub replay_endpoint: Option<String>,
-}
-
-#[derive(Clone, Debug)]
-pub struct KvEventsOutlet {
-    pub info: KvEventsInfo,
-    /// Subscribes readers in this process.
-    pub subscriptions: Subscriptions,
+/// The replica whose cache is published, with its sockets and metrics.
+pub(super) struct Replica {
+    pub rank: u32,
+    /// `None` if the publisher connects to a subscriber.
+    pub subscribers: Option<BoundEndpoint>,
+    pub replays: Option<BoundEndpoint>,
+    pub metrics: KvEventMetrics,
 }
 
 struct ThreadInputs {
@@ -92,68 +72,22 @@ struct ThreadInputs {
     queue: mpsc::Receiver<ChangeList>,
     readers: Arc<Mutex<mpsc::Receiver<Reader>>>,
     stopped: oneshot::Receiver<()>,
-    subscribers: Option<BoundEndpoint>,
-    replays: Option<BoundEndpoint>,
-    metrics: KvEventMetrics,
+    replica: Replica,
     chaos: Chaos,
 }
 
-fn log_start(info: &KvEventsInfo) {
-    tracing::info!(
-        host = info.endpoint_host,
-        port = info.endpoint_port_base,
-        replay_port = info.replay_endpoint_port_base,
-        block_size = info.block_size,
-        "publishing KV events"
-    );
-}
-
-fn info(
-    config: &KvEventsConfig,
-    subscribers: Option<&BoundEndpoint>,
-    replays: Option<&BoundEndpoint>,
-) -> KvEventsInfo {
-    let (endpoint_host, port) = match &config.endpoint {
-        Endpoint::Tcp { host, port } => (host.clone(), *port),
-        ipc @ Endpoint::Ipc { .. } => (ipc.to_string(), 0),
-    };
-    let is_ipc = |endpoint: &&Endpoint| matches!(endpoint, Endpoint::Ipc { .. });
-    KvEventsInfo {
-        publisher: "zmq",
-        endpoint_host,
-        endpoint_port_base: subscribers.and_then(BoundEndpoint::port).unwrap_or(port),
-        topic: config.topic.clone(),
-        block_size: config.block_size,
-        dp_size: 1,
-        replay_endpoint_port_base: replays.and_then(BoundEndpoint::port),
-        replay_endpoint: config
-            .replay_endpoint
-            .as_ref()
-            .filter(is_ipc)
-            .map(ToString::to_string),
-    }
-}
-
 impl KvEventPublisher {
-    /// Opens the sockets and starts the thread.
+    /// Starts the thread. `config` has the endpoints of the replica.
     ///
     /// # Errors
-    /// The endpoint cannot be bound, or the thread or its runtime cannot be started.
-    pub fn start(
+    /// The thread or its runtime cannot be started.
+    pub(super) fn start(
         chaos: Chaos,
         config: KvEventsConfig,
         page_size: PageSize,
+        replica: Replica,
     ) -> Result<Self, ConfigError> {
-        let subscribers = match config.endpoint.remote() {
-            None => Some(BoundEndpoint::bind("endpoint", &config.endpoint)?),
-            Some(_) => None,
-        };
-        let replay = config.replay_endpoint.as_ref();
-        let replays = replay
-            .map(|endpoint| BoundEndpoint::bind("replay_endpoint", endpoint))
-            .transpose()?;
-        let metrics = KvEventMetrics::register();
-        let info = info(&config, subscribers.as_ref(), replays.as_ref());
+        let metrics = replica.metrics.clone();
         let (queue, queued) = mpsc::channel(MAX_QUEUED_LISTS);
         let (stop, stopped) = oneshot::channel();
         let (running, ended) = crossbeam_channel::bounded(1);
@@ -164,10 +98,8 @@ impl KvEventPublisher {
             page_size,
             queue: queued,
             stopped,
-            subscribers,
-            replays,
             readers: Arc::new(Mutex::new(readers)),
-            metrics: metrics.clone(),
+            replica,
             chaos,
         };
         let thread = std::thread::Builder::new().name("souffleur-events".to_owned());
@@ -184,15 +116,11 @@ impl KvEventPublisher {
                 "is on, but the KV event publisher failed to start: {error}"
             )));
         }
-        log_start(&info);
         Ok(Self {
             queue,
             max_changes,
             metrics,
-            outlet: KvEventsOutlet {
-                info,
-                subscriptions,
-            },
+            subscriptions,
             stop: Some(stop),
             ended,
         })
@@ -200,7 +128,7 @@ impl KvEventPublisher {
 
     /// Creates the feed for the tree of one generation of actors. Its first list of changes makes the publisher ignore
     /// the feeds of earlier generations.
-    pub fn feed(&self, generation: u64) -> ChangeFeed {
+    pub(super) fn feed(&self, generation: u64) -> ChangeFeed {
         ChangeFeed::new(
             generation,
             self.queue.clone(),
@@ -209,13 +137,18 @@ impl KvEventPublisher {
         )
     }
 
-    pub fn info(&self) -> &KvEventsInfo {
-        &self.outlet.info
+    /// Publishes that nothing is cached, and ignores the feeds of all generations from now on.
+    pub(super) fn retire(&self) {
+        let (give_back, _) = mpsc::channel(1);
+        let list = ChangeList::new(u64::MAX, vec![CacheChange::Cleared], give_back);
+        if self.queue.try_send(list).is_err() {
+            tracing::warn!("KV events still list the cache of a replica that stays down");
+        }
     }
 
     /// Access to the published events; may outlive the publisher.
-    pub fn outlet(&self) -> &KvEventsOutlet {
-        &self.outlet
+    pub(super) fn subscriptions(&self) -> &Subscriptions {
+        &self.subscriptions
     }
 }
 
@@ -259,9 +192,10 @@ fn run(runtime: &Runtime, mut inputs: ThreadInputs, deaths: &DeathMetrics) {
         ring: RefCell::new(Ring::new(limits)),
         published: watch::Sender::new(0),
         complaints: Default::default(),
-        metrics: inputs.metrics.clone(),
+        metrics: inputs.replica.metrics.clone(),
     });
-    let mut state = PublisherState::new(inputs.config.clone(), inputs.page_size);
+    let rank = inputs.replica.rank;
+    let mut state = PublisherState::new(inputs.config.clone(), inputs.page_size, rank);
     let (began, mut restarts) = (Instant::now(), Restarts::default());
     loop {
         let tasks = LocalSet::new();
@@ -301,15 +235,14 @@ async fn publish(
         config,
         queue,
         stopped,
-        subscribers,
-        replays,
+        replica,
         readers,
         chaos,
         ..
     } = inputs;
     // These tasks run until this function returns.
     let mut serving = JoinSet::new();
-    match subscribers {
+    match &replica.subscribers {
         Some(bound) => {
             let listener = bound.register()?;
             serving.spawn_local(sockets::accept_subscribers(listener, sockets.clone()));
@@ -320,7 +253,7 @@ async fn publish(
             }
         }
     }
-    if let Some(bound) = replays {
+    if let Some(bound) = &replica.replays {
         let listener = bound.register()?;
         serving.spawn_local(sockets::accept_replay_clients(listener, sockets.clone()));
     }
@@ -348,6 +281,7 @@ async fn publish(
 struct PublisherState {
     config: KvEventsConfig,
     page_size: PageSize,
+    rank: u32,
     generation: u64,
     mirror: BlockMirror,
     events: EventBatches,
@@ -356,9 +290,10 @@ struct PublisherState {
 }
 
 impl PublisherState {
-    fn new(config: KvEventsConfig, page_size: PageSize) -> Self {
+    fn new(config: KvEventsConfig, page_size: PageSize, rank: u32) -> Self {
         Self {
             page_size,
+            rank,
             generation: 0,
             mirror: BlockMirror::new(page_size, config.block_size, config.format),
             events: EventBatches::new(config.block_size),
@@ -418,7 +353,8 @@ impl PublisherState {
             encoding,
             ..
         } = self.config;
-        let stamp = wire::Stamp { time_s, rank: 0 };
+        let rank = self.rank;
+        let stamp = wire::Stamp { time_s, rank };
         let payload = wire::encode(batch, stamp, block_size, encoding);
         sockets.publish(payload, named(batch));
     }

@@ -2,7 +2,7 @@
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
-use super::super::config::{Encoding, IdFormat};
+use super::super::config::{Encoding, Endpoint, IdFormat};
 use super::super::feed::EmptiedList;
 use super::*;
 
@@ -24,9 +24,18 @@ fn started(chaos: Chaos) -> (KvEventPublisher, PrometheusHandle) {
     let recorder = PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
     let page_size = PageSize::new(1).expect("positive");
-    let start = || KvEventPublisher::start(chaos, config, page_size);
+    let start = || {
+        // It connects to no subscriber, since nothing listens on port 0.
+        let replica = Replica {
+            rank: 0,
+            subscribers: None,
+            replays: None,
+            metrics: KvEventMetrics::register(),
+        };
+        KvEventPublisher::start(chaos, config, page_size, replica)
+    };
     let publisher = metrics::with_local_recorder(&recorder, start);
-    (publisher.expect("a port is free"), handle)
+    (publisher.expect("a thread starts"), handle)
 }
 
 fn deaths(handle: &PrometheusHandle) -> Option<String> {
@@ -56,7 +65,7 @@ fn deadly() -> Vec<CacheChange> {
 
 /// The numbers of the first `n` batches, all of which clear everything.
 fn clears(publisher: &KvEventPublisher, n: usize) -> Vec<u64> {
-    let subscription = publisher.outlet().subscriptions.subscribe(0);
+    let subscription = publisher.subscriptions().subscribe(0);
     let mut subscription = subscription.expect("the publisher runs");
     let runtime = Builder::new_current_thread().build().expect("a runtime");
     let mut next = || {

@@ -26,7 +26,7 @@ const MAX_QUEUED_BATCHES: usize = 2;
 /// A reader that takes no batch for this long is dropped, even if its receiver is never polled again.
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Creates subscriptions to an engine's publisher within its process.
+/// Creates subscriptions to a replica's publisher within its process.
 #[derive(Clone, Debug)]
 pub struct Subscriptions {
     readers: mpsc::Sender<Reader>,
@@ -47,6 +47,14 @@ pub enum SubscribeError {
     TooMany,
     #[error("the KV event publisher has stopped: restart the server to start it again")]
     Stopped,
+    /// The engine has replicas, and the subscription names none.
+    #[error(
+        "dp_size is {0}, and each replica numbers its own KV events: subscribe to one replica, over ZeroMQ \
+         (kv_events_config) or in the process, or set dp_size to 1"
+    )]
+    Replicas(usize),
+    #[error("there is no replica {0}: replicas have the numbers from 0 to dp_size - 1")]
+    NoReplica(usize),
 }
 
 impl Subscriptions {

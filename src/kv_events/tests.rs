@@ -1,5 +1,7 @@
 //! Tests of a publisher with real sockets, and peers that send and check raw ZMTP bytes.
 
+#[path = "replica_tests.rs"]
+mod replicas;
 #[path = "../../tests/common/zmq_peer.rs"]
 mod zmq_peer;
 
@@ -12,7 +14,9 @@ use serde_json::{Value, json};
 use zmq_peer::{Message, Peer};
 
 use super::batch::KvEvent;
-use super::{ChangeFeed, KvEventPublisher, KvEventsConfig, SubscribeError};
+use super::{ChangeFeed, KvEventPublishers, KvEventsConfig, SubscribeError};
+use souffleur_base::error::ConfigError;
+use souffleur_base::ids::UnitId;
 use souffleur_chaos::Chaos;
 use souffleur_state::cache::changes::Observer;
 use souffleur_state::cache::eviction::EvictionPolicy;
@@ -20,48 +24,61 @@ use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::cache::radix_tree::{Insert, RadixTree};
 use souffleur_state::pool::page_pool::PagePool;
 use souffleur_state::pool::pages::{PageSize, PoolLedger};
+use souffleur_state::supervision::Incarnation;
 
 const PAGE: u32 = 16;
 
-/// A publisher and the tree that feeds it.
+/// The publisher of an engine without replicas, and the tree that feeds it.
 struct World {
-    publisher: KvEventPublisher,
+    publishers: KvEventPublishers,
     feed: ChangeFeed,
     tree: RadixTree,
     pool: PagePool,
 }
 
+/// Starts the publishers of replicas.
+fn start(config: &Value, replicas: u32) -> Result<KvEventPublishers, ConfigError> {
+    let page_size = PageSize::new(PAGE).expect("positive");
+    let config = KvEventsConfig::parse(&config.to_string(), page_size).expect("valid");
+    let config = config.expect("KV events are on");
+    KvEventPublishers::start(&Chaos::default(), &config, page_size, replicas)
+}
+
+/// A generation of a unit.
+fn at(unit: u32, generation: u64) -> Incarnation {
+    let unit = UnitId::new(unit);
+    Incarnation { unit, generation }
+}
+
+/// Stores a prompt in a tree.
+fn insert(tokens: &[u32], tree: &mut RadixTree, pool: &mut PagePool) {
+    let pages = pool.alloc(tokens.len() / PAGE as usize);
+    let inserted = tree.insert(Insert {
+        namespace: &Namespace::default(),
+        tokens,
+        owner: None,
+        pages: pages.expect("the pool is large"),
+        priority: 0,
+        inserted_tokens: 0,
+    });
+    pool.free(inserted.duplicates);
+    pool.free(inserted.rest);
+}
+
 impl World {
     fn new(config: &Value) -> Self {
-        let page_size = PageSize::new(PAGE).expect("positive");
-        let config = KvEventsConfig::parse(&config.to_string(), page_size).expect("valid");
-        let publisher = KvEventPublisher::start(
-            Chaos::default(),
-            config.expect("KV events are on"),
-            page_size,
-        );
-        let publisher = publisher.expect("a port is free");
-        let (tree, pool) = tree(page_size);
+        let publishers = start(config, 1).expect("a port is free");
+        let (tree, pool) = tree();
         Self {
-            feed: publisher.feed(1),
-            publisher,
+            feed: publishers.feed(at(0, 1)),
+            publishers,
             tree,
             pool,
         }
     }
 
     fn insert(&mut self, tokens: &[u32]) {
-        let pages = self.pool.alloc(tokens.len() / PAGE as usize);
-        let inserted = self.tree.insert(Insert {
-            namespace: &Namespace::default(),
-            tokens,
-            owner: None,
-            pages: pages.expect("the pool is large"),
-            priority: 0,
-            inserted_tokens: 0,
-        });
-        self.pool.free(inserted.duplicates);
-        self.pool.free(inserted.rest);
+        insert(tokens, &mut self.tree, &mut self.pool);
         self.pass_on();
     }
 
@@ -70,18 +87,19 @@ impl World {
     }
 
     fn subscriber(&self, topic: &str) -> Peer {
-        let mut peer = Peer::connect(self.publisher.info().endpoint_port_base, "SUB");
+        let mut peer = Peer::connect(self.publishers.info().endpoint_port_base, "SUB");
         peer.subscribe(topic);
         peer
     }
 
     fn replay_client(&self) -> Peer {
-        let port = self.publisher.info().replay_endpoint_port_base;
+        let port = self.publishers.info().replay_endpoint_port_base;
         Peer::connect(port.expect("it is configured"), "REQ")
     }
 }
 
-fn tree(page_size: PageSize) -> (RadixTree, PagePool) {
+fn tree() -> (RadixTree, PagePool) {
+    let page_size = PageSize::new(PAGE).expect("positive");
     let ledger = Arc::new(PoolLedger::new(page_size));
     let policy = EvictionPolicy::from_name("lru").expect("lru exists");
     let mut tree = RadixTree::new(page_size, policy, ledger.clone());
@@ -170,7 +188,7 @@ fn subscribers_get_new_events_and_can_request_missed_ones() {
 #[tokio::test]
 async fn a_reader_in_this_process_gets_the_same_events() {
     let mut world = World::new(&config());
-    let subscriptions = world.publisher.outlet().subscriptions.clone();
+    let subscriptions = world.publishers.outlet().clone();
     let mut early = subscriptions.subscribe(0).expect("a slot is free");
     world.pass_on();
     world.insert(&tokens(1, 40));
@@ -187,7 +205,7 @@ async fn a_reader_in_this_process_gets_the_same_events() {
         .subscribe(clear.number)
         .expect("a slot is free");
     assert_eq!(again.next().await, Some(stored));
-    drop(world.publisher);
+    drop(world.publishers);
     assert_eq!(early.next().await, None);
     assert_eq!(
         subscriptions.subscribe(0).err(),
@@ -252,8 +270,8 @@ fn the_publisher_connects_to_a_bound_subscriber() {
         "topic": "kv",
         "encoding": "array",
     }));
-    assert_eq!(world.publisher.info().endpoint_port_base, port);
-    assert_eq!(world.publisher.info().replay_endpoint_port_base, None);
+    assert_eq!(world.publishers.info().endpoint_port_base, port);
+    assert_eq!(world.publishers.info().replay_endpoint_port_base, None);
     let connect = || listener.accept().map(|(stream, _)| stream);
     let mut first = Peer::shake(connect(), "SUB");
     first.subscribe("kv");
@@ -281,8 +299,8 @@ fn events_of_the_old_generation_are_dropped_after_a_restart() {
     let mut subscriber = world.subscriber("kv");
     world.pass_on();
     world.insert(&tokens(1, 16));
-    let mut old_feed = std::mem::replace(&mut world.feed, world.publisher.feed(2));
-    let (new_tree, new_pool) = tree(PageSize::new(PAGE).expect("positive"));
+    let mut old_feed = std::mem::replace(&mut world.feed, world.publishers.feed(at(0, 2)));
+    let (new_tree, new_pool) = tree();
     let mut old_tree = std::mem::replace(&mut world.tree, new_tree);
     let mut old_pool = std::mem::replace(&mut world.pool, new_pool);
     world.pass_on();
@@ -304,7 +322,7 @@ fn events_of_the_old_generation_are_dropped_after_a_restart() {
 fn only_peers_that_violate_the_protocol_are_disconnected() {
     let mut world = World::new(&config());
     let mut subscriber = world.subscriber("kv");
-    let info = world.publisher.info().clone();
+    let info = world.publishers.info().clone();
     let replays = info.replay_endpoint_port_base.expect("it is configured");
     let mut http = TcpStream::connect(("127.0.0.1", info.endpoint_port_base)).expect("it listens");
     let request = [&b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"[..], &[b' '; 64]].concat();
@@ -335,16 +353,9 @@ fn only_peers_that_violate_the_protocol_are_disconnected() {
 #[test]
 fn the_error_for_a_port_in_use_names_the_port() {
     let world = World::new(&config());
-    let port = world.publisher.info().endpoint_port_base;
+    let port = world.publishers.info().endpoint_port_base;
     let json = json!({"publisher": "zmq", "endpoint": format!("tcp://*:{port}")});
-    let page_size = PageSize::new(PAGE).expect("positive");
-    let config = KvEventsConfig::parse(&json.to_string(), page_size).expect("valid");
-    let refused = KvEventPublisher::start(
-        Chaos::default(),
-        config.expect("KV events are on"),
-        page_size,
-    )
-    .err();
+    let refused = start(&json, 1).err();
     let refused = refused.expect("the port is taken").to_string();
     for part in [
         "kv_events_config",
@@ -373,7 +384,7 @@ fn unix_sockets_are_served_and_removed() {
         "replay_endpoint": format!("ipc://{}", replays.display()),
         "topic": "kv",
     }));
-    let info = world.publisher.info();
+    let info = world.publishers.info();
     assert_eq!(info.endpoint_host, format!("ipc://{}", events.display()));
     assert_eq!(
         (info.endpoint_port_base, info.replay_endpoint_port_base),

@@ -39,6 +39,9 @@ impl Watchdog {
         );
         self.supervision.retire(unit);
         self.replica(unit).is_retired = true;
+        if let Some(publishers) = &self.blueprint.kv_events {
+            publishers.retire(unit);
+        }
         self.tell_tokenizer(unit, None);
     }
 

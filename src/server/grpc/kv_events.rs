@@ -41,8 +41,10 @@ pub(super) fn subscribe(state: &AppState, after: u64) -> Result<Responses<KvEven
 fn refused(error: SubscribeError) -> Status {
     let text = error.to_string();
     match error {
-        // A client that gets this status does not retry.
-        SubscribeError::Off => Status::unimplemented(text),
+        // A client that gets this status does not retry. smg counts a worker's blocks by their ids alone, so it would
+        // forget a block of one replica when another evicts its copy.
+        SubscribeError::Off | SubscribeError::Replicas(_) => Status::unimplemented(text),
+        SubscribeError::NoReplica(_) => Status::invalid_argument(text),
         SubscribeError::TooMany => Status::resource_exhausted(text),
         SubscribeError::Stopped => Status::unavailable(text),
     }
@@ -136,8 +138,9 @@ mod tests {
     }
 
     #[test]
-    fn a_client_does_not_retry_if_events_are_off() {
-        let code = refused(SubscribeError::Off).code();
-        assert_eq!(code, tonic::Code::Unimplemented);
+    fn a_client_does_not_retry_if_events_are_off_or_of_replicas() {
+        for error in [SubscribeError::Off, SubscribeError::Replicas(2)] {
+            assert_eq!(refused(error).code(), tonic::Code::Unimplemented);
+        }
     }
 }
