@@ -97,6 +97,7 @@ impl Settings {
         settings.engine.validate().map_err(at("engine"))?;
         settings.server.validate().map_err(at("server"))?;
         settings.check_chaos().map_err(at("engine"))?;
+        settings.check_ports().map_err(at("engine"))?;
         settings.log.filter().map_err(at("log"))?;
         Ok((settings, warnings))
     }
@@ -115,6 +116,30 @@ impl Settings {
                 server.host
             ),
         })
+    }
+
+    /// The ports of KV events must not be those of the server, which it opens first.
+    fn check_ports(&self) -> Result<(), ConfigError> {
+        let Some(events) = self.engine.kv_events()? else {
+            return Ok(());
+        };
+        let server = &self.server;
+        let ports = [("port", Some(server.port)), ("grpc_port", server.grpc_port)];
+        for (flag, port) in ports {
+            let Some(port) = port else { continue };
+            let replicas = self.engine.units();
+            let Some(key) = events.key_of_port((server.host.as_str(), port), replicas) else {
+                continue;
+            };
+            return Err(ConfigError {
+                key: "kv_events_config".to_owned(),
+                reason: format!(
+                    "needs port {port} for {key}, as dp_size is {replicas}, but the server's {flag} is {port}: choose \
+                     another {key}"
+                ),
+            });
+        }
+        Ok(())
     }
 }
 

@@ -266,6 +266,23 @@ fn faults_need_a_loopback_address_or_force() {
 }
 
 #[test]
+fn ports_of_kv_events_are_not_those_of_the_server() {
+    let events = "{\"publisher\": \"zmq\", \"endpoint\": \"tcp://*:29998\"}";
+    let flags = |replicas| ["--kv-events-config", events, "--dp-size", replicas];
+    assert!(load(None, &[], &flags("2")).is_ok());
+    let parts = [
+        "--kv-events-config",
+        "endpoint",
+        "30000",
+        "dp_size is 3",
+        "port is 30000",
+    ];
+    check_error(None, &[], &flags("3"), &parts);
+    let moved = [&flags("3")[..], &["--port", "30001"]].concat();
+    assert!(load(None, &[], &moved).is_ok());
+}
+
+#[test]
 fn names_that_look_like_numbers_stay_text() {
     let env = [("SOUFFLEUR_SERVED_MODEL_NAME", "123")];
     let settings = load(None, &env, &["--model-path", "8"]).expect("the settings are good");
