@@ -304,3 +304,16 @@ fn without_kv_events_a_subscription_is_unimplemented() {
         "{refused:?}"
     );
 }
+
+#[test]
+fn a_subscription_to_replicas_is_unimplemented() {
+    let grpc = GrpcWorld::new(World::with(|engine, _| {
+        let json = json!({"publisher": "zmq", "endpoint": "tcp://*:0"});
+        engine.kv_events_config = Some(json.to_string());
+        engine.dp_size = 2;
+    }));
+    let refused = grpc.with(async |channel| subscribe(&mut Client::new(channel), 0).await);
+    let refused = refused.expect_err("a refusal");
+    assert_eq!(refused.code(), Code::Unimplemented);
+    assert!(refused.message().contains("dp_size is 2"), "{refused:?}");
+}
