@@ -308,9 +308,9 @@ crate::keys! {
         /// Publishes over ZeroMQ which blocks of tokens the prefix cache holds, as SGLang does, for routers and indexers: JSON
         /// such as {"publisher": "zmq", "endpoint": "tcp://*:5557"}.
         ///
-        /// Every client that connects to that port reads the tokens of all prompts. docs/kv-events.md describes the events, and every
-        /// key of the object: endpoint, replay_endpoint, topic, buffer_steps, hwm, max_queue_size, format, encoding,
-        /// block_size.
+        /// Every client that connects to that port reads the tokens of all prompts. With `--dp-size`, each replica
+        /// publishes on the next port. docs/kv-events.md describes the events, and every key of the object: endpoint,
+        /// replay_endpoint, topic, buffer_steps, hwm, max_queue_size, format, encoding, block_size.
         #[flag(MEMORY.takes("JSON").rare())]
         kv_events_config: Option<String> = None,
         /// Maximum number of prefixes that are pinned at once by applications that embed the engine.
