@@ -16,6 +16,8 @@ pub struct UnitStatus {
     /// The units, by their ids; empty before the first start.
     pub replicas: Vec<MemberStatus>,
     pub tokenizer: MemberStatus,
+    /// `None` without replicas.
+    pub router: Option<MemberStatus>,
     pub executor_thread: MemberStatus,
     /// The KV store has died, and was not started again since.
     pub has_lost_store: bool,
@@ -43,7 +45,7 @@ pub struct UnitDeath {
 /// A unit, or an actor or thread that outlives restarts of the control actors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberStatus {
-    /// The generation of the unit that it was started for; for the Tokenizer, its number.
+    /// The generation of the unit that it was started for; for the Tokenizer and the Router, its number.
     pub generation: u64,
     pub is_up: bool,
 }
@@ -83,6 +85,7 @@ impl UnitStatus {
             is_up: false,
             replicas: Vec::new(),
             tokenizer: member,
+            router: None,
             executor_thread: member,
             has_lost_store: false,
             is_paused: false,
@@ -143,6 +146,9 @@ impl UnitStatus {
             replica.is_up = false;
         }
         self.tokenizer.is_up = false;
+        if let Some(router) = &mut self.router {
+            router.is_up = false;
+        }
         self.executor_thread.is_up = false;
     }
 }

@@ -114,6 +114,8 @@ impl Watchdog {
             blueprint.rules.restarts,
             blueprint.chaos.clone(),
         );
+        let mut members = [&UNIT_MEMBERS[..], &STORE_MEMBERS[..]].concat();
+        members.extend(router.status().map(|_| ROUTER));
         Self {
             supervision: Supervision::new(blueprint.rules, blueprint.units),
             replicas: (0..blueprint.units).map(|_| Replica::new()).collect(),
@@ -133,7 +135,7 @@ impl Watchdog {
             due_tokenizer: None,
             is_stopping: false,
             waiting: Vec::new(),
-            metrics: DeathMetrics::register(&[&UNIT_MEMBERS[..], &STORE_MEMBERS[..]].concat()),
+            metrics: DeathMetrics::register(&members),
             restarts: RestartMetrics::register(),
             _stopped: stopped,
         }
@@ -295,7 +297,7 @@ impl Handler<StartUnit> for Watchdog {
         for replica in &mut self.replicas {
             replica.is_busy = true;
         }
-        self.router.start(ctx.address().recipient());
+        self.start_router(ctx);
         self.start_tokenizer(FIRST_GENERATION, ctx);
         for unit in self.unit_ids() {
             self.load(unit, ctx);

@@ -9,6 +9,7 @@ use crate::mailbox::Mailbox;
 use crate::messages::{
     ActorDied, ReplicaDied, ReplicaStarted, RouterLinks, RouterStarted, TokenizerStarted,
 };
+use crate::status::MemberStatus;
 use crate::tokenizer::Tokenizer;
 use souffleur_base::ids::UnitId;
 use souffleur_chaos::Chaos;
@@ -117,6 +118,14 @@ impl RouterKeeper {
             locks: router.clone().recipient(),
             ..doors
         }
+    }
+
+    /// The number of the Router, and whether it runs; `None` if the engine has no replicas.
+    pub fn status(&self) -> Option<MemberStatus> {
+        (self.setup.replicas > 1).then_some(MemberStatus {
+            generation: self.number,
+            is_up: self.running.is_some(),
+        })
     }
 
     pub fn stop(&mut self) {

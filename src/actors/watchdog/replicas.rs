@@ -63,6 +63,13 @@ impl Watchdog {
         units.any(|(other, replica)| other != unit && replica.unit.is_some())
     }
 
+    /// Starts the Router, if the engine has replicas.
+    pub(super) fn start_router(&mut self, ctx: &mut Context<Self>) {
+        self.router.start(ctx.address().recipient());
+        let router = self.router.status();
+        self.status.send_modify(|status| status.router = router);
+    }
+
     /// Starts the Router again. The replicas compute on meanwhile, and requests without a replica wait.
     pub(super) fn router_died(&mut self, died: &ActorDied, ctx: &mut Context<Self>) {
         if !self.router.is_current(died.generation) {
@@ -80,7 +87,7 @@ impl Watchdog {
             cause = &*died.cause,
             "the router died: starting it again"
         );
-        self.router.start(ctx.address().recipient());
+        self.start_router(ctx);
         let Some(tokenizer) = &self.tokenizer else {
             return;
         };
