@@ -227,6 +227,35 @@ fn actors_are_listed_with_their_mailboxes() {
 }
 
 #[test]
+fn the_router_of_replicas_is_listed_with_its_restarts() {
+    let fault = "actor=router,kind=panic,message=RouteRequest,after=1";
+    let world = World::with(|engine, _| {
+        engine.dp_size = 2;
+        engine.chaos = vec![fault.parse().expect("a valid spec")];
+    });
+    let listed = || {
+        let listed = get(world.addr, "/debug/actors").ok();
+        let actors = listed["actors"].as_array().expect("a list");
+        let names: Vec<&Value> = actors.iter().map(|actor| &actor["actor"]).collect();
+        assert_eq!(names, [&ACTORS[..], &["router"]].concat());
+        let router = actors.last().expect("it is the last one");
+        let facts = ["state", "generation", "restarts"];
+        facts.map(|fact| router[fact].clone())
+    };
+    let deaths = |n: u32| {
+        let series = format!("souffleur_actor_deaths_total{{actor=\"router\"}} {n}\n");
+        get(world.addr, "/metrics").body.contains(&series)
+    };
+    assert_eq!(listed(), [json!("up"), json!(1), json!(0)]);
+    assert!(deaths(0), "its deaths are counted from 0");
+    let call = json!({"text": "a", "sampling_params": {"max_new_tokens": 2}});
+    post(world.addr, "/generate", &call).ok();
+    assert_eq!(listed(), [json!("up"), json!(2), json!(1)]);
+    assert!(deaths(1), "no death was counted");
+    world.wait_until_idle();
+}
+
+#[test]
 fn the_engine_is_described_before_and_after_a_pause() {
     let world = World::new();
     let engine = || get(world.addr, "/debug/engine").ok();

@@ -14,6 +14,7 @@ use crate::openapi::facts::Facts;
 use crate::openapi::operation::{Group, describe};
 use crate::openapi::shape::{Shape, count, enum_of, flag, list, number, object, text};
 use crate::state::AppState;
+use souffleur_actors::router::ROUTER;
 use souffleur_actors::status::UnitStatus;
 use souffleur_actors::watchdog::UNIT_MEMBERS;
 use souffleur_engine::EngineHandle;
@@ -59,6 +60,7 @@ pub(crate) async fn actors(state: Data<AppState>) -> Result<HttpResponse, ApiErr
     let counts = mailbox_counts();
     let now_us = process_time(now).as_micros() as u64;
     let names = UNIT_MEMBERS.into_iter();
+    let names = names.chain(status.router.map(|_| ROUTER));
     let names = names.chain(engine.store_bytes().map(|_| STORE));
     let actors = names.map(|name| actor(name, engine, &status, (&counts[..], now_us)));
     Ok(HttpResponse::Ok().json(json!({
@@ -81,6 +83,11 @@ fn actor(
             status.tokenizer.is_up,
             status.restarts.tokenizer,
         ),
+        // Its number counts its starts.
+        ROUTER => status.router.map_or((0, false, 0), |router| {
+            let restarts = router.generation.saturating_sub(1);
+            (router.generation, router.is_up, restarts)
+        }),
         "executor_thread" => (
             status.executor_thread.generation,
             status.executor_thread.is_up,
