@@ -42,7 +42,7 @@ impl World {
         Self::configured(model, faults, hold_at, |_| ())
     }
 
-    /// Two replicas of the bundled model with these faults. Replicas have no KV store, KV events and message log.
+    /// Two replicas of the bundled model with these faults, without KV store, KV events and message log.
     pub fn with_replicas(faults: &[String]) -> Self {
         Self::configured(Model::Bundled, faults, None, |config| {
             config.dp_size = 2;
