@@ -130,8 +130,8 @@ impl KvEventPublishers {
         })
     }
 
-    /// Creates the feed for the tree of a unit. Its first list of changes makes the unit's publisher ignore the feeds of
-    /// the unit's earlier generations.
+    /// Creates the feed for the tree of a unit. Its first list of changes makes the unit's publisher ignore the feeds
+    /// of the unit's earlier generations.
     ///
     /// # Panics
     /// If there is no such unit.
