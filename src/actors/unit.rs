@@ -28,12 +28,9 @@ use souffleur_record::{LogSink, RecordedScheduler};
 use souffleur_state::control::{ControlSetup, ControlStates};
 use souffleur_state::docket;
 use souffleur_state::pool::pages::PoolLedger;
-use souffleur_state::router::LoadBalance;
+use souffleur_state::router::{LoadBalance, recent_window};
 use souffleur_state::scheduler::submission::{IdFloor, Resume};
 use souffleur_state::supervision::{Incarnation, Rules};
-
-/// Recent work of replicas, as a multiple of the tokens of their pools: caches have evicted the tokens of older work.
-const POOLS_OF_RECENT_WORK: usize = 4;
 
 /// Everything needed to start the actors, and to start them again.
 pub struct Blueprint {
@@ -72,11 +69,10 @@ impl Blueprint {
     pub(crate) fn router_setup(&self) -> RouterSetup {
         let limits = &self.control.limits;
         let pool_tokens = limits.page_size.tokens_in(limits.total_pages);
-        let all_tokens = pool_tokens.saturating_mul(self.units as usize);
         RouterSetup {
             replicas: self.units,
             rule: self.load_balance,
-            window_tokens: all_tokens.saturating_mul(POOLS_OF_RECENT_WORK),
+            window_tokens: recent_window(pool_tokens, self.units),
         }
     }
 

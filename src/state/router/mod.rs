@@ -53,6 +53,8 @@ const OVERLOAD_PER_TOKEN: u64 = 2;
 const OVERLOAD_PART: u64 = 8;
 /// The default of [`RouterState::with_window`].
 const WINDOW_TOKENS: u64 = 1 << 20;
+/// The window of recent work as a multiple of the tokens of all pools: caches have evicted the tokens of older work.
+const POOLS_OF_RECENT_WORK: usize = 4;
 
 /// How the Router chooses the replica of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +77,12 @@ impl LoadBalance {
             Self::TotalTokens => "total_tokens",
         }
     }
+}
+
+/// The computed tokens that count as recent work of replicas that have pools of `pool_tokens` each.
+pub fn recent_window(pool_tokens: usize, n_replicas: u32) -> usize {
+    let all_tokens = pool_tokens.saturating_mul(n_replicas as usize);
+    all_tokens.saturating_mul(POOLS_OF_RECENT_WORK)
 }
 
 /// The prompt of a request; for a request that continues, also the tokens that its client was told.
@@ -142,8 +150,7 @@ impl RouterState {
         }
     }
 
-    /// Sets how many computed tokens count as recent work. Four times the tokens of all pools is a good number: caches
-    /// have then evicted the tokens of older work.
+    /// Sets how many computed tokens count as recent work; [`recent_window`] computes a good number.
     #[must_use]
     pub fn with_window(self, tokens: usize) -> Self {
         Self {

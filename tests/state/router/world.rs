@@ -9,7 +9,7 @@ use souffleur_request::{CancelFlag, RequestTimeouts};
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::control::{ControlSetup, ControlStates};
 use souffleur_state::pool::pages::PageSize;
-use souffleur_state::router::{LoadBalance, Prompt, RouterState};
+use souffleur_state::router::{LoadBalance, Prompt, RouterState, recent_window};
 use souffleur_state::sampling::SamplingParams;
 use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
 use souffleur_state::scheduler::submission::Submission;
@@ -203,7 +203,7 @@ pub fn serve(trace: &Trace, setup: Setup) -> Served {
         n_pages,
         tokens_per_turn,
     } = setup;
-    let window = 4 * n_replicas * n_pages * PAGE_TOKENS;
+    let window = recent_window(n_pages * PAGE_TOKENS, n_replicas as u32);
     let mut world = World {
         trace,
         router: RouterState::new(method, n_replicas as u32).with_window(window),
