@@ -4,29 +4,25 @@
 //! N+1 while step N runs. So the simulation plans step N+1 when step N starts, and requests that arrive during step N
 //! enter step N+2.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::SimulateError;
 use super::disk::StoreModel;
 use super::outcome::{Moment, Outcome, RequestFate, RequestOutcome};
 use super::replay::MAX_POOL_PAGES;
-use super::roofline::{Roofline, StepCost};
-use super::rows::{prefill_only_tokens, row_result};
-use super::store::{StoreAnswer, VirtualStore};
+use super::roofline::Roofline;
 use super::trace::{Trace, TraceRequest};
+use super::unit::VirtualUnit;
 use souffleur_base::ids::{IntakeId, RequestId};
 use souffleur_config::EngineConfig;
 use souffleur_engine::{EngineParts, ModelInfo};
 use souffleur_request::{CancelFlag, RequestTimeouts};
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::control::{ControlSetup, ControlStates};
+use souffleur_state::control::ControlSetup;
 use souffleur_state::sampling::SamplingParams;
 use souffleur_state::scheduler::IntakeLimits;
 use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
 use souffleur_state::scheduler::submission::Submission;
-use souffleur_state::step::{RowWork, StepOutput, StepPlan};
-use souffleur_state::tiers::PrefillRate;
 
 pub struct Simulation<'a> {
     pub config: &'a EngineConfig,
@@ -49,14 +45,8 @@ pub fn simulate(simulation: &Simulation<'_>, trace: &Trace) -> Result<Outcome, S
 struct VirtualEngine<'a> {
     simulation: &'a Simulation<'a>,
     limits: IntakeLimits,
-    states: ControlStates,
-    store: Option<VirtualStore<'a>>,
-    prefill_rate: PrefillRate,
+    unit: VirtualUnit<'a>,
     now_s: f64,
-    /// The steps in flight. The first one runs for `step_s`, until `step_ends_s`.
-    steps: VecDeque<Box<StepPlan>>,
-    step_ends_s: f64,
-    step_s: f64,
     admission: Admission,
     outcome: Outcome,
 }
@@ -89,8 +79,7 @@ impl<'a> VirtualEngine<'a> {
             schedule_policy: config.schedule_policy.clone(),
             diagnoses_misses: false,
         };
-        let mut states = setup.build()?;
-        states.scheduler.store_serves(simulation.store.is_some());
+        let unit = VirtualUnit::new(&setup, simulation.roofline, simulation.store)?;
         let page_size = setup.limits.page_size;
         let kv_tokens = page_size.tokens_in(setup.limits.total_pages);
         Ok(Self {
@@ -100,13 +89,8 @@ impl<'a> VirtualEngine<'a> {
                 capacity_tokens: kv_tokens,
                 page_size,
             },
-            states,
-            store: simulation.store.map(VirtualStore::new),
-            prefill_rate: PrefillRate::default(),
+            unit,
             now_s: 0.0,
-            steps: VecDeque::new(),
-            step_ends_s: 0.0,
-            step_s: 0.0,
             admission: Admission::default(),
             outcome: Outcome::new(kv_tokens),
         })
@@ -115,26 +99,9 @@ impl<'a> VirtualEngine<'a> {
     fn run(&mut self, trace: &Trace) -> Result<(), SimulateError> {
         let requests = &trace.requests;
         self.outcome.requests.reserve_exact(requests.len());
-        loop {
-            let arrival_s = requests
-                .get(self.admission.arrived)
-                .map(|request| request.arrival_s);
-            let end_s = (!self.steps.is_empty()).then_some(self.step_ends_s);
-            if arrival_s.is_none() && end_s.is_none() && self.admission.requests == 0 {
-                break;
-            }
-            let store_s = self.store.as_ref().and_then(VirtualStore::next_event_s);
-            let events = [end_s, arrival_s, store_s].into_iter().flatten();
-            let Some(next_s) = events.min_by(f64::total_cmp) else {
-                return Err(SimulateError::Stuck {
-                    in_flight: self.admission.requests,
-                    now_s: self.now_s,
-                });
-            };
+        while let Some(next_s) = self.next_event_s(requests)? {
             self.now_s = next_s;
-            if end_s == Some(next_s) {
-                self.end_step();
-            }
+            self.end_steps();
             self.admit(requests);
             self.plan_steps();
             self.record_moment();
@@ -142,15 +109,40 @@ impl<'a> VirtualEngine<'a> {
         Ok(())
     }
 
-    fn finish(&mut self) -> Outcome {
-        let stats = self.states.scheduler.stats();
-        self.outcome.store = self.store.as_ref().map(VirtualStore::outcome);
+    /// The time of the next event; `None` after the last one.
+    fn next_event_s(&self, requests: &[TraceRequest]) -> Result<Option<f64>, SimulateError> {
+        let arrival_s = requests
+            .get(self.admission.arrived)
+            .map(|request| request.arrival_s);
+        let end_s = self.unit.step_end_s();
+        if arrival_s.is_none() && end_s.is_none() && self.admission.requests == 0 {
+            return Ok(None);
+        }
+        let events = [end_s, arrival_s, self.unit.store_event_s()];
+        match events.into_iter().flatten().min_by(f64::total_cmp) {
+            Some(next_s) => Ok(Some(next_s)),
+            None => Err(SimulateError::Stuck {
+                in_flight: self.admission.requests,
+                now_s: self.now_s,
+            }),
+        }
+    }
+
+    fn end_steps(&mut self) {
+        if self.unit.step_end_s() == Some(self.now_s) {
+            if self.unit.end_step(self.now_s) {
+                self.outcome.makespan_s = self.now_s;
+            }
+            self.record_tokens();
+        }
+    }
+
+    fn finish(mut self) -> Outcome {
+        let unit = self.unit.outcome();
+        let last = Moment::new(self.now_s, &unit.stats, 0);
+        self.outcome.timeline.record(last);
+        self.outcome.take_unit(unit);
         self.outcome
-            .timeline
-            .record(Moment::new(self.now_s, &stats, 0));
-        self.outcome.stats = stats;
-        self.outcome.evicted_nodes = self.states.evicted_nodes;
-        std::mem::replace(&mut self.outcome, Outcome::new(0))
     }
 
     /// Admits arrived requests in order, up to the admission limits. Further requests wait outside the engine.
@@ -210,7 +202,7 @@ impl<'a> VirtualEngine<'a> {
             sampling_seed: Some(0),
             ..SamplingParams::default()
         };
-        self.states.scheduler.submit(Submission {
+        self.unit.states.scheduler.submit(Submission {
             rid: RequestId::new(index.to_string()),
             intake: IntakeId::new(index as u64),
             prompt: request.prompt.tokens(),
@@ -231,112 +223,14 @@ impl<'a> VirtualEngine<'a> {
     }
 
     fn plan_steps(&mut self) {
-        loop {
-            self.run_store();
-            match self.states.advance() {
-                Some(plan) => self.begin_step(plan),
-                None if self.run_store() => {}
-                None => break,
-            }
-        }
-        self.record_tokens();
-    }
-
-    /// Passes orders to the store, and its answers to the scheduler. Returns false if there were no answers.
-    fn run_store(&mut self) -> bool {
-        let Some(store) = &mut self.store else {
-            return false;
-        };
-        let scheduler = &mut self.states.scheduler;
-        let orders = scheduler.take_store_orders();
-        store.take_orders(orders, self.now_s, self.prefill_rate.tokens_per_s());
-        store.advance(self.now_s);
-        let answers = store.take_answers();
-        let has_answers = !answers.is_empty();
-        for answer in answers {
-            match answer {
-                StoreAnswer::Found { seq, found } => scheduler.prefix_found(seq, found),
-                StoreAnswer::Fetched { ticket, blocks } => {
-                    scheduler.blocks_fetched(ticket, blocks, None);
-                }
-                StoreAnswer::Written { ticket, kept } => {
-                    scheduler.blocks_written(&[ticket], kept);
-                }
-            }
-        }
-        has_answers
-    }
-
-    fn begin_step(&mut self, plan: Box<StepPlan>) {
-        let is_decode = plan
-            .rows
-            .iter()
-            .all(|row| matches!(row.work, RowWork::Decode { .. }));
-        match is_decode {
-            _ if plan.rows.is_empty() => self.outcome.copy_steps += 1,
-            true => self.outcome.decode_steps += 1,
-            false => self.outcome.prefill_steps += 1,
-        }
-        self.outcome.largest_batch = self.outcome.largest_batch.max(plan.rows.len());
-        self.steps.push_back(plan);
-        if self.steps.len() == 1 {
-            self.time_step();
-        }
-    }
-
-    /// Starts the first step in flight now, and computes its duration.
-    fn time_step(&mut self) {
-        if let Some(plan) = self.steps.front() {
-            let roofline = self.simulation.roofline;
-            // A step without rows reads no weights.
-            let cost = if plan.rows.is_empty() {
-                StepCost::default()
-            } else {
-                roofline.cost(plan)
-            };
-            let copies = self.simulation.store.zip(plan.copies.as_deref());
-            let copies_s = copies.map_or(0.0, |(store, copies)| store.copies_s(copies));
-            self.step_s = roofline.seconds(&cost) + copies_s;
-            self.step_ends_s = self.now_s + self.step_s;
-            self.outcome.busy_s += self.step_s;
-        }
-    }
-
-    fn end_step(&mut self) {
-        let Some(plan) = self.steps.pop_front() else {
-            return;
-        };
-        if !plan.rows.is_empty() {
-            self.outcome.makespan_s = self.now_s;
-        }
-        if let Some(tokens) = prefill_only_tokens(&plan) {
-            self.prefill_rate.note(tokens, self.step_s);
-        }
-        if let (Some(store), Some(copies)) = (&mut self.store, &plan.copies) {
-            store.record_copies(copies);
-        }
-        let mut rows = self
-            .states
-            .scheduler
-            .take_cleared_rows()
-            .unwrap_or_default();
-        rows.extend(plan.rows.iter().map(row_result));
-        let micros = (self.step_s * 1e6).round() as u64;
-        self.states.scheduler.step_took(plan.step, micros);
-        self.states.scheduler.step_done(
-            plan.step,
-            Ok(StepOutput {
-                step: plan.step,
-                rows,
-            }),
-        );
-        self.time_step();
+        self.unit.plan_steps(self.now_s);
         self.record_tokens();
     }
 
     fn record_tokens(&mut self) {
-        self.states.scheduler.take_first_admissions();
-        for update in self.states.scheduler.take_news() {
+        let scheduler = &mut self.unit.states.scheduler;
+        scheduler.take_first_admissions();
+        for update in scheduler.take_news() {
             let RequestTokens {
                 intake,
                 tokens,
@@ -374,14 +268,8 @@ impl<'a> VirtualEngine<'a> {
 
     fn record_moment(&mut self) {
         let outside = self.admission.arrived - self.admission.next;
-        let moment = Moment::new(self.now_s, &self.states.scheduler.stats(), outside);
+        let stats = self.unit.states.scheduler.stats();
+        let moment = Moment::new(self.now_s, &stats, outside);
         self.outcome.timeline.record(moment);
-    }
-}
-
-impl Drop for VirtualEngine<'_> {
-    fn drop(&mut self) {
-        // Otherwise the ledger would report pages in use as leaks.
-        self.states.ledger.close();
     }
 }

@@ -28,5 +28,6 @@ pub mod shape;
 pub mod store;
 pub mod synthetic;
 pub mod trace;
+mod unit;
 
 pub use error::SimulateError;

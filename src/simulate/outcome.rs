@@ -135,6 +135,22 @@ impl Timeline {
     }
 }
 
+/// The steps of a unit, and its stats at the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct UnitOutcome {
+    /// Seconds in which a step ran.
+    pub busy_s: f64,
+    /// Steps that only decoded.
+    pub decode_steps: u64,
+    pub prefill_steps: u64,
+    /// Steps that only copied blocks for the KV store.
+    pub copy_steps: u64,
+    pub largest_batch: usize,
+    pub evicted_nodes: u64,
+    pub stats: EngineStats,
+    pub store: Option<StoreOutcome>,
+}
+
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub kv_tokens: usize,
@@ -174,6 +190,23 @@ impl Outcome {
             stats: EngineStats::default(),
             store: None,
         }
+    }
+
+    pub(super) fn take_unit(&mut self, unit: UnitOutcome) {
+        let UnitOutcome {
+            busy_s,
+            decode_steps,
+            prefill_steps,
+            copy_steps,
+            largest_batch,
+            evicted_nodes,
+            stats,
+            store,
+        } = unit;
+        (self.busy_s, self.largest_batch) = (busy_s, largest_batch);
+        (self.decode_steps, self.prefill_steps) = (decode_steps, prefill_steps);
+        (self.copy_steps, self.evicted_nodes) = (copy_steps, evicted_nodes);
+        (self.stats, self.store) = (stats, store);
     }
 
     pub fn hit_rate(&self) -> f64 {
