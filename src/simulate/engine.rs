@@ -3,6 +3,9 @@
 //! A step takes the time that the roofline model computes. Planning takes no virtual time, since the engine plans step
 //! N+1 while step N runs. So the simulation plans step N+1 when step N starts, and requests that arrive during step N
 //! enter step N+2.
+//!
+//! With replicas there are several units, each with its pools and its devices. The engine's router chooses the unit of a
+//! request when the request is admitted, and a unit plans at its own events only.
 
 use std::sync::Arc;
 
@@ -13,29 +16,32 @@ use super::replay::MAX_POOL_PAGES;
 use super::roofline::Roofline;
 use super::trace::{Trace, TraceRequest};
 use super::unit::VirtualUnit;
-use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_base::ids::{IntakeId, RequestId, UnitId};
 use souffleur_config::EngineConfig;
 use souffleur_engine::{EngineParts, ModelInfo};
 use souffleur_request::{CancelFlag, RequestTimeouts};
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::control::ControlSetup;
+use souffleur_state::router::{Prompt, RouterState, recent_window};
 use souffleur_state::sampling::SamplingParams;
 use souffleur_state::scheduler::IntakeLimits;
 use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
+use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::scheduler::submission::Submission;
 
 pub struct Simulation<'a> {
     pub config: &'a EngineConfig,
+    /// The model in each replica.
     pub model: &'a ModelInfo,
     pub roofline: &'a Roofline,
-    /// The engine's KV store, which starts empty; `None` without one.
+    /// The engine's KV store, which starts empty; `None` without one, as with replicas.
     pub store: Option<&'a StoreModel>,
     /// Sets `ignore_eos` on every request, as load generators do. Otherwise the scheduler reserves memory for only a
     /// part of the output, and may have to retract the request.
     pub ignore_eos: bool,
 }
 
-/// Runs a trace to its end. Fails if the configuration is invalid, or if the pool has too many pages to simulate.
+/// Runs a trace to its end. Fails if the configuration is invalid, or if the pools have too many pages to simulate.
 pub fn simulate(simulation: &Simulation<'_>, trace: &Trace) -> Result<Outcome, SimulateError> {
     let mut engine = VirtualEngine::new(simulation)?;
     engine.run(trace)?;
@@ -45,7 +51,8 @@ pub fn simulate(simulation: &Simulation<'_>, trace: &Trace) -> Result<Outcome, S
 struct VirtualEngine<'a> {
     simulation: &'a Simulation<'a>,
     limits: IntakeLimits,
-    unit: VirtualUnit<'a>,
+    units: Vec<VirtualUnit<'a>>,
+    router: RouterState,
     now_s: f64,
     admission: Admission,
     outcome: Outcome,
@@ -64,13 +71,15 @@ struct Admission {
 
 impl<'a> VirtualEngine<'a> {
     fn new(simulation: &'a Simulation<'a>) -> Result<Self, SimulateError> {
+        check_replicas(simulation)?;
         let (config, model) = (simulation.config, simulation.model);
+        let n_units = config.units();
         let mut limits = EngineParts::scheduler_limits(model, config)?;
         limits.tier = simulation.store.map(|store| store.shape.limits);
-        let pages = limits.total_pages;
-        if pages > MAX_POOL_PAGES {
+        let (pages, max_pages) = (limits.total_pages, MAX_POOL_PAGES / n_units as usize);
+        if pages > max_pages {
             let reason = format!(
-                "has {pages} pages, must have at most {MAX_POOL_PAGES}: set a smaller kv_tokens or a larger page_size"
+                "has {pages} pages, must have at most {max_pages}: set a smaller kv_tokens or a larger page_size"
             );
             return Err(SimulateError::value("the KV pool", reason));
         }
@@ -79,9 +88,11 @@ impl<'a> VirtualEngine<'a> {
             schedule_policy: config.schedule_policy.clone(),
             diagnoses_misses: false,
         };
-        let unit = VirtualUnit::new(&setup, simulation.roofline, simulation.store)?;
+        let unit = |_| VirtualUnit::new(&setup, simulation.roofline, simulation.store);
+        let units = (0..n_units).map(unit).collect::<Result<Vec<_>, _>>()?;
         let page_size = setup.limits.page_size;
-        let kv_tokens = page_size.tokens_in(setup.limits.total_pages);
+        let kv_tokens = page_size.tokens_in(pages);
+        let router = RouterState::new(config.load_balance_method, n_units);
         Ok(Self {
             simulation,
             limits: IntakeLimits {
@@ -89,10 +100,11 @@ impl<'a> VirtualEngine<'a> {
                 capacity_tokens: kv_tokens,
                 page_size,
             },
-            unit,
+            units,
+            router: router.with_window(recent_window(kv_tokens, n_units)),
             now_s: 0.0,
             admission: Admission::default(),
-            outcome: Outcome::new(kv_tokens),
+            outcome: Outcome::new(kv_tokens * n_units as usize),
         })
     }
 
@@ -114,12 +126,14 @@ impl<'a> VirtualEngine<'a> {
         let arrival_s = requests
             .get(self.admission.arrived)
             .map(|request| request.arrival_s);
-        let end_s = self.unit.step_end_s();
+        let ends_s = self.units.iter().filter_map(VirtualUnit::step_end_s);
+        let end_s = ends_s.min_by(f64::total_cmp);
         if arrival_s.is_none() && end_s.is_none() && self.admission.requests == 0 {
             return Ok(None);
         }
-        let events = [end_s, arrival_s, self.unit.store_event_s()];
-        match events.into_iter().flatten().min_by(f64::total_cmp) {
+        let events = end_s.into_iter().chain(arrival_s);
+        let events = events.chain(self.units.iter().filter_map(VirtualUnit::store_event_s));
+        match events.min_by(f64::total_cmp) {
             Some(next_s) => Ok(Some(next_s)),
             None => Err(SimulateError::Stuck {
                 in_flight: self.admission.requests,
@@ -129,19 +143,23 @@ impl<'a> VirtualEngine<'a> {
     }
 
     fn end_steps(&mut self) {
-        if self.unit.step_end_s() == Some(self.now_s) {
-            if self.unit.end_step(self.now_s) {
+        for index in 0..self.units.len() {
+            let unit = &mut self.units[index];
+            if unit.step_end_s() != Some(self.now_s) {
+                continue;
+            }
+            if unit.end_step(self.now_s) {
                 self.outcome.makespan_s = self.now_s;
             }
-            self.record_tokens();
+            self.record_tokens(index);
         }
     }
 
     fn finish(mut self) -> Outcome {
-        let unit = self.unit.outcome();
-        let last = Moment::new(self.now_s, &unit.stats, 0);
+        let units = self.units.iter().map(VirtualUnit::outcome);
+        self.outcome.take_units(units.collect());
+        let last = Moment::new(self.now_s, &self.outcome.stats, 0);
         self.outcome.timeline.record(last);
-        self.outcome.take_unit(unit);
         self.outcome
     }
 
@@ -186,6 +204,7 @@ impl<'a> VirtualEngine<'a> {
             output_tokens: 0,
             retractions: 0,
             end: RequestFate::TooLong,
+            replica: None,
         });
         let output_tokens = request.output_tokens as usize;
         let Ok(max_new_tokens) = self
@@ -202,10 +221,15 @@ impl<'a> VirtualEngine<'a> {
             sampling_seed: Some(0),
             ..SamplingParams::default()
         };
-        self.unit.states.scheduler.submit(Submission {
+        let (intake, prompt) = (IntakeId::new(index as u64), request.prompt.tokens());
+        let unit = self.route(intake, &prompt);
+        if self.units.len() > 1 {
+            self.outcome.requests[index].replica = Some(unit.get());
+        }
+        self.units[unit.index()].submit(Submission {
             rid: RequestId::new(index.to_string()),
-            intake: IntakeId::new(index as u64),
-            prompt: request.prompt.tokens(),
+            intake,
+            prompt,
             namespace: Namespace::default(),
             sampling: Arc::new(sampling),
             logprobs: None,
@@ -222,15 +246,38 @@ impl<'a> VirtualEngine<'a> {
         });
     }
 
-    fn plan_steps(&mut self) {
-        self.unit.plan_steps(self.now_s);
-        self.record_tokens();
+    /// Chooses the unit of a request, as the Router actor does.
+    fn route(&mut self, request: IntakeId, tokens: &[u32]) -> UnitId {
+        let namespace = Namespace::default();
+        let peek = |unit: &VirtualUnit<'_>| Some(unit.peek(&namespace, tokens));
+        let cached: Vec<Option<usize>> = if self.router.wants_prefixes() {
+            self.units.iter().map(peek).collect()
+        } else {
+            Vec::new()
+        };
+        let prompt = Prompt {
+            namespace: &namespace,
+            tokens,
+            bypasses_cache: false,
+        };
+        let unit = self.router.route(request, &prompt, &cached, self.now_s);
+        unit.expect("all units are live")
     }
 
-    fn record_tokens(&mut self) {
-        let scheduler = &mut self.unit.states.scheduler;
-        scheduler.take_first_admissions();
-        for update in scheduler.take_news() {
+    /// Plans the steps of the units that have events; of all units, if the event is none of theirs.
+    fn plan_steps(&mut self) {
+        let is_common = !self.units.iter().any(VirtualUnit::is_due);
+        for index in 0..self.units.len() {
+            let unit = &mut self.units[index];
+            if is_common || unit.is_due() {
+                unit.plan_steps(self.now_s);
+                self.record_tokens(index);
+            }
+        }
+    }
+
+    fn record_tokens(&mut self, unit: usize) {
+        for update in self.units[unit].take_news() {
             let RequestTokens {
                 intake,
                 tokens,
@@ -253,6 +300,8 @@ impl<'a> VirtualEngine<'a> {
                 }
                 request.output_tokens += tokens.len() as u32;
                 request.last_token_s = self.now_s;
+                self.router.prefilled(intake, self.now_s);
+                self.router.generated(intake, tokens.len());
             }
             if let Some(end) = end {
                 request.end = match *end {
@@ -262,14 +311,31 @@ impl<'a> VirtualEngine<'a> {
                 request.last_token_s = self.now_s;
                 self.admission.requests -= 1;
                 self.admission.prompt_tokens -= request.prompt_tokens as usize;
+                self.router.ended(intake);
             }
         }
     }
 
     fn record_moment(&mut self) {
         let outside = self.admission.arrived - self.admission.next;
-        let stats = self.unit.states.scheduler.stats();
-        let moment = Moment::new(self.now_s, &stats, outside);
+        let stats: Vec<EngineStats> = self.units.iter().map(VirtualUnit::stats).collect();
+        let moment = Moment::new(self.now_s, &EngineStats::sum(&stats), outside);
         self.outcome.timeline.record(moment);
     }
+}
+
+/// Refuses parts that replicas do not have.
+fn check_replicas(simulation: &Simulation<'_>) -> Result<(), SimulateError> {
+    let n = simulation.config.dp_size;
+    if n == 1 {
+        return Ok(());
+    }
+    simulation.config.validate()?;
+    if simulation.store.is_some() {
+        let reason = format!(
+            "is {n}, but a KV store is simulated, which is for a single replica: set dp_size to 1 or remove the store"
+        );
+        return Err(SimulateError::value("dp_size", reason));
+    }
+    Ok(())
 }

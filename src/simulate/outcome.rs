@@ -27,6 +27,9 @@ pub struct RequestOutcome {
     pub output_tokens: u32,
     pub retractions: u32,
     pub end: RequestFate,
+    /// The replica that got the request, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replica: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -135,9 +138,12 @@ impl Timeline {
     }
 }
 
-/// The steps of a unit, and its stats at the end.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct UnitOutcome {
+/// The part of one unit in an outcome. An engine with replicas has several units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct UnitOutcome {
+    /// Requests that the unit got.
+    pub requests: usize,
+    pub output_tokens: u64,
     /// Seconds in which a step ran.
     pub busy_s: f64,
     /// Steps that only decoded.
@@ -148,29 +154,42 @@ pub(super) struct UnitOutcome {
     pub largest_batch: usize,
     pub evicted_nodes: u64,
     pub stats: EngineStats,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<StoreOutcome>,
 }
 
+impl UnitOutcome {
+    /// Tokens that the unit computed: those of prompts that were not cached, and outputs.
+    pub fn computed_tokens(&self) -> u64 {
+        self.stats.prompt_tokens - self.stats.cached_tokens + self.output_tokens
+    }
+}
+
+/// The outcome of a simulation. Counts are those of all units together.
 #[derive(Clone, Debug)]
 pub struct Outcome {
+    /// The tokens of all pools.
     pub kv_tokens: usize,
     pub requests: Vec<RequestOutcome>,
     pub timeline: Timeline,
     /// The time from the first arrival to the last arrival or token, in seconds.
     pub makespan_s: f64,
-    /// Seconds in which a step ran.
+    /// Seconds in which a step ran, of each unit.
     pub busy_s: f64,
     /// Steps that only decoded.
     pub decode_steps: u64,
     pub prefill_steps: u64,
     /// Steps that only copied blocks for the KV store.
     pub copy_steps: u64,
+    /// The largest batch of any unit.
     pub largest_batch: usize,
     pub evicted_nodes: u64,
     /// Requests that had to wait outside the engine, because the limit of requests or of prompt tokens was reached.
     pub waited_outside: usize,
     pub stats: EngineStats,
     pub store: Option<StoreOutcome>,
+    /// By the number of the replica.
+    pub units: Vec<UnitOutcome>,
 }
 
 impl Outcome {
@@ -189,24 +208,35 @@ impl Outcome {
             waited_outside: 0,
             stats: EngineStats::default(),
             store: None,
+            units: Vec::new(),
         }
     }
 
-    pub(super) fn take_unit(&mut self, unit: UnitOutcome) {
-        let UnitOutcome {
-            busy_s,
-            decode_steps,
-            prefill_steps,
-            copy_steps,
-            largest_batch,
-            evicted_nodes,
-            stats,
-            store,
-        } = unit;
-        (self.busy_s, self.largest_batch) = (busy_s, largest_batch);
-        (self.decode_steps, self.prefill_steps) = (decode_steps, prefill_steps);
-        (self.copy_steps, self.evicted_nodes) = (copy_steps, evicted_nodes);
-        (self.stats, self.store) = (stats, store);
+    /// Takes the outcomes of the units, and adds them up.
+    pub(super) fn take_units(&mut self, units: Vec<UnitOutcome>) {
+        for unit in &units {
+            self.busy_s += unit.busy_s;
+            self.decode_steps += unit.decode_steps;
+            self.prefill_steps += unit.prefill_steps;
+            self.copy_steps += unit.copy_steps;
+            self.largest_batch = self.largest_batch.max(unit.largest_batch);
+            self.evicted_nodes += unit.evicted_nodes;
+        }
+        let stats: Vec<EngineStats> = units.iter().map(|unit| unit.stats).collect();
+        self.stats = EngineStats::sum(&stats);
+        // Only a single unit can have a store.
+        self.store = units.iter().find_map(|unit| unit.store);
+        self.units = units;
+    }
+
+    /// The computed tokens of each unit, as a multiple of the mean.
+    pub fn loads(&self) -> Vec<f64> {
+        let computed = self.units.iter().map(UnitOutcome::computed_tokens);
+        let sum: u64 = computed.clone().sum();
+        let mean = sum as f64 / self.units.len() as f64;
+        computed
+            .map(|tokens| tokens as f64 / mean.max(1.0))
+            .collect()
     }
 
     pub fn hit_rate(&self) -> f64 {

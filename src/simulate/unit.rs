@@ -8,20 +8,26 @@ use super::roofline::{Roofline, StepCost};
 use super::rows::{prefill_only_tokens, row_result};
 use super::store::{StoreAnswer, VirtualStore};
 use souffleur_base::error::ConfigError;
+use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::control::{ControlSetup, ControlStates};
+use souffleur_state::scheduler::news::RequestTokens;
+use souffleur_state::scheduler::stats::EngineStats;
+use souffleur_state::scheduler::submission::Submission;
 use souffleur_state::step::{RowWork, StepOutput, StepPlan};
 use souffleur_state::tiers::PrefillRate;
 
 pub(super) struct VirtualUnit<'a> {
     roofline: &'a Roofline,
     store_model: Option<&'a StoreModel>,
-    pub(super) states: ControlStates,
+    states: ControlStates,
     store: Option<VirtualStore<'a>>,
     prefill_rate: PrefillRate,
     /// The steps in flight. The first one runs for `step_s`, until `step_ends_s`.
     steps: VecDeque<Box<StepPlan>>,
     step_ends_s: f64,
     step_s: f64,
+    /// A request came, or a step ended, since the last plan.
+    is_due: bool,
     outcome: UnitOutcome,
 }
 
@@ -42,6 +48,7 @@ impl<'a> VirtualUnit<'a> {
             steps: VecDeque::new(),
             step_ends_s: 0.0,
             step_s: 0.0,
+            is_due: false,
             outcome: UnitOutcome::default(),
         })
     }
@@ -54,16 +61,44 @@ impl<'a> VirtualUnit<'a> {
         self.store.as_ref().and_then(VirtualStore::next_event_s)
     }
 
+    pub(super) fn is_due(&self) -> bool {
+        self.is_due
+    }
+
+    pub(super) fn stats(&self) -> EngineStats {
+        self.states.scheduler.stats()
+    }
+
     pub(super) fn outcome(&self) -> UnitOutcome {
         UnitOutcome {
             evicted_nodes: self.states.evicted_nodes,
-            stats: self.states.scheduler.stats(),
+            stats: self.stats(),
             store: self.store.as_ref().map(VirtualStore::outcome),
             ..self.outcome
         }
     }
 
+    /// The number of the prompt's tokens in the cache.
+    pub(super) fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
+        self.states.cache.peek(namespace, tokens)
+    }
+
+    pub(super) fn submit(&mut self, request: Submission) {
+        self.is_due = true;
+        self.outcome.requests += 1;
+        self.states.scheduler.submit(request);
+    }
+
+    pub(super) fn take_news(&mut self) -> Vec<RequestTokens> {
+        self.states.scheduler.take_first_admissions();
+        let news = self.states.scheduler.take_news();
+        let tokens = news.iter().map(|update| update.tokens.len() as u64);
+        self.outcome.output_tokens += tokens.sum::<u64>();
+        news
+    }
+
     pub(super) fn plan_steps(&mut self, now_s: f64) {
+        self.is_due = false;
         loop {
             self.run_store(now_s);
             match self.states.advance() {
@@ -138,6 +173,7 @@ impl<'a> VirtualUnit<'a> {
         let Some(plan) = self.steps.pop_front() else {
             return false;
         };
+        self.is_due = true;
         if let Some(tokens) = prefill_only_tokens(&plan) {
             self.prefill_rate.note(tokens, self.step_s);
         }

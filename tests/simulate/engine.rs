@@ -12,7 +12,7 @@ use souffleur::simulate::trace::Trace;
 
 use crate::mooncake;
 
-fn run(
+pub fn run(
     config: &EngineConfig,
     kv_tokens: Option<usize>,
     ignore_eos: bool,
@@ -34,7 +34,7 @@ fn run(
     outcome
 }
 
-fn load(requests: usize, rate: f64) -> SyntheticLoad {
+pub fn load(requests: usize, rate: f64) -> SyntheticLoad {
     SyntheticLoad {
         requests,
         rate,
@@ -48,7 +48,7 @@ fn load(requests: usize, rate: f64) -> SyntheticLoad {
     }
 }
 
-fn trace(load: &SyntheticLoad) -> Trace {
+pub fn trace(load: &SyntheticLoad) -> Trace {
     load.trace().expect("the load is valid")
 }
 

@@ -1,8 +1,9 @@
-//! Tests of the simulator: replays of prompts, the engine in virtual time, the KV store, and trace files.
+//! Tests of the simulator: replays of prompts, the engine in virtual time, replicas, the KV store, and trace files.
 
 mod cli;
 mod engine;
 mod replay;
+mod replicas;
 mod store;
 mod traces;
 
