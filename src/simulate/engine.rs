@@ -4,8 +4,8 @@
 //! N+1 while step N runs. So the simulation plans step N+1 when step N starts, and requests that arrive during step N
 //! enter step N+2.
 //!
-//! With replicas there are several units, each with its pools and its devices. The engine's router chooses the unit of a
-//! request when the request is admitted, and a unit plans at its own events only.
+//! With replicas there are several units, each with its pools and its devices. The engine's router chooses the unit of
+//! a request when the request is admitted, and a unit plans at its own events only.
 
 use std::sync::Arc;
 

@@ -217,6 +217,94 @@ fn sizes_of_the_disk_are_compared() {
     assert!(!plain.contains("on disk"), "{plain}");
 }
 
+const REPLICAS_LOAD: [&str; 12] = [
+    "--requests",
+    "60",
+    "--request-rate",
+    "10",
+    "--shape",
+    "qwen3-0.6b",
+    "--hardware",
+    "l40s",
+    "--shared-prefixes",
+    "2",
+    "--kv-tokens",
+    "20000",
+];
+
+#[test]
+fn replicas_have_rows_of_their_requests_and_loads() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let plot = dir.path().join("replicas.svg");
+    let plot_file = plot.to_string_lossy();
+    let args = [
+        &REPLICAS_LOAD[..],
+        &["--dp-size", "3", "--plot", &plot_file],
+    ]
+    .concat();
+    let found = json(&args);
+    assert_eq!(found["engine"]["load_balance_method"], "prefix");
+    let run = &found["runs"][0];
+    assert_eq!(
+        (&run["kv_tokens"], &run["finished"]),
+        (&60_000.into(), &60.into())
+    );
+    let replicas = run["replicas"].as_array().expect("a list of replicas");
+    assert_eq!(replicas.len(), 3);
+    let sum = |of: fn(&serde_json::Value) -> &serde_json::Value| -> f64 {
+        let values = replicas.iter().map(|replica| of(replica).as_f64());
+        values.map(|value| value.expect("a number")).sum()
+    };
+    assert_eq!(sum(|replica| &replica["requests"]), 60.0);
+    assert!((sum(|replica| &replica["load"]) - 3.0).abs() < 1e-6);
+    let cached = run["stats"]["cached_tokens"].as_f64();
+    assert_eq!(
+        Some(sum(|replica| &replica["stats"]["cached_tokens"])),
+        cached
+    );
+    let requests = run["requests"].as_array().expect("a list of requests");
+    assert!(requests.iter().all(|request| {
+        request["replica"]
+            .as_u64()
+            .is_some_and(|replica| replica < 3)
+    }));
+    check_plot(&plot, &["3 replicas (prefix)"]);
+
+    let in_turn = [&args[..], &["--load-balance-method", "round_robin"]].concat();
+    let table = stdout(&in_turn);
+    for part in [
+        "3 replicas (round_robin), each on 1x NVIDIA L40S",
+        "3 x 20000 KV tokens",
+        "load, of the mean",
+    ] {
+        assert!(table.contains(part), "{part} is not in\n{table}");
+    }
+    let cells = table.lines().map(|line| line.split('|').map(str::trim));
+    let requests = cells.filter_map(|mut cells| {
+        let replica = cells.nth(1)?.parse::<u32>().ok()?;
+        Some((replica, cells.next()?.to_owned()))
+    });
+    let expected = [0_u32, 1, 2].map(|replica| (replica, "20".to_owned()));
+    assert_eq!(requests.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_single_replica_is_reported_as_an_engine() {
+    let of = |more: &[&str]| json(&[&REPLICAS_LOAD[..], more].concat())["runs"][0].clone();
+    let without_wall_time = |mut run: serde_json::Value| {
+        run["simulated_in_s"] = 0.into();
+        run
+    };
+    let engine = without_wall_time(of(&[]));
+    assert!(engine.get("replicas").is_none());
+    assert!(engine["requests"][0].get("replica").is_none());
+    let single = of(&["--dp-size", "1", "--load-balance-method", "total_tokens"]);
+    assert_eq!(without_wall_time(single), engine);
+    let table = stdout(&REPLICAS_LOAD);
+    assert!(!table.contains("replica"), "{table}");
+    assert!(table.contains(" 20000 KV tokens"), "{table}");
+}
+
 fn check_plot(file: &std::path::Path, parts: &[&str]) {
     let svg = std::fs::read_to_string(file).expect("the plot was written");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
@@ -229,7 +317,7 @@ fn check_plot(file: &std::path::Path, parts: &[&str]) {
 #[test]
 fn invalid_simulations_are_refused() {
     let trace = mooncake();
-    let cases: [(&[&str], i32, &str); 13] = [
+    let cases: [(&[&str], i32, &str); 16] = [
         (&["/nonexistent"], 1, "/nonexistent"),
         (&["--hardware", "h1000"], 2, "hardware is \"h1000\""),
         (&["--shape", "gpt-9"], 2, "shape is \"gpt-9\""),
@@ -266,6 +354,21 @@ fn invalid_simulations_are_refused() {
             &["--disk-bytes", "1G", "--disable-radix-cache"],
             2,
             "disable_radix_cache",
+        ),
+        (
+            &["--dp-size", "2", "--disk-bytes", "0,1G"],
+            2,
+            "dp_size is 2, but disk_bytes is given",
+        ),
+        (
+            &["--dp-size", "2", "--kv-disk-path", "nowhere"],
+            2,
+            " is 2, but kv_disk_path is given",
+        ),
+        (
+            &["--dp-size", "2", "--device", "cuda:0"],
+            2,
+            " is 2, but device is cuda:0",
         ),
     ];
     for (args, code, part) in cases {

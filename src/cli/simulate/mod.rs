@@ -2,6 +2,7 @@
 
 mod load;
 mod plot;
+mod replicas;
 mod report;
 mod size;
 
@@ -54,11 +55,12 @@ pub struct SimulateArgs {
     /// config.json, a GGUF file or an id of the Hugging Face hub; weights are not needed
     #[arg(long, value_name = "NAME|FILE|ID", help_heading = "Simulation")]
     shape: Option<String>,
-    /// Devices that share the model (tensor parallelism)
+    /// Devices that share the model (tensor parallelism); with --dp-size, those of each replica
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64),
           help_heading = "Simulation")]
     tp_size: u32,
-    /// Size of the KV pool in tokens, instead of what fits on the device; a comma-separated list makes one run per size
+    /// Size of the KV pool in tokens (with --dp-size, of each replica's pool), instead of what fits on the device; a
+    /// comma-separated list makes one run per size
     #[arg(
         long,
         value_name = "TOKENS",
@@ -206,6 +208,7 @@ fn run_engine(
 ) -> Result<(), Failure> {
     let hardware = Hardware::load(&args.hardware)?;
     check_link(args, &hardware)?;
+    check_disks(args, config)?;
     let folder = config.model_path.to_string_lossy();
     let default = if folder.is_empty() {
         DEFAULT_SHAPE
@@ -240,7 +243,8 @@ fn run_engine(
         Ok(Run { outcome, wall_s })
     };
     let runs = sizes.map(run).collect::<Result<Vec<_>, SimulateError>>()?;
-    let title = format!("{}x {}, {name}", args.tp_size, hardware.name);
+    let devices = format!("{}x {}, {name}", args.tp_size, hardware.name);
+    let title = replicas::title(config, devices);
     if !is_quiet {
         report::print_runs(&title, config, &runs);
     }
@@ -294,6 +298,19 @@ fn check_link(args: &SimulateArgs, hardware: &Hardware) -> Result<(), Failure> {
         let reason = format!(
             "tp_size is {}, but {} has no link_gb_s: remove tp_size, or add link_gb_s to the hardware file",
             args.tp_size, hardware.name
+        );
+        return Err(Failure::Usage(reason));
+    }
+    Ok(())
+}
+
+/// Refuses KV stores of replicas.
+fn check_disks(args: &SimulateArgs, config: &EngineConfig) -> Result<(), Failure> {
+    let n = config.dp_size;
+    if n > 1 && args.disk_bytes.iter().any(|bytes| *bytes > 0) {
+        let reason = format!(
+            "dp_size is {n}, but disk_bytes is given, which is for a single replica: set dp_size to 1 or remove \
+             disk_bytes"
         );
         return Err(Failure::Usage(reason));
     }

@@ -13,6 +13,7 @@ use souffleur::state::pool::pages::PageSize;
 use super::super::output::say;
 use super::super::output::table;
 use super::super::statistics::Summary;
+use super::replicas;
 use super::size::gib;
 
 pub struct Run {
@@ -126,12 +127,19 @@ pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
         &header,
         &first.iter().enumerate().map(line).collect::<Vec<_>>(),
     );
+    let outcomes = runs.iter().map(|run| &run.outcome);
+    for outcome in outcomes.filter(|outcome| outcome.units.len() > 1) {
+        replicas::print(&name(outcome), outcome);
+    }
 }
 
 type NamedValue = (String, String);
 
 fn name(outcome: &Outcome) -> String {
-    let pool = format!("{} KV tokens", outcome.kv_tokens);
+    let pool = match outcome.units.len() {
+        0 | 1 => format!("{} KV tokens", outcome.kv_tokens),
+        n => format!("{n} x {} KV tokens", outcome.kv_tokens / n),
+    };
     match &outcome.store {
         Some(store) => format!("{pool}, {} GiB disk", shown_gib(store.disk_bytes)),
         None => pool,
@@ -217,7 +225,8 @@ fn engine_rows(outcome: &Outcome) -> Vec<NamedValue> {
     let makespan_s = outcome.makespan_s.max(1e-9);
     let rate = |tokens: u64| format!("{:.1}", tokens as f64 / makespan_s);
     let computed = stats.prompt_tokens - stats.cached_tokens;
-    let busy = format!("{:.1} %", 100.0 * outcome.busy_s / makespan_s);
+    let mean_busy_s = outcome.busy_s / outcome.units.len().max(1) as f64;
+    let busy = format!("{:.1} %", 100.0 * mean_busy_s / makespan_s);
     named([
         ("output tokens/s", rate(output_tokens(outcome))),
         ("prompt tokens/s", rate(stats.prompt_tokens)),
@@ -280,7 +289,7 @@ impl Run {
     pub fn json(&self) -> Value {
         let outcome = &self.outcome;
         let outputs = output_tokens(outcome);
-        json!({
+        let mut run = json!({
             "kv_tokens": outcome.kv_tokens,
             "hit_rate": outcome.hit_rate(),
             "memory_hit_rate": outcome.memory_hit_rate(),
@@ -307,6 +316,10 @@ impl Run {
             "simulated_in_s": self.wall_s,
             "timeline": outcome.timeline.moments(),
             "requests": outcome.requests,
-        })
+        });
+        if outcome.units.len() > 1 {
+            run["replicas"] = replicas::json(outcome);
+        }
+        run
     }
 }
