@@ -14,15 +14,16 @@ use super::disk::StoreModel;
 use super::outcome::{Moment, Outcome, RequestFate, RequestOutcome};
 use super::replay::MAX_POOL_PAGES;
 use super::roofline::Roofline;
+use super::routing::{Arrival, route};
 use super::trace::{Trace, TraceRequest};
 use super::unit::VirtualUnit;
-use souffleur_base::ids::{IntakeId, RequestId, UnitId};
+use souffleur_base::ids::{IntakeId, RequestId};
 use souffleur_config::EngineConfig;
 use souffleur_engine::{EngineParts, ModelInfo};
 use souffleur_request::{CancelFlag, RequestTimeouts};
 use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::control::ControlSetup;
-use souffleur_state::router::{Prompt, RouterState, recent_window};
+use souffleur_state::router::{RouterState, recent_window};
 use souffleur_state::sampling::SamplingParams;
 use souffleur_state::scheduler::IntakeLimits;
 use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
@@ -222,7 +223,13 @@ impl<'a> VirtualEngine<'a> {
             ..SamplingParams::default()
         };
         let (intake, prompt) = (IntakeId::new(index as u64), request.prompt.tokens());
-        let unit = self.route(intake, &prompt);
+        let arrival = Arrival {
+            request: intake,
+            tokens: &prompt,
+            now_s: self.now_s,
+        };
+        let caches = self.units.iter().map(VirtualUnit::cache);
+        let unit = route(&mut self.router, caches, &arrival);
         if self.units.len() > 1 {
             self.outcome.requests[index].replica = Some(unit.get());
         }
@@ -244,24 +251,6 @@ impl<'a> VirtualEngine<'a> {
             submitted_s: self.now_s,
             timeouts: RequestTimeouts::default(),
         });
-    }
-
-    /// Chooses the unit of a request, as the Router actor does.
-    fn route(&mut self, request: IntakeId, tokens: &[u32]) -> UnitId {
-        let namespace = Namespace::default();
-        let peek = |unit: &VirtualUnit<'_>| Some(unit.peek(&namespace, tokens));
-        let cached: Vec<Option<usize>> = if self.router.wants_prefixes() {
-            self.units.iter().map(peek).collect()
-        } else {
-            Vec::new()
-        };
-        let prompt = Prompt {
-            namespace: &namespace,
-            tokens,
-            bypasses_cache: false,
-        };
-        let unit = self.router.route(request, &prompt, &cached, self.now_s);
-        unit.expect("all units are live")
     }
 
     /// Plans the steps of the units that have events; of all units, if the event is none of theirs.

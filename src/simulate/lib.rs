@@ -23,6 +23,7 @@ pub mod pool;
 pub mod read;
 pub mod replay;
 pub mod roofline;
+mod routing;
 mod rows;
 pub mod shape;
 pub mod store;

@@ -8,7 +8,7 @@ use super::roofline::{Roofline, StepCost};
 use super::rows::{prefill_only_tokens, row_result};
 use super::store::{StoreAnswer, VirtualStore};
 use souffleur_base::error::ConfigError;
-use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::radix_tree::RadixTree;
 use souffleur_state::control::{ControlSetup, ControlStates};
 use souffleur_state::scheduler::news::RequestTokens;
 use souffleur_state::scheduler::stats::EngineStats;
@@ -78,9 +78,8 @@ impl<'a> VirtualUnit<'a> {
         }
     }
 
-    /// The number of the prompt's tokens in the cache.
-    pub(super) fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
-        self.states.cache.peek(namespace, tokens)
+    pub(super) fn cache(&self) -> &RadixTree {
+        &self.states.cache
     }
 
     pub(super) fn submit(&mut self, request: Submission) {
