@@ -305,6 +305,46 @@ fn a_single_replica_is_reported_as_an_engine() {
     assert!(table.contains(" 20000 KV tokens"), "{table}");
 }
 
+#[test]
+fn prompts_alone_are_divided_among_replicas() {
+    let trace = mooncake();
+    let args = [
+        &trace,
+        "--prompts-only",
+        "--max-requests",
+        "400",
+        "--dp-size",
+        "2",
+    ];
+    let found = json(&args);
+    assert_eq!(found["dp_size"], 2);
+    let points = found["curve"].as_array().expect("a curve");
+    assert_eq!(points.len(), 6);
+    for point in points {
+        for count in ["hit_tokens", "evicted_nodes", "cached_tokens"] {
+            let of = |replica: usize| point["replicas"][replica][count].as_u64();
+            let sum = of(0).zip(of(1)).map(|(first, second)| first + second);
+            assert_eq!(sum, point["counts"][count].as_u64(), "{count}");
+        }
+        assert_eq!(point["counts"]["prompts"], 400);
+    }
+    let table = stdout(&args);
+    for part in [
+        "in 2 replicas (prefix), pages of 512 tokens",
+        "KV tokens of each replica",
+        "greatest load, of the mean",
+    ] {
+        assert!(table.contains(part), "{part} is not in\n{table}");
+    }
+    let refused = simulate(&[&args[..], &["--load-balance-method", "total_tokens"]].concat());
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("load_balance_method is total_tokens"),
+        "{text}"
+    );
+}
+
 fn check_plot(file: &std::path::Path, parts: &[&str]) {
     let svg = std::fs::read_to_string(file).expect("the plot was written");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));

@@ -1,4 +1,4 @@
-//! Tests of simulated replicas: their times, the choice of a replica for each request, and the sums over all.
+//! Tests of simulated replicas: their times, the choice of a replica for each request, the sums over all, and replays.
 
 use std::collections::HashSet;
 
@@ -8,10 +8,13 @@ use souffleur::simulate::engine::{Simulation, simulate};
 use souffleur::simulate::hardware::Hardware;
 use souffleur::simulate::outcome::{Outcome, RequestFate, RequestOutcome, UnitOutcome};
 use souffleur::simulate::pool::{model_info, storage};
+use souffleur::simulate::replay::{ReplayCache, Replayed, replay_in_replicas, replay_prompts};
 use souffleur::simulate::roofline::Roofline;
 use souffleur::simulate::shape;
 use souffleur::simulate::synthetic::{Arrivals, Lengths, SyntheticLoad};
 use souffleur::simulate::trace::{Prompt, Segment, Trace, TraceRequest};
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::pool::pages::PageSize;
 use souffleur::state::router::LoadBalance;
 
 use crate::engine::{load, run, trace};
@@ -291,4 +294,44 @@ fn replicas_are_refused_with_a_store_and_without_a_number() {
     );
     let none = refusal(0, false).expect("no replica is refused");
     assert!(none.contains("dp_size is 0"), "{none}");
+}
+
+fn cache(kv_tokens: usize) -> ReplayCache {
+    ReplayCache {
+        page_size: PageSize::new(8).expect("it is positive"),
+        eviction: EvictionPolicy::default(),
+        kv_tokens: Some(kv_tokens),
+    }
+}
+
+#[test]
+fn replayed_prompts_are_routed_by_their_prefixes() {
+    let trace = eight_prefixes(200);
+    let replay = |kv_tokens, routing| {
+        replay_in_replicas(&trace, cache(kv_tokens), routing).expect("the caches are valid")
+    };
+    let prefix = replay(10_000, (4, LoadBalance::Prefix));
+    let in_turn = replay(10_000, (4, LoadBalance::RoundRobin));
+    for replays in [&prefix, &in_turn] {
+        let sum = |of: fn(&Replayed) -> u64| replays.replicas.iter().map(of).sum::<u64>();
+        assert_eq!(sum(|replica| replica.prompts as u64), 200);
+        assert_eq!(sum(|replica| replica.hit_tokens), replays.all.hit_tokens);
+        assert_eq!(replays.all.prompt_tokens, trace.prompt_tokens());
+        assert_eq!(replays.all.too_long, 0);
+    }
+    assert!(in_turn.replicas.iter().all(|replica| replica.prompts == 50));
+    let hits = prefix.all.hit_tokens;
+    let most = (200 - 8) * u64::from(PREFIX_TOKENS);
+    assert!(20 * hits >= 19 * most && hits <= most, "{hits} of {most}");
+    assert!(2 * in_turn.all.hit_tokens <= hits, "{:?}", in_turn.all);
+    assert!(prefix.greatest_load() <= 1.25, "{:?}", prefix.replicas);
+
+    let one = replay_prompts(&trace, cache(10_000)).expect("the cache is valid");
+    for method in METHODS {
+        assert_eq!(replay(10_000, (1, method)).all, one);
+    }
+    // No prompt fits.
+    let tiny = replay(3000, (2, LoadBalance::Prefix));
+    assert_eq!((tiny.all.prompts, tiny.all.too_long), (200, 200));
+    assert_eq!(tiny.replicas, [Replayed::default(); 2]);
 }

@@ -100,8 +100,12 @@ fn draw_curve(svg: &mut String, title: &str, points: &[CurvePoint]) -> DrawResul
     area.fill(&WHITE)?;
     let area = area.titled(title, ("sans-serif", 15))?;
     let millions = |point: &CurvePoint| {
-        let tokens = point.kv_tokens.unwrap_or(point.replayed.cached_tokens);
-        (tokens as f64 / 1e6, 100.0 * point.replayed.hit_rate())
+        let replays = &point.replays;
+        let all_tokens = |tokens: usize| tokens * replays.replicas.len();
+        let tokens = point
+            .kv_tokens
+            .map_or(replays.all.cached_tokens, all_tokens);
+        (tokens as f64 / 1e6, 100.0 * replays.all.hit_rate())
     };
     let mut line: Vec<_> = std::iter::once((0.0, 0.0))
         .chain(points.iter().map(millions))

@@ -4,13 +4,14 @@ use serde_json::json;
 
 use souffleur::config::EngineConfig;
 use souffleur::simulate::SimulateError;
-use souffleur::simulate::replay::{ReplayCache, replay_prompts};
+use souffleur::simulate::replay::{ReplayCache, replay_in_replicas, replay_prompts};
 use souffleur::simulate::trace::{BLOCK_TOKENS, Trace};
 use souffleur::state::pool::pages::PageSize;
+use souffleur::state::router::LoadBalance;
 
 use super::super::failure::Failure;
 use super::report::{self, CurvePoint};
-use super::{SimulateArgs, plot, write_json};
+use super::{SimulateArgs, plot, replicas, write_json};
 
 /// Pool sizes of a curve, in percent of the keys and values of all prompts.
 const CURVE_PERCENT: [usize; 5] = [1, 5, 10, 25, 50];
@@ -36,25 +37,32 @@ pub fn run(
                 .into(),
         )
     })?;
+    let n_replicas = config.dp_size;
+    let routing = (config.units(), config.load_balance_method);
+    check_method(routing)?;
+    let cache = |kv_tokens| ReplayCache {
+        page_size,
+        eviction,
+        kv_tokens,
+    };
     let replay = |kv_tokens| {
-        let cache = ReplayCache {
-            page_size,
-            eviction,
-            kv_tokens,
-        };
-        replay_prompts(trace, cache).map(|replayed| CurvePoint {
-            kv_tokens,
-            replayed,
-        })
+        let replays = replay_in_replicas(trace, cache(kv_tokens), routing)?;
+        Ok::<_, SimulateError>(CurvePoint { kv_tokens, replays })
     };
     let unbounded = replay(None)?;
-    let all_pages = page_size.full_pages(unbounded.replayed.cached_tokens);
+    let unique_tokens = match n_replicas {
+        1 => unbounded.replays.all.cached_tokens,
+        // Several replicas can hold the same tokens.
+        _ => replay_prompts(trace, cache(None))?.cached_tokens,
+    };
+    let all_pages = page_size.full_pages(unique_tokens);
     let capacities: Vec<usize> = if !args.kv_tokens.is_empty() {
         args.kv_tokens.clone()
     } else {
+        let pages = |percent: &usize| (all_pages * percent / 100 / n_replicas).max(1);
         CURVE_PERCENT
             .iter()
-            .map(|percent| page_size.tokens_in((all_pages * percent / 100).max(1)))
+            .map(|percent| page_size.tokens_in(pages(percent)))
             .collect()
     };
     let mut curve = Vec::with_capacity(capacities.len() + 1);
@@ -63,15 +71,35 @@ pub fn run(
     }
     curve.push(unbounded);
     if !is_quiet {
-        report::print_curve(page_size, eviction, &curve);
+        let place =
+            replicas::name(config).map_or_else(String::new, |replicas| format!(" in {replicas}"));
+        let title = format!(
+            "prompts one after another{place}, pages of {page_size} tokens, {} eviction",
+            eviction.name()
+        );
+        report::print_curve(&title, (page_size, unique_tokens), &curve);
     }
     if let Some(file) = &args.json {
         let runs: Vec<_> = curve.iter().map(|point| point.json(page_size)).collect();
-        let curve = json!({ "page_size": page_tokens, "radix_eviction_policy": eviction.name(), "curve": runs });
+        let mut curve = json!({ "page_size": page_tokens, "radix_eviction_policy": eviction.name(), "curve": runs });
+        if n_replicas > 1 {
+            curve["dp_size"] = json!(n_replicas);
+            curve["load_balance_method"] = json!(config.load_balance_method);
+        }
         write_json(file, &report::json_of(&args.load.name(), trace, curve))?;
     }
     match &args.plot {
         Some(file) => plot::write(file, plot::curve(&args.load.name(), &curve)),
         None => Ok(()),
     }
+}
+
+/// Refuses a method that would choose the same replica for every prompt.
+fn check_method((n_replicas, method): (u32, LoadBalance)) -> Result<(), Failure> {
+    if n_replicas > 1 && method == LoadBalance::TotalTokens {
+        let reason = "load_balance_method is total_tokens, which counts requests in flight, but --prompts-only \
+                      replays one prompt at a time: set it to prefix or round_robin, or remove --prompts-only";
+        return Err(Failure::Usage(reason.to_owned()));
+    }
+    Ok(())
 }

@@ -8,14 +8,17 @@ use souffleur::simulate::outcome::{Outcome, UnitOutcome};
 use super::super::output::say;
 use super::super::output::table;
 
+/// The number of replicas and how requests are routed; `None` for one.
+pub fn name(config: &EngineConfig) -> Option<String> {
+    let (n, method) = (config.dp_size, config.load_balance_method.as_str());
+    (n > 1).then(|| format!("{n} replicas ({method})"))
+}
+
 /// The title of a run, with the replicas before their devices and model.
 pub fn title(config: &EngineConfig, devices: String) -> String {
-    match config.dp_size {
-        1 => devices,
-        n => {
-            let method = config.load_balance_method.as_str();
-            format!("{n} replicas ({method}), each on {devices}")
-        }
+    match name(config) {
+        Some(replicas) => format!("{replicas}, each on {devices}"),
+        None => devices,
     }
 }
 

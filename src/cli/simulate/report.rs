@@ -4,10 +4,9 @@ use serde_json::{Value, json};
 
 use souffleur::config::EngineConfig;
 use souffleur::simulate::outcome::{Outcome, RequestFate};
-use souffleur::simulate::replay::Replayed;
+use souffleur::simulate::replay::Replays;
 use souffleur::simulate::store::StoreOutcome;
 use souffleur::simulate::trace::Trace;
-use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::pool::pages::PageSize;
 
 use super::super::output::say;
@@ -22,9 +21,9 @@ pub struct Run {
 }
 
 pub struct CurvePoint {
-    /// `None` for an unbounded cache.
+    /// The size of each replica's cache; `None` for an unbounded one.
     pub kv_tokens: Option<usize>,
-    pub replayed: Replayed,
+    pub replays: Replays,
 }
 
 pub fn describe(name: &str, trace: &Trace) -> String {
@@ -53,34 +52,14 @@ pub fn json_of(name: &str, trace: &Trace, mut body: Value) -> Value {
     body
 }
 
-pub fn print_curve(page_size: PageSize, eviction: EvictionPolicy, curve: &[CurvePoint]) {
-    say(format_args!(
-        "prompts one after another, pages of {page_size} tokens, {} eviction\n",
-        eviction.name()
-    ));
-    let all_tokens = curve
-        .last()
-        .map_or(1, |unbounded| unbounded.replayed.cached_tokens)
-        .max(1);
-    let rows = curve.iter().map(
-        |CurvePoint {
-             kv_tokens,
-             replayed,
-         }| {
-            let pages = |tokens| page_size.full_pages(tokens).to_string();
-            let share =
-                |tokens: usize| format!("{:.1} %", tokens as f64 * 100.0 / all_tokens as f64);
-            vec![
-                kv_tokens.map_or("unbounded".to_owned(), |tokens| tokens.to_string()),
-                kv_tokens.map_or(String::new(), pages),
-                kv_tokens.map_or(String::new(), share),
-                format!("{:.5}", replayed.hit_rate()),
-                replayed.evicted_nodes.to_string(),
-                replayed.too_long.to_string(),
-            ]
-        },
-    );
-    let header = [
+pub fn print_curve(
+    title: &str,
+    (page_size, unique_tokens): (PageSize, usize),
+    curve: &[CurvePoint],
+) {
+    say(format_args!("{title}\n"));
+    let has_replicas = curve.iter().any(CurvePoint::has_replicas);
+    let mut header = vec![
         "KV tokens",
         "pages",
         "of unique tokens",
@@ -88,17 +67,57 @@ pub fn print_curve(page_size: PageSize, eviction: EvictionPolicy, curve: &[Curve
         "evicted nodes",
         "prompts too long",
     ];
+    if has_replicas {
+        header[0] = "KV tokens of each replica";
+        header.push("greatest load, of the mean");
+    }
+    let rows = curve
+        .iter()
+        .map(|point| point.row(page_size, unique_tokens));
     table::print(&header, &rows.collect::<Vec<_>>());
 }
 
 impl CurvePoint {
+    fn has_replicas(&self) -> bool {
+        self.replays.replicas.len() > 1
+    }
+
+    fn row(&self, page_size: PageSize, unique_tokens: usize) -> Vec<String> {
+        let replayed = &self.replays.all;
+        let pages = |tokens| page_size.full_pages(tokens).to_string();
+        let share = |tokens: usize| {
+            let all_tokens = tokens * self.replays.replicas.len();
+            let percent = all_tokens as f64 * 100.0 / unique_tokens.max(1) as f64;
+            format!("{percent:.1} %")
+        };
+        let mut row = vec![
+            self.kv_tokens
+                .map_or("unbounded".to_owned(), |tokens| tokens.to_string()),
+            self.kv_tokens.map_or(String::new(), pages),
+            self.kv_tokens.map_or(String::new(), share),
+            format!("{:.5}", replayed.hit_rate()),
+            replayed.evicted_nodes.to_string(),
+            replayed.too_long.to_string(),
+        ];
+        if self.has_replicas() {
+            row.push(format!("{:.3}", self.replays.greatest_load()));
+        }
+        row
+    }
+
     pub fn json(&self, page_size: PageSize) -> Value {
-        json!({
+        let replayed = &self.replays.all;
+        let mut point = json!({
             "kv_tokens": self.kv_tokens,
             "pages": self.kv_tokens.map(|tokens| page_size.full_pages(tokens)),
-            "hit_rate": self.replayed.hit_rate(),
-            "counts": self.replayed,
-        })
+            "hit_rate": replayed.hit_rate(),
+            "counts": replayed,
+        });
+        if self.has_replicas() {
+            point["replicas"] = json!(self.replays.replicas);
+            point["greatest_load"] = json!(self.replays.greatest_load());
+        }
+        point
     }
 }
 
