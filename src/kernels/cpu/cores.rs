@@ -8,6 +8,13 @@ pub(super) struct Node {
     pub cores: Vec<usize>,
 }
 
+/// A physical core.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Core {
+    /// Its logical CPUs that this process may use, lowest first.
+    pub cpus: Vec<usize>,
+}
+
 /// One logical CPU of each usable physical core, lowest first; empty if the system does not report them.
 pub fn allowed_cores() -> Vec<usize> {
     one_cpu_per_core(allowed_cpus(), siblings)
@@ -32,9 +39,15 @@ pub(super) fn allowed_nodes() -> Vec<Node> {
     nodes_of(&allowed_cpus(), &nodes, cpus_of, siblings)
 }
 
+/// The usable physical cores of each NUMA node, as those of one node if the system reports no nodes; empty if it
+/// reports no CPUs.
+pub fn allowed_cores_by_node() -> Vec<Vec<Core>> {
+    cores_by_node(allowed_nodes(), allowed_cpus(), siblings)
+}
+
 /// Sets the calling thread's affinity, unless `cpus` is empty. A failure only costs speed.
 #[cfg(target_os = "linux")]
-pub(super) fn bind_this_thread(cpus: &[usize]) {
+pub fn bind_this_thread(cpus: &[usize]) {
     use rustix::thread::CpuSet;
     let mut set = CpuSet::new();
     let cpus = cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU);
@@ -50,7 +63,7 @@ pub(super) fn bind_this_thread(cpus: &[usize]) {
 
 /// Does nothing: other systems place threads themselves.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn bind_this_thread(_: &[usize]) {}
+pub fn bind_this_thread(_: &[usize]) {}
 
 /// Runs a closure on some CPUs, or anywhere if there are none, then restores the calling thread's affinity.
 pub(super) fn run_on<R>(cpus: &[usize], run: impl FnOnce() -> R) -> R {
@@ -124,16 +137,36 @@ fn siblings(cpu: usize) -> Option<String> {
 }
 
 fn one_cpu_per_core(allowed: Vec<usize>, siblings: impl Fn(usize) -> Option<String>) -> Vec<usize> {
-    let mut seen = Vec::with_capacity(allowed.len());
-    let mut cores = allowed;
-    cores.retain(|&cpu| {
+    let cores = by_core(allowed, siblings).into_iter();
+    cores.map(|core| core.cpus[0]).collect()
+}
+
+/// Groups CPUs by their cores, in the order of the first CPU of each.
+fn by_core(allowed: Vec<usize>, siblings: impl Fn(usize) -> Option<String>) -> Vec<Core> {
+    let mut cores: Vec<(String, Core)> = Vec::new();
+    for cpu in allowed {
         // A CPU without known siblings counts as a core.
-        let core = siblings(cpu).unwrap_or_else(|| cpu.to_string());
-        let is_new = !seen.contains(&core);
-        seen.push(core);
-        is_new
-    });
-    cores
+        let name = siblings(cpu).unwrap_or_else(|| cpu.to_string());
+        let place = cores.iter().position(|(known, _)| *known == name);
+        match place {
+            Some(place) => cores[place].1.cpus.push(cpu),
+            None => cores.push((name, Core { cpus: vec![cpu] })),
+        }
+    }
+    cores.into_iter().map(|(_, core)| core).collect()
+}
+
+fn cores_by_node(
+    nodes: Vec<Node>,
+    allowed: Vec<usize>,
+    siblings: impl Fn(usize) -> Option<String> + Copy,
+) -> Vec<Vec<Core>> {
+    let mut cpus: Vec<Vec<usize>> = nodes.into_iter().map(|node| node.cpus).collect();
+    if cpus.is_empty() && !allowed.is_empty() {
+        cpus.push(allowed);
+    }
+    let cpus = cpus.into_iter();
+    cpus.map(|cpus| by_core(cpus, siblings)).collect()
 }
 
 #[cfg(test)]
@@ -186,6 +219,27 @@ mod tests {
         );
         assert_eq!(nodes(&[4, 12]), [node(&[4, 12], &[4])]);
         assert_eq!(nodes_of(&all, "", cpus_of, siblings), []);
+    }
+
+    #[test]
+    fn cores_have_only_allowed_cpus() {
+        let siblings = |cpu: usize| Some(format!("{},{}\n", cpu % 4, cpu % 4 + 4));
+        let node = |cpus: &[usize]| Node {
+            cpus: cpus.to_vec(),
+            cores: Vec::new(),
+        };
+        let core = |cpus: &[usize]| Core {
+            cpus: cpus.to_vec(),
+        };
+        let nodes = vec![node(&[0, 1, 4]), node(&[6])];
+        assert_eq!(
+            cores_by_node(nodes, vec![0, 1, 4, 6], siblings),
+            [vec![core(&[0, 4]), core(&[1])], vec![core(&[6])]]
+        );
+        let without_nodes = cores_by_node(Vec::new(), vec![2, 3, 6], siblings);
+        assert_eq!(without_nodes, [vec![core(&[2, 6]), core(&[3])]]);
+        let unknown = cores_by_node(Vec::new(), Vec::new(), siblings);
+        assert!(unknown.is_empty(), "{unknown:?}");
     }
 
     #[cfg(target_os = "linux")]

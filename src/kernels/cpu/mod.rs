@@ -16,6 +16,7 @@ pub mod batch;
 mod block32;
 pub mod calibration;
 mod caps;
+mod core_sets;
 mod cores;
 pub mod element;
 pub mod experts;
@@ -68,7 +69,10 @@ use self::activations::PackedRows;
 use self::attention::Attention;
 pub use self::batch::{CpuBatch, Segment};
 use self::calibration::Calibration;
-pub use self::cores::{allowed_cores, default_threads};
+pub use self::core_sets::divide_cores;
+pub use self::cores::{
+    Core, allowed_cores, allowed_cores_by_node, bind_this_thread, default_threads,
+};
 use self::experts::routes::Routes;
 pub use self::format::{FormatRule, WeightProduct};
 use self::kv::{KvPool, PageTable};
