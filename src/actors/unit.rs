@@ -32,6 +32,9 @@ use souffleur_state::router::{LoadBalance, recent_window};
 use souffleur_state::scheduler::submission::{IdFloor, Resume};
 use souffleur_state::supervision::{Incarnation, Rules};
 
+/// Binds the thread of a unit's executor to CPUs. It is called on this thread, before the executor is made.
+pub type BindThread = dyn Fn(UnitId) + Send + Sync;
+
 /// Everything needed to start the actors, and to start them again.
 pub struct Blueprint {
     /// Label of metrics.
@@ -48,6 +51,7 @@ pub struct Blueprint {
     pub kv_events: Option<KvEventPublishers>,
     pub tokenizer: TokenizerSettings,
     pub executor: Arc<ExecutorFactory>,
+    pub bind_thread: Arc<BindThread>,
     pub store: Option<Arc<StoreSetup>>,
     pub rebuild: RebuildRules,
     /// How many restarts are allowed before the engine ends.
@@ -91,7 +95,9 @@ impl Blueprint {
     /// If the executor cannot be loaded, or its thread cannot be started or dies.
     pub async fn load_executor(&self, unit: UnitId) -> Result<ExecutorThread, StartError> {
         let (make, beat) = (self.executor.clone(), self.beats.executor(unit).clone());
+        let bind_thread = self.bind_thread.clone();
         let factory = move || -> Result<Box<dyn souffleur_executor::Executor>, LoadError> {
+            bind_thread(unit);
             Ok(Box::new(BeatingExecutor::new(make()?, beat.clone())))
         };
         let (thread, loaded) = ExecutorThread::spawn(

@@ -51,7 +51,7 @@ pub struct EngineHandle {
 pub(super) struct Inner {
     pub(super) model: ModelInfo,
     pub(super) replicas: usize,
-    /// Those of a replica; `None` on a GPU and for a host's executor.
+    /// Those of the replica with the fewest; `None` on a GPU and for a host's executor.
     pub(super) compute_threads: Option<usize>,
     pub(super) text: Option<Arc<TextModel>>,
     pub(super) admission: Arc<Admission>,
@@ -317,7 +317,8 @@ impl EngineHandle {
         self.inner.replicas
     }
 
-    /// The number of compute threads of each replica; `None` on a GPU and for a host's executor.
+    /// The number of compute threads of each replica, the smallest if they differ; `None` on a GPU and for a host's
+    /// executor.
     pub fn compute_threads(&self) -> Option<usize> {
         self.inner.compute_threads
     }

@@ -46,7 +46,7 @@ pub use handle::EngineHandle;
 pub use parts::{EngineParts, ModelInfo};
 pub use pins::SoftPin;
 pub use progress::Progress;
-pub use threads::compute_threads;
+pub use threads::{ReplicaThreads, compute_threads};
 pub use view::TreeReader;
 
 use handle::Inner;

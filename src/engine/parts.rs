@@ -16,12 +16,12 @@ use crate::origin::from_the_same_files;
 use crate::progress::Progress;
 use crate::store::{record_weight_files, store_setup, tier_limits};
 use crate::text::ModelText;
-use crate::threads::compute_threads;
+use crate::threads::ReplicaThreads;
 use souffleur_actors::beats::Beats;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
 use souffleur_actors::tokenizer::{AnswerFormats, TokenizerSettings};
-use souffleur_actors::unit::Blueprint;
+use souffleur_actors::unit::{BindThread, Blueprint};
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_bundled as bundled;
 use souffleur_chaos::Chaos;
@@ -30,7 +30,7 @@ use souffleur_executor::Executor;
 use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
 use souffleur_executor::memory_plan::MemoryPlan;
 use souffleur_grammar::{GrammarCompiler, GrammarLimits};
-use souffleur_kernels::cpu::{KernelPath, Numa};
+use souffleur_kernels::cpu::KernelPath;
 use souffleur_kv_events::KvEventPublishers;
 use souffleur_metrics::request_lost;
 use souffleur_model::generation::{GenerationConfig, eos_token_ids};
@@ -244,6 +244,7 @@ impl EngineParts {
             control,
             tokenizer,
             executor: with_chaos(self.executor.clone(), &chaos),
+            bind_thread: self.bind_thread(config),
             store: self.store.clone(),
             rebuild: config.rebuild_rules(),
             rules: config.supervision_rules(),
@@ -251,6 +252,14 @@ impl EngineParts {
             log_long_requests: config.log_long_requests(),
             chaos,
         })
+    }
+
+    fn bind_thread(&self, config: &EngineConfig) -> Arc<BindThread> {
+        // A host's executor places its own threads.
+        if self.info.kernel_path.is_none() {
+            return Arc::new(|_| {});
+        }
+        ReplicaThreads::of(config).binder()
     }
 
     fn tokenizer_settings(
@@ -384,21 +393,18 @@ fn cpu_executor(
     progress: Progress,
 ) -> Arc<ExecutorFactory> {
     let dir = config.model_path.clone();
-    let options = CpuOptions {
+    let threads = ReplicaThreads::of(config);
+    threads.warn(config);
+    let of_all = CpuOptions {
         dtype: config.dtype.named(),
         kv_dtype: config.kv_cache_dtype.named(),
         quantization: config.quantization,
         load_format: config.load_format,
         n_pages: memory.n_pages as usize,
         page_size: config.page_size as usize,
-        threads: compute_threads(config),
-        // Each replica would bind its threads to the same cores.
-        pin_threads: config.pin_threads && config.dp_size == 1,
-        numa: if config.dp_size == 1 {
-            config.numa
-        } else {
-            Numa::Off
-        },
+        threads: threads.fewest(),
+        pin_threads: threads.pins(config),
+        numa: threads.numa(config),
         max_rows: memory.max_running_requests as usize,
         // The plan counts the dummy slot, which the pool adds.
         n_state_slots: memory.state_slots.saturating_sub(1) as usize,
@@ -410,6 +416,10 @@ fn cpu_executor(
     };
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| progress.report(done, total);
+        let options = CpuOptions {
+            threads: threads.of_this_thread(),
+            ..of_all.clone()
+        };
         let executor = CpuExecutor::load(&dir, &options, &mut report)?;
         let Some(store) = &store else {
             return Ok(Box::new(executor));
