@@ -4,6 +4,8 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use safetensors::SafeTensors;
+use souffleur::config::EngineConfig;
+use souffleur::engine::ReplicaThreads;
 
 use super::{agents_model, gguf, run, souffleur, stderr, stdout, tiny_model};
 
@@ -246,6 +248,15 @@ fn the_plan_of_several_replicas_is_that_of_each() {
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
+    let config = EngineConfig {
+        dp_size: 2,
+        threads: 1,
+        ..EngineConfig::default()
+    };
+    for line in ReplicaThreads::of(&config).explain() {
+        assert!(text.contains(&line), "{line:?} is not in\n{text}");
+    }
+    assert!(text.contains("\ncores "), "{text}");
     let alone = plan(&["--threads", "1"]);
     assert!(!alone.contains("replicas  "), "{alone}");
 }

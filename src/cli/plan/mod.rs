@@ -12,7 +12,7 @@ mod table;
 
 use clap::Args;
 use souffleur::config::EngineConfig;
-use souffleur::engine::{EngineParts, ModelInfo, Progress, compute_threads};
+use souffleur::engine::{EngineParts, ModelInfo, Progress, ReplicaThreads};
 use souffleur::error::StartError;
 use souffleur::executor::cpu::widening_bytes;
 use souffleur::executor::memory_plan::Bytes;
@@ -58,7 +58,7 @@ pub fn run(args: &PlanArgs, settings: Settings) -> Result<(), Failure> {
         ..config.clone()
     };
     let parts = EngineParts::from_model(&no_tokenizer, Progress::silent())?;
-    show(&parts.info, Replicas::of(&config));
+    show(&parts.info, &Replicas::of(&config));
     show_files(&config, &parts.info)?;
     show_tokenizer(tokenizer);
     Ok(())
@@ -122,33 +122,32 @@ fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The number of replicas, and of each one's compute threads.
-#[derive(Clone, Copy)]
+/// The number of replicas, and the threads and cores of each.
 pub struct Replicas {
     n: usize,
-    threads: usize,
+    threads: ReplicaThreads,
 }
 
 impl Replicas {
     pub fn of(config: &EngineConfig) -> Self {
         Self {
             n: config.dp_size,
-            threads: compute_threads(config),
+            threads: ReplicaThreads::of(config),
         }
     }
 
-    fn show(self) {
-        let Self { n, threads } = self;
+    fn show(&self) {
+        let n = self.n;
         if n > 1 {
             say(format_args!(
                 "replicas              {n}: each has the memory, the KV pool and the requests below"
             ));
-            say(format_args!("threads per replica   {threads}"));
+            self.threads.explain().into_iter().for_each(say);
         }
     }
 }
 
-pub fn show(model: &ModelInfo, replicas: Replicas) {
+pub fn show(model: &ModelInfo, replicas: &Replicas) {
     say(format_args!(
         "model                 {} ({})",
         model.served_model_name,
