@@ -1,5 +1,7 @@
 //! Tests of engines embedded in other programs: the guarantees for hosts.
 
+#[cfg(target_os = "linux")]
+mod cores;
 mod doors;
 mod doubles;
 mod drops;
