@@ -99,7 +99,8 @@ crate::keys! {
         #[flag(MODEL.takes("N"))]
         #[range(..=MAX_THREADS)]
         threads: usize = 0,
-        /// Binds each compute thread to a core, if there are as many threads as cores that the process may use.
+        /// Binds each compute thread to a core, if there are as many threads as cores that the process, or the replica,
+        /// may use.
         #[flag(MODEL)]
         pin_threads: bool = true,
         /// Divides threads, weights and KV memory among the machine's NUMA nodes: auto does if the process may use the CPUs of
@@ -110,10 +111,10 @@ crate::keys! {
         numa: Numa = Numa::Auto,
         /// Number of replicas of the model in this process, among which requests are divided; CPU only.
         ///
-        /// Each replica has its copy of the weights, its KV pool and its prefix cache. The memory that is free is
-        /// divided among them, and so are the cores if `--threads` is not given; `--threads` and `--max-total-tokens`
-        /// are those of each replica. Threads are bound to no core. The flag is also called --dp and
-        /// --data-parallel-size.
+        /// Each replica has its copy of the weights, its KV pool and its prefix cache. The memory that is free and the
+        /// cores are divided among them, with `--numa auto` by NUMA node where the numbers allow it; `--threads` and
+        /// `--max-total-tokens` are those of each replica. `souffleur plan` shows the cores of each. The flag is also
+        /// called --dp and --data-parallel-size.
         #[flag(MODEL.takes("N").aliases(&["dp", "data-parallel-size"]))]
         #[range(1..=MAX_REPLICAS)]
         dp_size: usize = 1,
