@@ -1,5 +1,6 @@
 //! Configuration values that are names, such as `auto`, `float16` or `cuda:0`.
 
+use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -109,34 +110,80 @@ impl AttentionBackend {
     }
 }
 
-/// Where to compute: `auto`, `cpu`, `cuda` or `cuda:N`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Where to compute: `auto`, `cpu`, `cuda`, or GPUs by their numbers, as `cuda:1` or `cuda:0,cuda:2`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Device {
     /// The CPU: a GPU must be requested explicitly.
     #[default]
     Auto,
     Cpu,
-    Cuda(usize),
+    Cuda(Gpus),
+}
+
+/// The GPUs that run an engine's replicas, by their numbers among those that the driver shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gpus {
+    /// One for each replica from number 0 on, or all if there are more replicas.
+    Visible,
+    /// At least one, and none twice.
+    Listed(Vec<usize>),
+}
+
+impl Device {
+    /// The GPU with this number.
+    pub fn gpu(ordinal: usize) -> Self {
+        Self::Cuda(Gpus::Listed(vec![ordinal]))
+    }
+}
+
+impl Gpus {
+    /// The GPU of the first replica.
+    pub fn first(&self) -> usize {
+        match self {
+            Self::Visible => 0,
+            Self::Listed(ordinals) => ordinals.first().copied().unwrap_or(0),
+        }
+    }
 }
 
 impl FromStr for Device {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let unknown = || format!("is {name:?}, must be auto, cpu, cuda or cuda:N (N from 0)");
         match name {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
-            "cuda" => Ok(Self::Cuda(0)),
+            "cuda" => Ok(Self::Cuda(Gpus::Visible)),
             _ => {
-                let number = name.strip_prefix("cuda:").ok_or_else(unknown)?;
-                let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
-                let ordinal = number.parse().ok().filter(|_| is_number);
-                ordinal.map(Self::Cuda).ok_or_else(unknown)
+                let ordinals: Option<Vec<usize>> = name.split(',').map(ordinal).collect();
+                let ordinals = ordinals.ok_or_else(|| {
+                    format!(
+                        "is {name:?}, must be auto, cpu, cuda or cuda:N (N from 0), or several GPUs as cuda:0,cuda:1"
+                    )
+                })?;
+                match repeated(&ordinals) {
+                    Some(twice) => Err(format!(
+                        "is {name:?}, which names cuda:{twice} twice: name it once, and raise dp_size for more replicas"
+                    )),
+                    None => Ok(Self::Cuda(Gpus::Listed(ordinals))),
+                }
             }
         }
     }
+}
+
+/// The number in `cuda:N`.
+fn ordinal(name: &str) -> Option<usize> {
+    let number = name.strip_prefix("cuda:")?;
+    let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+    number.parse().ok().filter(|_| is_number)
+}
+
+fn repeated(ordinals: &[usize]) -> Option<usize> {
+    let mut seen = BTreeSet::new();
+    let mut ordinals = ordinals.iter().copied();
+    ordinals.find(|ordinal| !seen.insert(*ordinal))
 }
 
 impl TryFrom<String> for Device {
@@ -152,7 +199,11 @@ impl From<Device> for String {
         match device {
             Device::Auto => "auto".to_owned(),
             Device::Cpu => "cpu".to_owned(),
-            Device::Cuda(ordinal) => format!("cuda:{ordinal}"),
+            Device::Cuda(Gpus::Visible) => "cuda".to_owned(),
+            Device::Cuda(Gpus::Listed(ordinals)) => {
+                let names = ordinals.iter().map(|ordinal| format!("cuda:{ordinal}"));
+                names.collect::<Vec<_>>().join(",")
+            }
         }
     }
 }
@@ -294,6 +345,39 @@ impl KeyType for MaxRestarts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_is_read_and_written_in_one_form() {
+        for (text, device) in [
+            ("auto", Device::Auto),
+            ("cpu", Device::Cpu),
+            ("cuda", Device::Cuda(Gpus::Visible)),
+            ("cuda:0", Device::gpu(0)),
+            ("cuda:2,cuda:10", Device::Cuda(Gpus::Listed(vec![2, 10]))),
+        ] {
+            assert_eq!(text.parse::<Device>(), Ok(device.clone()));
+            assert_eq!(String::from(device), text);
+        }
+        for text in [
+            "",
+            "gpu",
+            "cuda:",
+            "cuda:x",
+            "cuda:+1",
+            "cuda:-1",
+            "cuda:0,",
+            "cuda:0,1",
+            "cuda,cuda:1",
+            "cuda:0, cuda:1",
+        ] {
+            let reason = text.parse::<Device>().expect_err(text);
+            let start = format!("is {text:?}, must be auto, cpu, cuda or cuda:N");
+            assert!(reason.starts_with(&start), "{reason}");
+        }
+        let reason = "cuda:1,cuda:0,cuda:1".parse::<Device>();
+        let reason = reason.expect_err("a GPU is repeated");
+        assert!(reason.contains("names cuda:1 twice"), "{reason}");
+    }
 
     #[test]
     fn max_restarts_are_read_and_written_in_one_form() {

@@ -11,7 +11,7 @@ mod validate;
 use std::path::PathBuf;
 
 pub use choices::{
-    AttentionBackend, Device, DtypeChoice, KvCacheDtype, KvWritePolicy, MaxRestarts,
+    AttentionBackend, Device, DtypeChoice, Gpus, KvCacheDtype, KvWritePolicy, MaxRestarts,
 };
 use keys::Flag;
 use souffleur_chaos::Spec;

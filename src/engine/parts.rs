@@ -100,8 +100,8 @@ impl EngineParts {
         let config = with_a_model(config)?;
         let config = &*config;
         let dir = &config.model_path;
-        let gpu = match config.device {
-            Device::Cuda(ordinal) => Some(Gpu::open(ordinal, config)?),
+        let gpu = match &config.device {
+            Device::Cuda(gpus) => Some(Gpu::open(gpus.first(), config)?),
             Device::Auto | Device::Cpu => None,
         };
         let kernel_path = gpu.is_none().then(kernel_path).transpose()?;

@@ -160,7 +160,7 @@ async fn twenty_errors_that_end_with_the_context_lose_no_request() {
 fn start(ordinal: usize) -> (World, Arc<AtomicUsize>) {
     Device::new(ordinal).set_total_memory(4 << 30);
     let config = EngineConfig {
-        device: Wanted::Cuda(ordinal),
+        device: Wanted::gpu(ordinal),
         gemm: GemmWish::Own,
         cuda_graph_max_bs: 6,
         ..F32_PAGES_OF_1_GRAPHS.config(&fixture("llama"))

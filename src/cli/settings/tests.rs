@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use souffleur::config::Device;
+use souffleur::config::{Device, Gpus};
 use souffleur::server::ApiKey;
 
 use super::*;
@@ -162,12 +162,12 @@ fn a_device_can_be_set_in_every_source() {
         |file, env: &[_], args: &[_]| load(file, env, args).map(|settings| settings.engine.device);
     assert_eq!(device(None, &[], &[]), Ok(Device::Auto));
     let file = Some("[engine]\ndevice = \"cuda:1\"\n");
-    assert_eq!(device(file, &[], &[]), Ok(Device::Cuda(1)));
+    assert_eq!(device(file, &[], &[]), Ok(Device::gpu(1)));
     let env = [("SOUFFLEUR_DEVICE", "cpu")];
     assert_eq!(device(file, &env, &[]), Ok(Device::Cpu));
     assert_eq!(
         device(file, &env, &["--device", "cuda"]),
-        Ok(Device::Cuda(0))
+        Ok(Device::Cuda(Gpus::Visible))
     );
     let parts = ["device", "\"cuda:x\"", "auto, cpu, cuda or cuda:N"];
     check_error(Some("[engine]\ndevice = \"cuda:x\"\n"), &[], &[], &parts);

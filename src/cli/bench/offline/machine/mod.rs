@@ -60,7 +60,7 @@ pub struct Gpu {
 impl BenchDevice {
     /// The device of a configuration; measures a GPU with elements of `dtype`.
     pub fn read(config: &EngineConfig, dtype: Dtype) -> Result<Self, Failure> {
-        let DeviceRequest::Cuda(ordinal) = config.device else {
+        let DeviceRequest::Cuda(gpus) = &config.device else {
             return Ok(Self::Cpu {
                 threads: match config.threads {
                     0 => default_threads(),
@@ -68,7 +68,7 @@ impl BenchDevice {
                 },
             });
         };
-        let (name, rates) = gpu::measure(ordinal, dtype)?;
+        let (name, rates) = gpu::measure(gpus.first(), dtype)?;
         Ok(Self::Gpu(Gpu { name, rates }))
     }
 
