@@ -45,6 +45,14 @@ impl Suspicion {
             Self::One(..) | Self::All(_) => self,
         }
     }
+
+    /// The suspicion against the requests of another unit that lost its executor by the same death.
+    pub fn of_others(&self) -> Self {
+        match self {
+            Self::Nothing => Self::Nothing,
+            Self::One(_, cause) | Self::All(cause) => Self::All(cause.clone()),
+        }
+    }
 }
 
 /// The suspects of one unit.

@@ -134,27 +134,43 @@ struct Unit {
     generation: u64,
     /// The generation in which the executor's thread was started. The other members start with each generation.
     executor_since: u64,
+    /// Units with the same device lose their executors together.
+    device: u32,
     /// Of the deaths since a generation was started last.
     suspicion: Suspicion,
+    /// The generation was started.
+    runs: bool,
     is_retired: bool,
 }
 
 impl Supervision {
-    /// The supervision of units 0 to `n_units`, which are started by the caller in [`FIRST_GENERATION`].
+    /// The supervision of units 0 to `n_units`, which are started by the caller in [`FIRST_GENERATION`]. Each unit has
+    /// a device.
     pub fn new(rules: Rules, n_units: u32) -> Self {
-        let unit = Unit {
+        let unit = |device| Unit {
             generation: FIRST_GENERATION,
             executor_since: FIRST_GENERATION,
+            device,
             suspicion: Suspicion::Nothing,
+            runs: false,
             is_retired: false,
         };
         Self {
             rules,
             restarts: Restarts::default(),
-            units: vec![unit; n_units as usize],
+            units: (0..n_units).map(unit).collect(),
             tokenizer: FIRST_GENERATION,
             desired: Desired::default(),
         }
+    }
+
+    /// Sets the device of each unit. Units on one device are a fault domain: the loss of an executor is the loss of
+    /// all, and they are started again together.
+    pub fn on_devices(mut self, devices: impl IntoIterator<Item = u32>) -> Self {
+        for (unit, device) in self.units.iter_mut().zip(devices) {
+            unit.device = device;
+        }
+        self
     }
 
     /// Decides on a death, which requests of the unit may have caused. A restart counts once, even if it replaces
@@ -175,9 +191,16 @@ impl Supervision {
             } => {
                 // The results of an older generation are dropped: a suspect may lack more than its trial repeats.
                 if self.units[since.unit.index()].generation == in_hand {
-                    self.suspect(since.unit, suspicion);
+                    self.suspect(since.unit, suspicion.clone());
                 }
-                self.restart(member, since.unit)
+                let units = self.lost_with(member, since.unit);
+                for unit in units.iter().filter(|unit| **unit != since.unit) {
+                    // The first unit that notices the loss of a device need not be the one that caused it.
+                    if self.units[unit.index()].runs {
+                        self.suspect(*unit, suspicion.of_others());
+                    }
+                }
+                self.restart(member, units)
             }
         })
     }
@@ -186,6 +209,7 @@ impl Supervision {
     /// before it, or `None` if a later generation replaces it.
     pub fn start(&mut self, at: Incarnation) -> Option<Suspicion> {
         let unit = self.current_mut(at)?;
+        unit.runs = true;
         Some(std::mem::replace(&mut unit.suspicion, Suspicion::Nothing))
     }
 
@@ -241,7 +265,18 @@ impl Supervision {
         (unit.generation == at.generation && !unit.is_retired).then_some(unit)
     }
 
-    fn restart(&mut self, member: Member, id: UnitId) -> Restart {
+    /// The units that must be started again after a death.
+    fn lost_with(&self, member: Member, id: UnitId) -> Vec<UnitId> {
+        if member != Member::ExecutorThread {
+            return vec![id];
+        }
+        let device = self.units[id.index()].device;
+        let units = (0..).map(UnitId::new).zip(&self.units);
+        let lost = units.filter(|(_, unit)| unit.device == device && !unit.is_retired);
+        lost.map(|(unit, _)| unit).collect()
+    }
+
+    fn restart(&mut self, member: Member, units: Vec<UnitId>) -> Restart {
         let level = match member {
             Member::ExecutorThread => Level::Executor,
             _ => Level::Control,
@@ -249,8 +284,13 @@ impl Supervision {
         Restart {
             level,
             tokenizer: None,
-            units: vec![self.advance(id, level)],
+            units: self.advance_all(units, level),
         }
+    }
+
+    fn advance_all(&mut self, units: Vec<UnitId>, level: Level) -> Vec<Incarnation> {
+        let units = units.into_iter();
+        units.map(|unit| self.advance(unit, level)).collect()
     }
 
     /// Of several deaths before a start, the first one shows the cause.
@@ -272,16 +312,14 @@ impl Supervision {
         Restart {
             level: Level::Control,
             tokenizer: Some(self.tokenizer),
-            units: all
-                .into_iter()
-                .map(|unit| self.advance(unit, Level::Control))
-                .collect(),
+            units: self.advance_all(all, Level::Control),
         }
     }
 
     fn advance(&mut self, id: UnitId, level: Level) -> Incarnation {
         let unit = &mut self.units[id.index()];
         unit.generation += 1;
+        unit.runs = false;
         if level == Level::Executor {
             unit.executor_since = unit.generation;
         }

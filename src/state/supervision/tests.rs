@@ -144,6 +144,61 @@ fn the_death_of_an_executor_that_ran_an_older_step_makes_no_suspects() {
     assert_eq!(supervision.start(at(4)), Some(suspicion));
 }
 
+fn of_unit(unit: u32, member: Member, generation: u64) -> Death {
+    let unit = UnitId::new(unit);
+    Death::Member {
+        member,
+        since: Incarnation { unit, generation },
+        in_hand: generation,
+    }
+}
+
+fn numbers(restart: &Restart) -> Vec<(u32, u64)> {
+    let units = restart.units.iter();
+    units.map(|at| (at.unit.get(), at.generation)).collect()
+}
+
+#[test]
+fn units_on_one_device_lose_their_executors_together_and_once() {
+    let mut supervision = Supervision::new(Rules::default(), 4).on_devices([0, 1, 0, 1]);
+    let lost = of_unit(2, Member::ExecutorThread, 1);
+    let restart = restarted(died(&mut supervision, lost, 0.0));
+    assert_eq!(restart.level, Level::Executor);
+    assert_eq!(numbers(&restart), [(0, 2), (2, 2)]);
+    // The other executor of the device reports the same loss.
+    let late = of_unit(0, Member::ExecutorThread, 1);
+    assert_eq!(died(&mut supervision, late, 0.0), Ruling::Ignored);
+    assert_eq!(supervision.restarts_left(), 4);
+    // A control actor takes no other unit with it.
+    let control = of_unit(1, Member::Scheduler, 1);
+    let restart = restarted(died(&mut supervision, control, 0.0));
+    assert_eq!(numbers(&restart), [(1, 2)]);
+    supervision.retire(UnitId::new(3));
+    let lost = of_unit(1, Member::ExecutorThread, 1);
+    let restart = restarted(died(&mut supervision, lost, 0.0));
+    assert_eq!(numbers(&restart), [(1, 3)]);
+}
+
+#[test]
+fn a_lost_device_makes_suspects_in_each_unit_that_ran_there() {
+    let mut supervision = Supervision::new(Rules::default(), 4).on_devices([0, 0, 0, 1]);
+    let at = |unit, generation| Incarnation {
+        unit: UnitId::new(unit),
+        generation,
+    };
+    for unit in [0, 1, 3] {
+        assert_eq!(supervision.start(at(unit, 1)), Some(Suspicion::Nothing));
+    }
+    let named = Suspicion::One(IntakeId::new(5), cause("a"));
+    supervision.died(of_unit(0, Member::ExecutorThread, 1), named.clone(), 0.0);
+    assert_eq!(supervision.start(at(0, 2)), Some(named));
+    let all = Suspicion::All(cause("a"));
+    assert_eq!(supervision.start(at(1, 2)), Some(all));
+    // It had not started, or has another device.
+    assert_eq!(supervision.start(at(2, 2)), Some(Suspicion::Nothing));
+    assert_eq!(supervision.start(at(3, 1)), Some(Suspicion::Nothing));
+}
+
 fn cause(place: &str) -> Signature {
     Signature {
         actor: "executor_thread",
