@@ -35,11 +35,19 @@ use souffleur_state::supervision::{Incarnation, Rules};
 /// Binds the thread of a unit's executor to CPUs. It is called on this thread, before the executor is made.
 pub type BindThread = dyn Fn(UnitId) + Send + Sync;
 
+/// How the executor of a unit is made.
+#[derive(Clone)]
+pub struct UnitExecutor {
+    pub make: Arc<ExecutorFactory>,
+    /// Units with the same number share a device: they lose their executors together, and are started again together.
+    pub device: u32,
+}
+
 /// Everything needed to start the actors, and to start them again.
 pub struct Blueprint {
     /// Label of metrics.
     pub model_name: String,
-    /// The number of units, at least 1. Each has its own executor.
+    /// The number of units, at least 1.
     pub units: u32,
     /// How requests are divided among several units.
     pub load_balance: LoadBalance,
@@ -50,7 +58,8 @@ pub struct Blueprint {
     /// Publishers of the changes of the units' caches, if they are published.
     pub kv_events: Option<KvEventPublishers>,
     pub tokenizer: TokenizerSettings,
-    pub executor: Arc<ExecutorFactory>,
+    /// Of the units, by their ids.
+    pub executors: Vec<UnitExecutor>,
     pub bind_thread: Arc<BindThread>,
     pub store: Option<Arc<StoreSetup>>,
     pub rebuild: RebuildRules,
@@ -94,7 +103,8 @@ impl Blueprint {
     /// # Errors
     /// If the executor cannot be loaded, or its thread cannot be started or dies.
     pub async fn load_executor(&self, unit: UnitId) -> Result<ExecutorThread, StartError> {
-        let (make, beat) = (self.executor.clone(), self.beats.executor(unit).clone());
+        let make = self.executors[unit.index()].make.clone();
+        let beat = self.beats.executor(unit).clone();
         let bind_thread = self.bind_thread.clone();
         let factory = move || -> Result<Box<dyn souffleur_executor::Executor>, LoadError> {
             bind_thread(unit);

@@ -116,8 +116,9 @@ impl Watchdog {
         );
         let mut members = [&UNIT_MEMBERS[..], &STORE_MEMBERS[..]].concat();
         members.extend(router.status().map(|_| ROUTER));
+        let devices = blueprint.executors.iter().map(|executor| executor.device);
         Self {
-            supervision: Supervision::new(blueprint.rules, blueprint.units),
+            supervision: Supervision::new(blueprint.rules, blueprint.units).on_devices(devices),
             replicas: (0..blueprint.units).map(|_| Replica::new()).collect(),
             started: Instant::now(),
             first: None,

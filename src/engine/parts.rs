@@ -21,7 +21,7 @@ use souffleur_actors::beats::Beats;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
 use souffleur_actors::tokenizer::{AnswerFormats, TokenizerSettings};
-use souffleur_actors::unit::{BindThread, Blueprint};
+use souffleur_actors::unit::{BindThread, Blueprint, UnitExecutor};
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_bundled as bundled;
 use souffleur_chaos::Chaos;
@@ -243,7 +243,7 @@ impl EngineParts {
                 .transpose()?,
             control,
             tokenizer,
-            executor: with_chaos(self.executor.clone(), &chaos),
+            executors: self.executors(config, &chaos),
             bind_thread: self.bind_thread(config),
             store: self.store.clone(),
             rebuild: config.rebuild_rules(),
@@ -260,6 +260,16 @@ impl EngineParts {
             return Arc::new(|_| {});
         }
         ReplicaThreads::of(config).binder()
+    }
+
+    /// The executors of the replicas. Each computes with its own threads.
+    fn executors(&self, config: &EngineConfig, chaos: &Chaos) -> Vec<UnitExecutor> {
+        let make = with_chaos(self.executor.clone(), chaos);
+        let executor = |device| UnitExecutor {
+            make: make.clone(),
+            device,
+        };
+        (0..config.units()).map(executor).collect()
     }
 
     fn tokenizer_settings(
