@@ -1,5 +1,7 @@
 //! Tests of device faults: refused launches, lost contexts, and missing devices, memory and kernels.
 
+use std::thread;
+
 use memmap2::MmapMut;
 use souffleur::error::StepError;
 use souffleur::kernels::cuda::driver::{
@@ -168,6 +170,32 @@ fn a_claim_opens_a_gpu_again_after_a_loss_unless_another_claim_had_it_open() {
         assert!(refused.to_load_error().is_permanent());
     }
     Claim::new(26).open().expect("a new context works");
+}
+
+#[test]
+fn a_claim_opens_a_lost_gpu_again_once_all_its_holders_have_released_it() {
+    let (device, emulated) = device(28);
+    drop(device);
+    let claim = Claim::new(28);
+    let (first, second) = (claim.open().unwrap(), claim.open().unwrap());
+    emulated.plan(Fault::Kernel(ILLEGAL_ADDRESS), 1);
+    // The holder that meets the error tells none.
+    let error = fail(&first).to_string();
+    assert_eq!((first.loss(), second.loss()), (None, None));
+    thread::scope(|scope| {
+        let opening = scope.spawn(|| claim.open());
+        while second.loss().is_none() {
+            assert!(!opening.is_finished(), "the GPU is not released");
+            thread::yield_now();
+        }
+        assert_eq!(first.loss(), second.loss());
+        drop((first, second));
+        let again = opening.join().unwrap().expect("a new context works");
+        assert_eq!(again.loss(), None);
+        Rotations::new(&again).launch().unwrap();
+        again.synchronize().unwrap();
+    });
+    assert!(error.contains("(700)"), "{error}");
 }
 
 #[test]

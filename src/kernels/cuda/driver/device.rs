@@ -257,14 +257,14 @@ impl Device {
         &self.0.info
     }
 
-    /// Takes note that the context is lost, for all engines of the process that have it open, if there are several.
+    /// Takes note that the context is lost, for all executors of the process that have it open, if there are several.
     pub fn lose(&self, error: &DriverError) {
         if let Some(holding) = &self.0.holding {
             holding.lose(&error.to_string());
         }
     }
 
-    /// The error by which the context was lost, if another engine had it open too.
+    /// The error by which the context was lost, if another executor had it open too.
     pub fn loss(&self) -> Option<&str> {
         self.0.holding.as_ref().and_then(Holding::loss)
     }
@@ -340,20 +340,35 @@ impl Device {
 }
 
 impl Claim {
-    /// Opens the GPU as [`Device::open`] does.
+    /// Opens the GPU as [`Device::open`] does. After the loss of a context that other executors of the engine have open,
+    /// it waits until they have released it.
     ///
     /// # Errors
     /// As [`Device::open`]; [`CudaUnavailable::SharedContextLost`] after [`Device::lose`] while other engines had the
-    /// GPU open, for ever.
+    /// GPU open, for ever; [`CudaUnavailable::NotReleased`] if the wait is too long.
     pub fn open(&self) -> Result<Device, CudaUnavailable> {
-        let ordinal = self.ordinal();
-        match self.loss() {
-            Some(error) => Err(CudaUnavailable::SharedContextLost {
-                ordinal,
-                error: error.to_owned(),
-            }),
-            None => Device::open_for(ordinal, Some(self.hold())),
+        match self.open_once() {
+            // An executor that has the context open may not have noticed the loss.
+            Err(CudaUnavailable::Lost { error, .. }) if self.tell(&error) => self.open_once(),
+            opened => opened,
         }
+    }
+
+    /// Tells the executors that have the GPU open that its context is lost. False if there are none.
+    fn tell(&self, error: &DriverError) -> bool {
+        self.hold().lose(&error.to_string())
+    }
+
+    fn open_once(&self) -> Result<Device, CudaUnavailable> {
+        let ordinal = self.ordinal();
+        if let Some(error) = self.loss() {
+            let error = error.to_owned();
+            return Err(CudaUnavailable::SharedContextLost { ordinal, error });
+        }
+        if !self.await_release() {
+            return Err(CudaUnavailable::NotReleased { ordinal });
+        }
+        Device::open_for(ordinal, Some(self.hold()))
     }
 }
 

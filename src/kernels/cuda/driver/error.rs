@@ -229,6 +229,11 @@ pub enum CudaUnavailable {
          renew it, so all of them end: start them again"
     )]
     SharedContextLost { ordinal: usize, error: String },
+    /// Several replicas of one engine had the GPU open.
+    #[error(
+        "GPU {ordinal} has lost its context, and another replica of the model on it has not released it yet"
+    )]
+    NotReleased { ordinal: usize },
     #[error("failed to query GPU {ordinal}: {error}")]
     Query {
         /// Index among the visible GPUs.
