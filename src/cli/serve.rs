@@ -134,7 +134,7 @@ fn start_on_thread(config: EngineConfig, format: LogFormat, slot: EngineSlot) ->
             let report = move |done_bytes, all_bytes| slot.report_loading(done_bytes, all_bytes);
             local::start_reporting(config, progress::weights_bar_and(report), |parts| {
                 if format == LogFormat::Text {
-                    plan::show(&parts.info, &replicas);
+                    plan::show(parts, &replicas);
                 }
                 Ok(())
             })
@@ -309,6 +309,8 @@ mod tests {
             info,
             text: None,
             executor: Arc::new(executor),
+            other_executors: Vec::new(),
+            gpus: Vec::new(),
             store: None,
         };
         let config = EngineConfig {

@@ -78,7 +78,11 @@ crate::keys! {
         /// interns1, mistral, gemma4; auto chooses by the model's chat template and vocabulary, none leaves reasoning in the text.
         #[flag(MODEL.takes("NAME"))]
         reasoning_parser: String = "auto".to_owned(),
-        /// Where to compute: auto, cpu, cuda or cuda:N. auto means the CPU: a GPU must be requested explicitly.
+        /// Where to compute: auto, cpu, cuda, cuda:N, or several GPUs as cuda:0,cuda:1. auto means the CPU: a GPU must
+        /// be requested explicitly.
+        ///
+        /// With `--dp-size`, cuda means a GPU for each replica, from number 0 on. If there are fewer GPUs than
+        /// replicas, the replicas have them in turn, and those on one GPU share its memory.
         #[flag(MODEL.takes("DEVICE"))]
         device: Device = Device::Auto,
         /// Kernels of attention: auto or native, the only backend of each device.
@@ -109,12 +113,13 @@ crate::keys! {
         /// Outputs are the same.
         #[flag(MODEL)]
         numa: Numa = Numa::Auto,
-        /// Number of replicas of the model in this process, among which requests are divided; CPU only.
+        /// Number of replicas of the model in this process, among which requests are divided.
         ///
-        /// Each replica has its copy of the weights, its KV pool and its prefix cache. The memory that is free and the
-        /// cores are divided among them, with `--numa auto` by NUMA node where the numbers allow it; `--threads` and
-        /// `--max-total-tokens` are those of each replica. `souffleur plan` shows the cores of each. The flag is also
-        /// called --dp and --data-parallel-size.
+        /// Each replica has its copy of the weights, its KV pool and its prefix cache. The free memory of a device is
+        /// divided among the replicas on it. The cores are divided among replicas on a CPU, with `--numa auto` by NUMA
+        /// node where the numbers allow it; `--device` chooses the GPUs. `--threads` and `--max-total-tokens` are those
+        /// of each replica. `souffleur plan` shows the cores or the GPU of each. The flag is also called --dp and
+        /// --data-parallel-size.
         #[flag(MODEL.takes("N").aliases(&["dp", "data-parallel-size"]))]
         #[range(1..=MAX_REPLICAS)]
         dp_size: usize = 1,

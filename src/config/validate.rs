@@ -247,12 +247,6 @@ impl EngineConfig {
         if n == 1 {
             return Ok(());
         }
-        check(!matches!(self.device, Device::Cuda(_)), "dp_size", || {
-            let device = String::from(self.device.clone());
-            format!(
-                "is {n}, but device is {device}: replicas run on the CPU only: set dp_size to 1 or device to cpu"
-            )
-        })?;
         let of_one_replica = [
             ("kv_disk_path", self.kv_disk_path.is_some()),
             ("record", self.record.is_some()),

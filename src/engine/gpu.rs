@@ -8,7 +8,7 @@ use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_base::kv_layout::KvDtype;
-use souffleur_config::{DtypeChoice, EngineConfig, KvCacheDtype};
+use souffleur_config::{Device as Wanted, DtypeChoice, EngineConfig, Gpus, KvCacheDtype};
 use souffleur_executor::cpu::CpuDescription;
 use souffleur_executor::cuda::{
     CudaExecutor, CudaOptions, DtypeOrigin, check_model, element_of, staging_bytes,
@@ -29,26 +29,55 @@ const HEADROOM_BYTES: u64 = 512 << 20;
 pub(super) struct Gpu {
     claim: Claim,
     device: Device,
+    replicas: usize,
     free_bytes: u64,
 }
 
 impl Gpu {
-    /// Opens a GPU. Fails if the GPU or the configuration cannot be used.
-    pub(super) fn open(ordinal: usize, config: &EngineConfig) -> Result<Self, StartError> {
+    /// Opens the GPUs of a configuration, each of which runs at least one replica; none if it computes on a CPU. Fails
+    /// if a GPU or the configuration cannot be used.
+    pub(super) fn open_all(config: &EngineConfig) -> Result<Vec<Self>, StartError> {
+        let Wanted::Cuda(gpus) = &config.device else {
+            return Ok(Vec::new());
+        };
         check_types(config)?;
+        let ordinals: Vec<usize> = match gpus {
+            Gpus::Visible => {
+                let n_gpus = driver::count().map_err(|error| error.to_load_error())?;
+                (0..n_gpus.min(config.dp_size)).collect()
+            }
+            Gpus::Listed(ordinals) => ordinals.clone(),
+        };
+        let replicas = |index: usize| (config.dp_size - index).div_ceil(ordinals.len());
+        let gpus = ordinals.iter().enumerate();
+        gpus.map(|(index, ordinal)| Self::open(*ordinal, replicas(index)))
+            .collect()
+    }
+
+    fn open(ordinal: usize, replicas: usize) -> Result<Self, StartError> {
         let claim = Claim::new(ordinal);
         let device = claim.open().map_err(|error| error.to_load_error())?;
         let memory = device.memory().map_err(device_error)?;
         tracing::info!(
             device = %device.info(),
             free_gib = gib(memory.free_bytes),
+            replicas,
             "computing on a GPU"
         );
         Ok(Self {
             claim,
             device,
+            replicas,
             free_bytes: memory.free_bytes,
         })
+    }
+
+    pub(super) fn name(&self) -> String {
+        self.device.info().to_string()
+    }
+
+    pub(super) fn replicas(&self) -> usize {
+        self.replicas
     }
 
     /// Refuses a model whose family, layers, data type or KV type the kernels do not support.
@@ -69,7 +98,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The memory budget for `rows` running requests.
+    /// The memory budget of each replica, for `rows` running requests. The replicas of a GPU have equal parts of it.
     pub(super) fn budget(
         &self,
         config: &EngineConfig,
@@ -103,7 +132,7 @@ impl Gpu {
         let staging = block_tokens.map_or(0, |tokens| staging_bytes(&model.kv_layout, tokens));
         Ok(MemoryBudget {
             place: Place::Gpu(info.ordinal),
-            free_before_bytes: self.free_bytes,
+            free_before_bytes: self.free_bytes / self.replicas as u64,
             weights_bytes: model.decoded_weights_bytes,
             reserve_bytes: activations
                 .saturating_add(page_table_bytes)
@@ -135,6 +164,7 @@ impl Gpu {
         ))
     }
 
+    /// Makes the executors of the GPU's replicas.
     pub(super) fn executor(
         self,
         config: &EngineConfig,
@@ -161,7 +191,9 @@ impl Gpu {
                 Some(device) => device,
                 None => claim.open().map_err(|error| error.to_load_error())?,
             };
-            load(device, &dir, &options, (store.as_deref(), &progress))
+            let opened = device.clone();
+            let loaded = load(device, &dir, &options, (store.as_deref(), &progress));
+            loaded.inspect_err(|_| note_loss(&opened))
         }))
     }
 }
@@ -263,6 +295,15 @@ fn load(
         "model loaded on the GPU"
     );
     Ok(Box::new(executor))
+}
+
+/// Tells the other replicas on the GPU if a load that failed has ended their context: an idle one would not notice.
+fn note_loss(device: &Device) {
+    if let Err(error) = device.synchronize()
+        && !error.is_refusal()
+    {
+        device.lose(&error);
+    }
 }
 
 /// Logs that a CUDA driver is installed, which the device `auto` does not use.

@@ -17,6 +17,7 @@ mod origin;
 mod parts;
 mod pins;
 mod progress;
+mod replicas;
 pub mod store;
 mod text;
 mod threads;
@@ -46,6 +47,7 @@ pub use handle::EngineHandle;
 pub use parts::{EngineParts, ModelInfo};
 pub use pins::SoftPin;
 pub use progress::Progress;
+pub use replicas::GpuShare;
 pub use threads::{ReplicaThreads, compute_threads};
 pub use view::TreeReader;
 

@@ -1,6 +1,7 @@
 //! Computes an engine's memory plan and its longest sequence.
 
 use crate::gpu::Gpu;
+use crate::replicas::GpuShare;
 use crate::store::buffer_bytes;
 use souffleur_base::error::{ConfigError, StartError};
 use souffleur_base::kv_layout::KvLayout;
@@ -26,19 +27,19 @@ pub(super) fn context_length(
     }
 }
 
-/// Divides the memory of the GPU, or of this machine if there is no GPU.
+/// Divides the memory of the GPUs, or of this machine if there are none. Returns the plan of each replica, and the
+/// shares of the GPUs. Fails if a GPU cannot run the model.
 pub(super) fn memory_plan(
     config: &EngineConfig,
     model: &CpuDescription,
-    gpu: Option<&Gpu>,
-) -> Result<MemoryPlan, StartError> {
-    let plan = match gpu {
-        Some(gpu) => {
-            let context_tokens = context_length(config, model)?;
-            // The CUDA kernels have one page table, so layers with windows keep all tokens.
-            let wish = memory_wish(config, model, &model.kv_layout, context_tokens);
-            MemoryPlan::by_rows(wish, |rows| gpu.budget(config, model, context_tokens, rows))?
-        }
+    gpus: &[Gpu],
+) -> Result<(MemoryPlan, Vec<GpuShare>), StartError> {
+    let shares = gpus.iter().map(|gpu| gpu_share(config, model, gpu));
+    let shares = shares.collect::<Result<Vec<_>, StartError>>()?;
+    let plans = shares.iter().map(|share| &share.memory);
+    let smallest = plans.min_by_key(|plan| (plan.max_total_tokens, plan.max_running_requests));
+    let plan = match smallest {
+        Some(plan) => plan.clone(),
         None => host_plan(config, model, available_bytes()?)?,
     };
     if let Some(asked) = plan.clamped_request() {
@@ -48,7 +49,24 @@ pub(super) fn memory_plan(
             "max_total_tokens exceeds the limit set by mem_fraction_static: using the limit"
         );
     }
-    Ok(plan)
+    Ok((plan, shares))
+}
+
+/// Checks that the GPU can run the model, and divides its memory.
+fn gpu_share(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    gpu: &Gpu,
+) -> Result<GpuShare, StartError> {
+    gpu.check(config, model)?;
+    let context_tokens = context_length(config, model)?;
+    // The CUDA kernels have one page table, so layers with windows keep all tokens.
+    let wish = memory_wish(config, model, &model.kv_layout, context_tokens);
+    Ok(GpuShare {
+        name: gpu.name(),
+        replicas: gpu.replicas(),
+        memory: MemoryPlan::by_rows(wish, |rows| gpu.budget(config, model, context_tokens, rows))?,
+    })
 }
 
 /// Divides `available_bytes` of a host's memory: the plan of one replica, which has an equal part of it.

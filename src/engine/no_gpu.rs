@@ -6,20 +6,32 @@ use crate::progress::Progress;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
 use souffleur_base::error::{ConfigError, LoadError, StartError};
-use souffleur_config::EngineConfig;
+use souffleur_config::{Device, EngineConfig};
 use souffleur_executor::cpu::CpuDescription;
 use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan};
 
 pub(super) enum Gpu {}
 
 impl Gpu {
-    pub(super) fn open(ordinal: usize, _: &EngineConfig) -> Result<Self, StartError> {
+    pub(super) fn open_all(config: &EngineConfig) -> Result<Vec<Self>, StartError> {
+        if !matches!(config.device, Device::Cuda(_)) {
+            return Ok(Vec::new());
+        }
+        let device = String::from(config.device.clone());
         Err(StartError::Config(ConfigError {
             key: "device".to_owned(),
             reason: format!(
-                "is cuda:{ordinal}, but this program was built without CUDA: build souffleur with its feature cuda, or use cpu"
+                "is {device}, but this program was built without CUDA: build souffleur with its feature cuda, or use cpu"
             ),
         }))
+    }
+
+    pub(super) fn name(&self) -> String {
+        match *self {}
+    }
+
+    pub(super) fn replicas(&self) -> usize {
+        match *self {}
     }
 
     pub(super) fn check(&self, _: &EngineConfig, _: &CpuDescription) -> Result<(), StartError> {

@@ -4,16 +4,17 @@
 mod tests;
 
 use std::borrow::Cow;
+use std::iter;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
 use crate::card::ModelCard;
-use crate::chaos::with_chaos;
 use crate::gpu::{self, Gpu};
 use crate::memory::{context_length, memory_plan};
 use crate::origin::from_the_same_files;
 use crate::progress::Progress;
+use crate::replicas::{GpuShare, unit_executors};
 use crate::store::{record_weight_files, store_setup, tier_limits};
 use crate::text::ModelText;
 use crate::threads::ReplicaThreads;
@@ -21,7 +22,7 @@ use souffleur_actors::beats::Beats;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
 use souffleur_actors::tokenizer::{AnswerFormats, TokenizerSettings};
-use souffleur_actors::unit::{BindThread, Blueprint, UnitExecutor};
+use souffleur_actors::unit::{BindThread, Blueprint};
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_bundled as bundled;
 use souffleur_chaos::Chaos;
@@ -85,7 +86,12 @@ pub struct EngineParts {
     pub info: ModelInfo,
     /// `None`: token ids in, token ids out.
     pub text: Option<Arc<TextModel>>,
+    /// Makes the executors of all replicas, or of those on the first GPU.
     pub executor: Arc<ExecutorFactory>,
+    /// Factories of the executors on the other GPUs: replicas have the GPUs in turn.
+    pub other_executors: Vec<Arc<ExecutorFactory>>,
+    /// The GPUs; empty on a CPU and for a host's executor.
+    pub gpus: Vec<GpuShare>,
     pub store: Option<Arc<StoreSetup>>,
 }
 
@@ -100,42 +106,39 @@ impl EngineParts {
         let config = with_a_model(config)?;
         let config = &*config;
         let dir = &config.model_path;
-        let gpu = match &config.device {
-            Device::Cuda(gpus) => Some(Gpu::open(gpus.first(), config)?),
-            Device::Auto | Device::Cpu => None,
-        };
-        let kernel_path = gpu.is_none().then(kernel_path).transpose()?;
+        let gpus = Gpu::open_all(config)?;
+        let kernel_path = gpus.is_empty().then(kernel_path).transpose()?;
         let weights = record_weight_files(config);
         // In parallel: the search for the driver's library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
         let (model, sparsity) = describe(config)?;
         let double_sparsity = sparsity.as_ref().map(|sparsity| sparsity.tag.clone());
-        if let Some(gpu) = &gpu {
-            gpu.check(config, &model)?;
-        }
-        let memory = memory_plan(config, &model, gpu.as_ref())?;
+        let (memory, shares) = memory_plan(config, &model, &gpus)?;
         let (ModelText { text, generation }, formats) = model_text(config)?;
         let text = text.map(Arc::new);
         let context_length = context_length(config, &model)?;
         let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);
         let eos_token_ids = eos_token_ids(&model.config, &generation, of_tokenizer);
         let parts = (&memory, sparsity.as_ref());
-        let store = store_setup(config, &model, parts, (gpu.as_ref(), weights))?.map(Arc::new);
-        let executor = match gpu {
-            Some(gpu) => gpu.executor(
-                config,
-                &model,
-                context_length,
-                (&memory, store.clone()),
-                &eos_token_ids,
-                progress,
-            )?,
-            None => {
-                let parts = (&memory, sparsity, store.clone());
-                cpu_executor(config, parts, &eos_token_ids, progress)
-            }
+        let store = store_setup(config, &model, parts, (gpus.first(), weights))?.map(Arc::new);
+        let executors = if gpus.is_empty() {
+            let parts = (&memory, sparsity, store.clone());
+            vec![cpu_executor(config, parts, &eos_token_ids, progress)]
+        } else {
+            let on_gpu = |gpu: Gpu| {
+                let (parts, progress) = ((&memory, store.clone()), progress.clone());
+                gpu.executor(
+                    config,
+                    &model,
+                    context_length,
+                    parts,
+                    &eos_token_ids,
+                    progress,
+                )
+            };
+            gpus.into_iter().map(on_gpu).collect::<Result<_, _>>()?
         };
-        let executor = from_the_same_files(dir, executor);
+        let mut executors = from_the_same_files(dir, executors).into_iter();
         let info = ModelInfo {
             served_model_name: config.model_name(),
             model_path: dir.clone(),
@@ -161,7 +164,9 @@ impl EngineParts {
         Ok(Self {
             info,
             text,
-            executor,
+            executor: executors.next().expect("an engine has a device"),
+            other_executors: executors.collect(),
+            gpus: shares,
             store,
         })
     }
@@ -227,6 +232,7 @@ impl EngineParts {
         let tokenizer = self.tokenizer_settings(config, &limits)?;
         let page_size = limits.page_size;
         let chaos = Chaos::new(&config.chaos);
+        let factories = iter::once(&self.executor).chain(&self.other_executors);
         let control = ControlSetup {
             limits,
             schedule_policy: config.schedule_policy.clone(),
@@ -243,7 +249,7 @@ impl EngineParts {
                 .transpose()?,
             control,
             tokenizer,
-            executors: self.executors(config, &chaos),
+            executors: unit_executors(config, factories, &chaos),
             bind_thread: self.bind_thread(config),
             store: self.store.clone(),
             rebuild: config.rebuild_rules(),
@@ -255,21 +261,11 @@ impl EngineParts {
     }
 
     fn bind_thread(&self, config: &EngineConfig) -> Arc<BindThread> {
-        // A host's executor places its own threads.
+        // The executors of GPUs compute on no CPU, and a host's executor places its threads.
         if self.info.kernel_path.is_none() {
             return Arc::new(|_| {});
         }
         ReplicaThreads::of(config).binder()
-    }
-
-    /// The executors of the replicas. Each computes with its own threads.
-    fn executors(&self, config: &EngineConfig, chaos: &Chaos) -> Vec<UnitExecutor> {
-        let make = with_chaos(self.executor.clone(), chaos);
-        let executor = |device| UnitExecutor {
-            make: make.clone(),
-            device,
-        };
-        (0..config.units()).map(executor).collect()
     }
 
     fn tokenizer_settings(

@@ -101,6 +101,8 @@ impl Build {
             info,
             text: None,
             executor: Arc::new(executor),
+            other_executors: Vec::new(),
+            gpus: Vec::new(),
             store: None,
         }
     }

@@ -406,9 +406,9 @@ fn invalid_simulations_are_refused() {
             " is 2, but kv_disk_path is given",
         ),
         (
-            &["--dp-size", "2", "--device", "cuda:0"],
+            &["--dp-size", "2", "--device", "cuda:0,cuda:1,cuda:2"],
             2,
-            " is 2, but device is cuda:0",
+            " names 3 GPUs, but dp_size is 2",
         ),
     ];
     for (args, code, part) in cases {

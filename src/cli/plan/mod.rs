@@ -12,7 +12,7 @@ mod table;
 
 use clap::Args;
 use souffleur::config::EngineConfig;
-use souffleur::engine::{EngineParts, ModelInfo, Progress, ReplicaThreads};
+use souffleur::engine::{EngineParts, GpuShare, ModelInfo, Progress, ReplicaThreads};
 use souffleur::error::StartError;
 use souffleur::executor::cpu::widening_bytes;
 use souffleur::executor::memory_plan::Bytes;
@@ -58,7 +58,7 @@ pub fn run(args: &PlanArgs, settings: Settings) -> Result<(), Failure> {
         ..config.clone()
     };
     let parts = EngineParts::from_model(&no_tokenizer, Progress::silent())?;
-    show(&parts.info, &Replicas::of(&config));
+    show(&parts, &Replicas::of(&config));
     show_files(&config, &parts.info)?;
     show_tokenizer(tokenizer);
     Ok(())
@@ -136,18 +136,35 @@ impl Replicas {
         }
     }
 
-    fn show(&self) {
+    fn show(&self, gpus: &[GpuShare]) {
         let n = self.n;
-        if n > 1 {
-            say(format_args!(
-                "replicas              {n}: each has the memory, the KV pool and the requests below"
-            ));
+        if n == 1 {
+            return;
+        }
+        say(format_args!(
+            "replicas              {n}: each has the memory, the KV pool and the requests below"
+        ));
+        if gpus.is_empty() {
             self.threads.explain().into_iter().for_each(say);
+        }
+        for gpu in gpus {
+            let GpuShare {
+                name,
+                replicas,
+                memory,
+            } = gpu;
+            say(format_args!("on {name}"));
+            say(format_args!(
+                "  replicas            {replicas}: {} free for each, enough for a pool of {} tokens",
+                Bytes(memory.budget.free_before_bytes),
+                memory.max_total_tokens
+            ));
         }
     }
 }
 
-pub fn show(model: &ModelInfo, replicas: &Replicas) {
+pub fn show(parts: &EngineParts, replicas: &Replicas) {
+    let model = &parts.info;
     say(format_args!(
         "model                 {} ({})",
         model.served_model_name,
@@ -156,7 +173,7 @@ pub fn show(model: &ModelInfo, replicas: &Replicas) {
     if let Some(path) = &model.kernel_path {
         say(format_args!("instruction set       {path}"));
     }
-    replicas.show();
+    replicas.show(&parts.gpus);
     let lines = model.memory.iter().flat_map(|plan| plan.explain());
     lines.for_each(say);
 }

@@ -56,10 +56,11 @@ fn replicas_are_refused_with_parts_that_serve_one() {
         ..EngineConfig::default()
     };
     assert!(two.validate().is_ok());
-    let on_gpu = EngineConfig {
-        device: Device::gpu(0),
+    let on_gpus = EngineConfig {
+        device: Device::Cuda(Gpus::Listed(vec![0, 1])),
         ..two.clone()
     };
+    assert!(on_gpus.validate().is_ok());
     let stored = EngineConfig {
         kv_disk_path: Some("kv".into()),
         ..two.clone()
@@ -68,11 +69,7 @@ fn replicas_are_refused_with_parts_that_serve_one() {
         record: Some("log".into()),
         ..two
     };
-    for (config, part) in [
-        (on_gpu, "device is cuda:0"),
-        (stored, "kv_disk_path"),
-        (recorded, "record"),
-    ] {
+    for (config, part) in [(stored, "kv_disk_path"), (recorded, "record")] {
         let alone = EngineConfig {
             dp_size: 1,
             ..config.clone()

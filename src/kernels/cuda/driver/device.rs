@@ -82,6 +82,14 @@ pub fn installed() -> Option<CudaVersion> {
     version(functions).ok()
 }
 
+/// The number of GPUs that the driver shows to this process, at least one.
+///
+/// # Errors
+/// The reason why there is no GPU.
+pub fn count() -> Result<usize, CudaUnavailable> {
+    init(Functions::open()?).map(|(_, n_devices)| n_devices)
+}
+
 /// Describes a GPU without creating a context, which would allocate memory.
 ///
 /// # Errors
@@ -98,7 +106,8 @@ fn version(functions: &Functions) -> Result<CudaVersion, DriverError> {
     check("cuDriverGetVersion", code).map(|()| CudaVersion(version))
 }
 
-fn find(functions: &Functions, ordinal: usize) -> Result<(DeviceInfo, CUdevice), CudaUnavailable> {
+/// Initialises the driver. Returns its version and the number of GPUs.
+fn init(functions: &Functions) -> Result<(CudaVersion, usize), CudaUnavailable> {
     let driver = version(functions).map_err(CudaUnavailable::init)?;
     if driver < CudaVersion::NEEDED {
         return Err(CudaUnavailable::TooOld { found: driver });
@@ -113,6 +122,11 @@ fn find(functions: &Functions, ordinal: usize) -> Result<(DeviceInfo, CUdevice),
     if n_devices == 0 {
         return Err(CudaUnavailable::NoDevice);
     }
+    Ok((driver, n_devices))
+}
+
+fn find(functions: &Functions, ordinal: usize) -> Result<(DeviceInfo, CUdevice), CudaUnavailable> {
+    let (driver, n_devices) = init(functions)?;
     if ordinal >= n_devices {
         return Err(CudaUnavailable::NoSuchDevice { ordinal, n_devices });
     }
@@ -340,8 +354,8 @@ impl Device {
 }
 
 impl Claim {
-    /// Opens the GPU as [`Device::open`] does. After the loss of a context that other executors of the engine have open,
-    /// it waits until they have released it.
+    /// Opens the GPU as [`Device::open`] does. After the loss of a context that other executors of the engine have
+    /// open, it waits until they have released it.
     ///
     /// # Errors
     /// As [`Device::open`]; [`CudaUnavailable::SharedContextLost`] after [`Device::lose`] while other engines had the

@@ -24,7 +24,7 @@ mod table;
 mod upload;
 
 pub use claim::Claim;
-pub use device::{CudaVersion, Device, DeviceInfo, DeviceMemory, installed, probe};
+pub use device::{CudaVersion, Device, DeviceInfo, DeviceMemory, count, installed, probe};
 pub use error::{CudaUnavailable, DriverError, LaunchState};
 pub use graph::Graph;
 pub use kernel::{Grid, Kernel, KernelArg, KernelArgs, Module};
