@@ -18,8 +18,8 @@ use crate::requests::{VOCAB, long_request};
 use crate::setups::F32_PAGES_OF_1_GRAPHS;
 use crate::world::{World, collect, within};
 
-const ILLEGAL_ADDRESS: i32 = 700;
-const HARDWARE_STACK_ERROR: i32 = 714;
+pub const ILLEGAL_ADDRESS: i32 = 700;
+pub const HARDWARE_STACK_ERROR: i32 = 714;
 const MISALIGNED_ADDRESS: i32 = 716;
 const INVALID_PC: i32 = 718;
 const LAUNCH_FAILED: i32 = 719;
@@ -38,9 +38,9 @@ const TOKENS: usize = 80;
 /// Tokens that each stream gets between two errors. Without progress, the requests would be tried alone.
 const PROGRESS: usize = 6;
 /// A number of kernels after which all requests run, and none has ended.
-const SOME_KERNELS: u64 = 300;
+pub const SOME_KERNELS: u64 = 300;
 
-fn is_skipped() -> bool {
+pub fn is_skipped() -> bool {
     let is_skipped = gpu::real().is_some();
     if is_skipped {
         eprintln!("skipped: faults need the emulated GPU");
@@ -48,7 +48,7 @@ fn is_skipped() -> bool {
     is_skipped
 }
 
-fn stream(index: usize) -> GenerateRequest {
+pub fn stream(index: usize) -> GenerateRequest {
     let index = index as u32;
     let prompt = (0..6).map(|i| (i * 7 + index * 19 + 1) % VOCAB).collect();
     let mut request = GenerateRequest::new(Prompt::Tokens(prompt));

@@ -25,6 +25,7 @@ mod model;
 mod plans;
 mod pooling;
 mod prompt_embeddings;
+mod replicas;
 #[path = "../common/repository.rs"]
 mod repository;
 #[path = "../common/requests.rs"]

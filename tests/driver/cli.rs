@@ -184,6 +184,35 @@ fn a_plan_for_a_gpu_shows_its_memory_and_the_limits_of_the_memory_fraction() {
 }
 
 #[test]
+fn a_plan_for_replicas_shows_each_gpu() {
+    let libraries = emulated();
+    let variables = [("CUSIM_TOTAL_MEMORY", "4294967296"), ("CUSIM_DEVICES", "2")];
+    let plan = |device, n| {
+        let replicas = ["--dp-size", n, "--max-total-tokens", "512"];
+        let arguments = [&["--device", device][..], &replicas].concat();
+        plan(&arguments, Some(&libraries), &variables)
+    };
+    let output = plan("cuda", "3");
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for part in [
+        "replicas              3: each has",
+        "on GPU 0: ",
+        "  replicas            2: 2.0 GiB free for each, enough for a pool of 512 tokens",
+        "on GPU 1: ",
+        "  replicas            1: 4.0 GiB free for each, enough for a pool of 512 tokens",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    assert!(!text.contains("threads per replica"), "{text}");
+    let output = plan("cuda:1", "2");
+    let text = stdout(&output);
+    assert!(text.contains("on GPU 1: "), "{text}");
+    assert!(!text.contains("on GPU 0: "), "{text}");
+    check_refused(&plan("cuda:0,cuda:1", "1"), 2, &["device", "dp_size is 1"]);
+}
+
+#[test]
 fn a_gpu_that_is_not_used_is_mentioned_unless_the_cpu_was_requested() {
     let output = plan(&[], Some(&emulated()), &[]);
     assert!(output.status.success(), "{output:?}");

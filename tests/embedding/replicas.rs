@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 use souffleur::actors::messages::{PeekPrefix, PinPrefix, SetPolicy, UnpinPrefix};
-use souffleur::config::{EngineConfig, MaxRestarts};
+use souffleur::config::{Device, EngineConfig, Gpus, MaxRestarts};
 use souffleur::engine::{Engine, Generation, SoftPin};
 use souffleur::error::{LoadError, RequestError};
 use souffleur::state::cache::namespace::Namespace;
@@ -224,6 +224,26 @@ async fn hosts_get_an_error_while_no_replica_runs() {
     check(sent).await;
     world.assert_no_leaks().await;
     world.stop().await;
+}
+
+#[tokio::test]
+async fn the_loss_of_a_gpu_restarts_all_its_replicas_once() {
+    for (gpus, expected) in [(1, [2, 2, 2]), (2, [2, 1, 2])] {
+        let mut build = replicas(3, &[]);
+        build.config.device = Device::Cuda(Gpus::Listed((0..gpus).collect()));
+        let mut parts = faulty_parts(&build, 3, Fault::DeviceLost);
+        // The executors of the other GPU have no fault.
+        parts.other_executors = (1..gpus).map(|_| build.parts().executor).collect();
+        let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+        let world = World { engine };
+        serve(&world).await;
+        let status = world.engine.unit_status();
+        assert_eq!((status.restarts.executor, status.restarts.all()), (1, 1));
+        let generations = status.replicas.iter().map(|replica| replica.generation);
+        assert_eq!(generations.collect::<Vec<u64>>(), expected);
+        world.assert_no_leaks().await;
+        world.stop().await;
+    }
 }
 
 #[tokio::test]
