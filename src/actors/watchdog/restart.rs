@@ -200,6 +200,11 @@ impl Watchdog {
             return self.stop_all(ctx);
         }
         let replica = self.replica(unit);
+        if replica.due.executor {
+            // Another unit has lost the device meanwhile, which this load shows too.
+            tracing::warn!(%error, "a load of the model was interrupted: trying again");
+            return self.replace(unit, ctx);
+        }
         replica.failed_attempts += 1;
         let attempts = replica.failed_attempts;
         if error.is_permanent() {
