@@ -55,15 +55,9 @@ pub fn run(
         // Several replicas can hold the same tokens.
         _ => replay_prompts(trace, cache(None))?.cached_tokens,
     };
-    let all_pages = page_size.full_pages(unique_tokens);
-    let capacities: Vec<usize> = if !args.kv_tokens.is_empty() {
-        args.kv_tokens.clone()
-    } else {
-        let pages = |percent: &usize| (all_pages * percent / 100 / n_replicas).max(1);
-        CURVE_PERCENT
-            .iter()
-            .map(|percent| page_size.tokens_in(pages(percent)))
-            .collect()
+    let capacities = match args.kv_tokens.as_slice() {
+        [] => default_capacities((page_size, unique_tokens), n_replicas),
+        given => given.to_vec(),
     };
     let mut curve = Vec::with_capacity(capacities.len() + 1);
     for kv_tokens in capacities {
@@ -71,12 +65,7 @@ pub fn run(
     }
     curve.push(unbounded);
     if !is_quiet {
-        let place =
-            replicas::name(config).map_or_else(String::new, |replicas| format!(" in {replicas}"));
-        let title = format!(
-            "prompts one after another{place}, pages of {page_size} tokens, {} eviction",
-            eviction.name()
-        );
+        let title = title(config, page_size, eviction.name());
         report::print_curve(&title, (page_size, unique_tokens), &curve);
     }
     if let Some(file) = &args.json {
@@ -92,6 +81,23 @@ pub fn run(
         Some(file) => plot::write(file, plot::curve(&args.load.name(), &curve)),
         None => Ok(()),
     }
+}
+
+/// The pool sizes of a curve, in tokens of each replica's pool.
+fn default_capacities(
+    (page_size, unique_tokens): (PageSize, usize),
+    n_replicas: usize,
+) -> Vec<usize> {
+    let all_pages = page_size.full_pages(unique_tokens);
+    let pages = |percent: usize| (all_pages * percent / 100 / n_replicas).max(1);
+    let sizes = CURVE_PERCENT.map(|percent| page_size.tokens_in(pages(percent)));
+    sizes.to_vec()
+}
+
+fn title(config: &EngineConfig, page_size: PageSize, eviction: &str) -> String {
+    let place =
+        replicas::name(config).map_or_else(String::new, |replicas| format!(" in {replicas}"));
+    format!("prompts one after another{place}, pages of {page_size} tokens, {eviction} eviction")
 }
 
 /// Refuses a method that would choose the same replica for every prompt.
