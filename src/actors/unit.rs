@@ -29,6 +29,7 @@ use souffleur_state::control::{ControlSetup, ControlStates};
 use souffleur_state::docket;
 use souffleur_state::pool::pages::PoolLedger;
 use souffleur_state::router::{LoadBalance, recent_window};
+use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::scheduler::submission::{IdFloor, Resume};
 use souffleur_state::supervision::{Incarnation, Rules};
 
@@ -95,6 +96,17 @@ impl Blueprint {
             SchedulerMetrics::register_replica(&self.model_name, unit.get())
         } else {
             SchedulerMetrics::register(&self.model_name)
+        }
+    }
+
+    /// Clears the gauges of a replica that has stopped, since the others have its requests. The requests of a single
+    /// unit wait for it.
+    pub(crate) fn clear_gauges(&self, unit: UnitId) {
+        if self.units > 1 {
+            self.scheduler_metrics(unit).record_plan(&EngineStats {
+                page_size: self.control.limits.page_size.get(),
+                ..EngineStats::default()
+            });
         }
     }
 

@@ -14,6 +14,7 @@ use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::router::LoadBalance;
 
 use super::doubles::{Fault, faulty_parts, losing_parts};
+use super::watchdog::recorder;
 use super::world::{Build, World, assert_finished, collect, request, within};
 
 const REQUESTS: u32 = 32;
@@ -144,7 +145,8 @@ async fn a_replica_that_cannot_be_loaded_stays_down_although_no_other_runs_at_th
     let mut build = replicas(2, &[]);
     build.config.rebuild_attempts = 1;
     let (handled, is_handled) = unbounded();
-    let parts = losing_parts(&build, move |replica| {
+    let page = recorder();
+    let mut parts = losing_parts(&build, move |replica| {
         if replica == 0 {
             return Err(LoadError::Io {
                 file: "weights".into(),
@@ -154,6 +156,7 @@ async fn a_replica_that_cannot_be_loaded_stays_down_although_no_other_runs_at_th
         let _ = is_handled.recv();
         Ok(())
     });
+    parts.info.served_model_name = "half".to_owned();
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
     serve(&world).await;
@@ -162,6 +165,14 @@ async fn a_replica_that_cannot_be_loaded_stays_down_although_no_other_runs_at_th
     assert_eq!((n_up.count(), world.engine.is_ready()), (1, true));
     // New requests go to the replica that is left.
     serve(&world).await;
+    let down = status.replicas.iter().position(|replica| !replica.is_up);
+    let down = format!("dp_rank=\"{}\"", down.expect("one is down"));
+    let page = page.render();
+    let mut running = page.lines().filter(|line| {
+        line.starts_with("sglang:num_running_reqs{model_name=\"half\"") && line.contains(&down)
+    });
+    let running = running.next().expect("the replica ran");
+    assert!(running.ends_with(" 0"), "{running}");
     world.assert_no_leaks().await;
     world.stop().await;
 }

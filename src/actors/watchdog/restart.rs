@@ -41,6 +41,7 @@ impl Watchdog {
             }
         };
         ctx.spawn(stopped.into_actor(self).map(move |(), watchdog, ctx| {
+            watchdog.blueprint.clear_gauges(unit);
             // Results that other units still send to the dead Tokenizer are lost, and are computed again.
             if let Some(number) = watchdog.due_tokenizer.take() {
                 watchdog.start_tokenizer(number, ctx);
