@@ -86,6 +86,7 @@ impl Blueprint {
         RouterSetup {
             replicas: self.units,
             rule: self.load_balance,
+            has_cache: limits.queue.eviction_policy.is_some(),
             window_tokens: recent_window(pool_tokens, self.units),
         }
     }

@@ -10,6 +10,7 @@ use souffleur::actors::messages::{PeekPrefix, PinPrefix, SetPolicy, UnpinPrefix}
 use souffleur::config::{Device, EngineConfig, Gpus, MaxRestarts};
 use souffleur::engine::{Engine, Generation, SoftPin};
 use souffleur::error::{LoadError, RequestError};
+use souffleur::request::Event;
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::router::LoadBalance;
 
@@ -84,6 +85,34 @@ async fn replicas_run_requests_at_once_and_answer_as_one_engine() {
         assert_finished(&collect(generation).await, &prompt(index), LENGTH, 7);
     }
     serve(&world).await;
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_burst_of_one_prefix_is_divided_if_replicas_keep_no_prefixes() {
+    let (hold, gate) = unbounded();
+    let mut build = Build {
+        gate: Some(gate),
+        ..replicas(2, &[])
+    };
+    build.config.load_balance_method = LoadBalance::Prefix;
+    build.config.disable_radix_cache = true;
+    let world = build.start();
+    let sent = (0..8).map(|index| {
+        let prompt: Vec<u32> = (0..640).map(|at| 1 + at % 400).chain([index + 1]).collect();
+        world.generate(request(&prompt, 4, 7))
+    });
+    let sent: Vec<_> = sent.collect();
+    world.until_requests(sent.len()).await;
+    let loads = world.engine.loads().await.expect("it runs");
+    let stats = loads.iter().flatten().map(|load| load.stats);
+    let requests = stats.map(|stats| stats.running_requests + stats.waiting_requests);
+    assert_eq!(requests.collect::<Vec<usize>>(), [4, 4]);
+    drop(hold);
+    for generation in sent {
+        assert!(matches!(collect(generation).await.end, Event::Finished(_)));
+    }
     world.assert_no_leaks().await;
     world.stop().await;
 }

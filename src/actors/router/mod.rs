@@ -33,6 +33,8 @@ pub const ROUTER: &str = "router";
 pub struct RouterSetup {
     pub replicas: u32,
     pub rule: LoadBalance,
+    /// Replicas keep no prefixes otherwise: then all prompts bypass the cache.
+    pub has_cache: bool,
     /// The computed tokens that count as a replica's recent work.
     pub window_tokens: usize,
 }
@@ -42,6 +44,7 @@ pub struct Router {
     number: u64,
     chaos: Chaos,
     state: RouterState,
+    has_cache: bool,
     /// The addresses of the replicas, by their ids; `None` for one that is not started.
     replicas: Vec<Option<Box<Doors>>>,
     /// `None` before the first Tokenizer.
@@ -59,6 +62,7 @@ impl Router {
         let RouterSetup {
             replicas,
             rule,
+            has_cache,
             window_tokens,
         } = setup;
         let mut state = RouterState::new(rule, replicas).with_window(window_tokens);
@@ -71,6 +75,7 @@ impl Router {
             number,
             chaos,
             state,
+            has_cache,
             replicas: (0..replicas).map(|_| None).collect(),
             tokenizer: None,
             waiting: Vec::new(),
@@ -136,8 +141,9 @@ impl Handler<Posted<RouteRequest>> for Router {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<RouteRequest>, ctx: &mut Context<Self>) {
-        let (request, _timer) = posted.open();
+        let (mut request, _timer) = posted.open();
         self.strike("RouteRequest");
+        request.bypasses_cache |= !self.has_cache;
         if !self.state.wants_prefixes() || request.bypasses_cache {
             return self.choose(request, &[]);
         }
@@ -193,10 +199,11 @@ impl Handler<Posted<AdoptRequests>> for Router {
         let now_s = self.started.elapsed().as_secs_f64();
         for adopted in requests {
             let Adopted {
-                request,
+                mut request,
                 unit,
                 is_prefilled,
             } = adopted;
+            request.bypasses_cache |= !self.has_cache;
             // One whose replica does not run is adopted when it does.
             let intake = request.intake;
             let is_adopted = self.state.adopt(intake, unit, &prompt_of(&request), now_s);
