@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use souffleur::actors::messages::{PeekPrefix, PinPrefix, SetPolicy, UnpinPrefix};
+use souffleur::actors::messages::{PeekPrefix, PinPrefix, SetPolicy, TokenEvent, UnpinPrefix};
 use souffleur::config::{Device, EngineConfig, Gpus, MaxRestarts};
 use souffleur::engine::{Engine, Generation, SoftPin};
 use souffleur::error::{LoadError, RequestError};
+use souffleur::ids::RequestId;
 use souffleur::request::Event;
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::router::LoadBalance;
 
-use super::doubles::{Fault, faulty_parts, losing_parts};
+use super::doubles::{Fault, Probe, faulty_parts, losing_parts};
 use super::watchdog::recorder;
 use super::world::{Build, World, assert_finished, collect, request, within};
 
@@ -113,6 +114,40 @@ async fn a_burst_of_one_prefix_is_divided_if_replicas_keep_no_prefixes() {
     for generation in sent {
         assert!(matches!(collect(generation).await.end, Event::Finished(_)));
     }
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+#[actix::test]
+async fn a_burst_runs_in_the_order_of_its_arrival() {
+    // The requests wait in the mailbox of the Router.
+    let spec = "actor=router,kind=delay,message=RouteRequest,for=50ms,count=1".to_owned();
+    let mut build = Build {
+        rows: 1,
+        ..replicas(2, &[spec])
+    };
+    build.config.load_balance_method = LoadBalance::Prefix;
+    let world = build.start();
+    let (recipient, mut events) = Probe::<TokenEvent>::spawn();
+    let rids: Vec<RequestId> = (0..8).map(|n| RequestId::new(format!("{n}"))).collect();
+    for (last, rid) in (1..).zip(&rids) {
+        // One replica gets all, for their common prefix.
+        let prompt: Vec<u32> = (0..640).map(|at| 1 + at % 400).chain([last]).collect();
+        let mut request = request(&prompt, 2, 7);
+        request.rid = rid.clone();
+        let sent = world.engine.generate_to(request, recipient.clone());
+        sent.expect("it is admitted");
+    }
+    let mut ended = Vec::new();
+    while ended.len() < rids.len() {
+        let TokenEvent { rid, event } = within(events.recv()).await.expect("every request ends");
+        match event {
+            Event::Delta(_) => (),
+            Event::Finished(_) => ended.push(rid),
+            other => panic!("{rid} ended with {other:?}"),
+        }
+    }
+    assert_eq!(ended, rids);
     world.assert_no_leaks().await;
     world.stop().await;
 }

@@ -6,7 +6,7 @@
 mod hosts;
 mod keeper;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use actix::{
@@ -51,6 +51,12 @@ pub struct Router {
     tokenizer: Option<Mailbox<Routed>>,
     /// Requests that came while no replica ran.
     waiting: Vec<RouteRequest>,
+    /// Requests whose cached tokens were asked for so far.
+    n_asked: u64,
+    /// Those for which a replica was chosen.
+    n_chosen: u64,
+    /// Requests with their cached tokens, by their numbers, while one that was asked for before has no answer.
+    answered: BTreeMap<u64, (RouteRequest, Vec<Option<usize>>)>,
     /// The names of soft pins whose replicas are being chosen.
     pinning: BTreeSet<u64>,
     started: Instant,
@@ -79,6 +85,9 @@ impl Router {
             replicas: (0..replicas).map(|_| None).collect(),
             tokenizer: None,
             waiting: Vec::new(),
+            n_asked: 0,
+            n_chosen: 0,
+            answered: BTreeMap::new(),
             pinning: BTreeSet::new(),
             started: Instant::now(),
         }
@@ -102,6 +111,15 @@ impl Router {
             // The next Tokenizer asks again.
             (Some(_), None) => {}
             (None, _) => self.waiting.push(request),
+        }
+    }
+
+    /// Chooses in the order of the requests. actix polls the futures that await the answers in another order.
+    fn choose_in_order(&mut self, number: u64, request: RouteRequest, cached: Vec<Option<usize>>) {
+        self.answered.insert(number, (request, cached));
+        while let Some((request, cached)) = self.answered.remove(&self.n_chosen) {
+            self.n_chosen += 1;
+            self.choose(request, &cached);
         }
     }
 
@@ -155,8 +173,12 @@ impl Handler<Posted<RouteRequest>> for Router {
         };
         let replicas = self.replicas.iter();
         let asked: Vec<_> = replicas.map(|doors| doors.as_deref().map(peek)).collect();
+        let number = self.n_asked;
+        self.n_asked += 1;
         let answers = each(asked).into_actor(self);
-        ctx.spawn(answers.map(move |cached, router, _| router.choose(request, &cached)));
+        ctx.spawn(answers.map(move |cached, router, _| {
+            router.choose_in_order(number, request, cached);
+        }));
     }
 }
 
