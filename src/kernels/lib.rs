@@ -2,7 +2,8 @@
 //!
 //! Models are written against [`Backend`], which has tensors, weights, layers and the rows of a step, but no requests,
 //! sampling or scheduling. Parameter types are in [`dtype`], [`latent`], [`tensor_view`], [`random`], [`rope`],
-//! [`shape`] and [`sparsity`]; model files are out of scope. `kernels/README.md` lists each kernel and its CPU version.
+//! [`shape`], [`shard`] and [`sparsity`]; model files are out of scope. `kernels/README.md` lists each kernel and its
+//! CPU version.
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
 
@@ -16,6 +17,7 @@ pub mod recurrent;
 pub mod rope;
 pub mod routing;
 pub mod shape;
+pub mod shard;
 pub mod sparsity;
 
 use self::blocks::BlockType;
