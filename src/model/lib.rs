@@ -40,6 +40,7 @@ pub mod qwen3;
 pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod random;
+pub mod ranks;
 pub mod rope;
 pub mod routed_experts;
 pub mod smollm3;
