@@ -49,7 +49,7 @@ pub enum Shard {
     Inputs,
 }
 
-/// Who has which of equal units, for example of heads.
+/// How ranks share equal units, for example heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     /// Every rank has the same number of units.

@@ -85,23 +85,6 @@ impl<B: Backend> Loader<'_, B> {
         self.report(n_heads * spec.len * spec.width * dtype.bytes());
         self.backend.head_matrices(heads)
     }
-
-    pub fn vector_after_zeros(
-        &mut self,
-        zeros: usize,
-        (name, width): (&str, usize),
-    ) -> Result<B::Vector, LoadError> {
-        let Some(weights) = &self.checkpoint.weights else {
-            return Ok(self.random_vector(&[(name, zeros + width)]));
-        };
-        let view = self.ordered(weights.tensor(name, &[width])?, name);
-        let bytes = vec![0; zeros * Dtype::F32.bytes()];
-        let shape = [zeros];
-        let before = TensorView::plain(Dtype::F32, &shape, &bytes);
-        let vector = self.backend.vector(&[before, view]);
-        self.report(view.bytes.len());
-        Ok(vector)
-    }
 }
 
 fn transposed(values: &[f32], width: usize) -> Vec<f32> {
