@@ -121,6 +121,14 @@ impl Quantization {
         }
     }
 
+    /// The number of consecutive inputs that share a scale.
+    pub fn inputs(self, role: MatrixRole) -> usize {
+        match self {
+            Self::Int8 => 128,
+            Self::Int4 => Self::superblocks(role).inputs(),
+        }
+    }
+
     /// Bytes of a matrix `[outputs, inputs]`, including scales.
     fn bytes(self, role: MatrixRole, [outputs, inputs]: [u64; 2]) -> u64 {
         match self {

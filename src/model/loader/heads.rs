@@ -1,5 +1,6 @@
 //! Loads per-head matrices: rows of a tensor with all heads, as stored or transposed.
 
+use super::read::Read;
 use super::{Loader, view_of};
 use souffleur_base::error::LoadError;
 use souffleur_kernels::Backend;
@@ -43,16 +44,19 @@ impl<B: Backend> Loader<'_, B> {
             return Ok(self.random_heads(n_heads, spec));
         };
         let shape = [n_heads * spec.rows, spec.width];
+        let shape = self.checkpoint.whole_shape(spec.name, shape);
         let source = weights.matrix(spec.name, &shape)?;
         let converted = source.converted(self.target(MatrixRole::Inner));
         let whole = view_of(&source, converted.as_ref());
+        let read = Read::part(whole, self.checkpoint.parts.get(spec.name));
+        let all = read.view();
         let heads = (0..n_heads).map(|head| {
-            let row_bytes = whole.stored.row_bytes(spec.width);
+            let row_bytes = all.stored.row_bytes(spec.width);
             let first = (head * spec.rows + spec.first) * row_bytes;
             let part = TensorView {
                 shape: &[spec.len, spec.width],
-                bytes: &whole.bytes[first..first + spec.len * row_bytes],
-                ..whole
+                bytes: &all.bytes[first..first + spec.len * row_bytes],
+                ..all
             };
             match spec.orientation {
                 Orientation::AsStored => self.backend.matrix(&[part], &[MatrixRole::Inner]),
@@ -76,7 +80,9 @@ impl<B: Backend> Loader<'_, B> {
 
     fn random_heads(&mut self, n_heads: usize, spec: &HeadRows<'_>) -> B::HeadMatrices {
         let dtype = self.checkpoint.dtype;
-        let heads = (0..n_heads).map(|head| {
+        let part = self.checkpoint.parts.get(spec.name);
+        let first = part.map_or(0, |part| part.rows[0].start / spec.rows);
+        let heads = (first..first + n_heads).map(|head| {
             let name = format!("{}.{}.{head}", spec.name, spec.first);
             let part = RandomTensor::new(&name, &spec.shape(), dtype);
             self.backend.random_matrix(&[part], &[MatrixRole::Inner])

@@ -7,6 +7,7 @@
 //! weights are not cached: 1.2 GB take 0.3 to 0.9 s on two cores.
 
 pub mod heads;
+mod read;
 mod vectors;
 
 use std::path::Path;
@@ -14,16 +15,19 @@ use std::path::Path;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
+use self::read::Read;
 use crate::config::ModelConfig;
 use crate::gguf::{self, Gguf};
 use crate::location::ModelLocation;
+use crate::ranks::{self, Part};
 use crate::weights::{Converted, MatrixSource, Scheme, Target, TensorSpec, TypeCount, Weights};
-use souffleur_base::error::LoadError;
+use souffleur_base::error::{ConfigError, LoadError};
 use souffleur_base::kv_layout::{KvDtype, KvLayout};
 use souffleur_kernels::blocks::BlockType;
 use souffleur_kernels::dtype::{Dtype, MatrixRole, Quantization};
 use souffleur_kernels::random::RandomTensor;
 use souffleur_kernels::rope::Rope;
+use souffleur_kernels::shard::Rank;
 use souffleur_kernels::tensor_view::{RowOrder, Stored, TensorView};
 use souffleur_kernels::{Backend, Expert, Gate, Linear};
 
@@ -48,6 +52,8 @@ pub struct Checkpoint {
     weights: Option<Weights>,
     /// The types of tensors whose files are absent, by name; empty for other checkpoints.
     types: FxHashMap<String, Stored>,
+    /// The tensors of which a rank has only a part, by name; empty for a whole model.
+    parts: FxHashMap<String, Part>,
 }
 
 impl Checkpoint {
@@ -70,6 +76,7 @@ impl Checkpoint {
             dtype: dtype.or(suggested).unwrap_or(Dtype::F32),
             weights,
             types: FxHashMap::default(),
+            parts: FxHashMap::default(),
         })
     }
 
@@ -79,6 +86,7 @@ impl Checkpoint {
             dtype,
             weights: None,
             types: FxHashMap::default(),
+            parts: FxHashMap::default(),
         }
     }
 
@@ -94,6 +102,54 @@ impl Checkpoint {
             types: types.collect(),
             ..self
         }
+    }
+
+    /// The part of the model that `rank` has: `config` becomes that of the part, and of each tensor only the part is
+    /// loaded. Inputs that share a scale, in the files' blocks or in those of `quantization`, are not divided.
+    ///
+    /// # Errors
+    /// If the ranks cannot share heads, widths or blocks: names the key or tensor that does not divide.
+    pub fn of_rank(
+        mut self,
+        rank: Rank,
+        quantization: Option<Quantization>,
+    ) -> Result<Self, ConfigError> {
+        let config = ranks::of_rank(&self.config, rank)?;
+        for spec in self.config.tensors() {
+            let border = self.border(&spec.name, quantization);
+            let cut = ranks::cut(&self.config, &spec);
+            let part = Part::of(&spec, (&cut, rank), border);
+            let part = part.map_err(|reason| ConfigError {
+                key: "tp_size".to_owned(),
+                reason,
+            })?;
+            self.parts.extend(part.map(|part| (spec.name, part)));
+        }
+        self.config = config;
+        Ok(self)
+    }
+
+    /// The number of consecutive inputs of a matrix that share a scale; 1 without scales.
+    fn border(&self, tensor: &str, quantization: Option<Quantization>) -> usize {
+        let stored = match self.stored(tensor) {
+            Some(Stored::Blocks(block)) => block.inputs(),
+            Some(Stored::Plain(_)) | None => 1,
+        };
+        let role = self.config.role(tensor);
+        match (role, quantization) {
+            (MatrixRole::Router, _) | (_, None) => stored,
+            (_, Some(quantization)) => stored.max(quantization.inputs(role)),
+        }
+    }
+
+    /// The shape of a whole tensor, of which a layer asks for `shape`.
+    fn whole_shape<const N: usize>(&self, tensor: &str, shape: [usize; N]) -> [usize; N] {
+        let whole = self.parts.get(tensor).map(|part| part.whole.as_slice());
+        whole.map_or(shape, |whole| {
+            whole
+                .try_into()
+                .expect("a layer must ask for as many dimensions as the tensor has")
+        })
     }
 
     /// Element types of the weights, those with most bytes first; empty for random weights.
@@ -142,8 +198,10 @@ impl Checkpoint {
             let is_in_blocks = matches!(self.stored(&spec.name), Some(Stored::Blocks(_)));
             is_in_blocks && quantization.keeps_blocks()
         };
-        let &[outputs, inputs] = spec.shape.as_slice() else {
-            return spec.elements() * 4;
+        let part = self.parts.get(&spec.name).map(Part::shape);
+        let shape = part.as_ref().unwrap_or(&spec.shape);
+        let &[outputs, inputs] = shape.as_slice() else {
+            return shape.iter().map(|&size| size as u64).product::<u64>() * 4;
         };
         let role = self.config.role(&spec.name);
         let quantization = quantization.filter(|quantization| !stays(spec, *quantization));
@@ -165,11 +223,15 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes of all tensors, as stored or as generated.
+    /// Bytes of all tensors, as stored or as generated; of a rank's part, those of the whole tensors.
     fn stored_bytes(&self) -> u64 {
+        let elements = |spec: &TensorSpec| match self.parts.get(&spec.name) {
+            Some(part) => part.whole.iter().map(|&size| size as u64).product(),
+            None => spec.elements(),
+        };
         let stored = |spec: &TensorSpec| match &self.weights {
             Some(weights) => weights.bytes_of(&spec.name).unwrap_or(0) as u64,
-            None => spec.elements() * self.dtype.bytes() as u64,
+            None => elements(spec) * self.dtype.bytes() as u64,
         };
         self.config.tensors().iter().map(stored).sum()
     }
@@ -241,7 +303,8 @@ impl<'a, B: Backend> Loader<'a, B> {
         let Some(weights) = &self.checkpoint.weights else {
             return Ok(self.random_matrix(parts, inputs));
         };
-        let shapes: Vec<[usize; 2]> = parts.iter().map(|part| [part.1, inputs]).collect();
+        let whole = |part: &(&str, usize)| self.checkpoint.whole_shape(part.0, [part.1, inputs]);
+        let shapes: Vec<[usize; 2]> = parts.iter().map(whole).collect();
         let sources = parts.iter().zip(&shapes);
         let sources = sources.map(|((name, _), shape)| weights.matrix(name, shape));
         let sources = sources.collect::<Result<Vec<_>, _>>()?;
@@ -250,11 +313,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         let converted = converted.map(|(source, role)| source.converted(self.target(*role)));
         let converted: Vec<Option<Converted<'_>>> = converted.collect();
         let views = sources.iter().zip(&converted);
-        let views: Vec<TensorView<'_>> = views
+        let read = views
             .map(|(source, converted)| view_of(source, converted.as_ref()))
             .zip(parts)
-            .map(|(view, (name, _))| self.ordered(view, name))
-            .collect();
+            .map(|(view, (name, _))| self.read(view, name));
+        let read: Vec<Read<'_>> = read.collect();
+        let views: Vec<TensorView<'_>> = read.iter().map(Read::view).collect();
         let matrix = self.backend.matrix(&views, &roles);
         parts.iter().for_each(|(name, _)| weights.release(name));
         self.report(sources.iter().map(MatrixSource::file_bytes).sum());
@@ -280,6 +344,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
+    /// Puts the rows of a whole tensor in order, and reads the rank's part of it.
+    fn read<'v>(&self, whole: TensorView<'v>, name: &str) -> Read<'v> {
+        let part = self.checkpoint.parts.get(name);
+        Read::part(self.ordered(whole, name), part)
+    }
+
     fn roles(&self, parts: &[(&str, usize)]) -> Vec<MatrixRole> {
         let roles = parts.iter().map(|(name, _)| self.config().role(name));
         roles.collect()
@@ -287,12 +357,26 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn random_matrix(&mut self, parts: &[(&str, usize)], inputs: usize) -> B::Matrix {
         let dtype = self.checkpoint.dtype;
-        let tensor =
-            |&(name, outputs): &(&str, usize)| RandomTensor::new(name, &[outputs, inputs], dtype);
+        let tensor = |&(name, outputs): &(&str, usize)| {
+            let whole = self.checkpoint.whole_shape(name, [outputs, inputs]);
+            RandomTensor::new(name, &whole, dtype)
+        };
         let tensors: Vec<RandomTensor> = parts.iter().map(tensor).collect();
         let elements: usize = tensors.iter().map(RandomTensor::elements).sum();
         let roles = self.roles(parts);
-        let matrix = self.backend.random_matrix(&tensors, &roles);
+        let is_divided = |(name, _): &(&str, usize)| self.checkpoint.parts.contains_key(*name);
+        let matrix = if parts.iter().any(is_divided) {
+            let bytes: Vec<Vec<u8>> = tensors.iter().map(RandomTensor::bytes).collect();
+            let views = tensors.iter().zip(&bytes).zip(parts);
+            let read = views.map(|((tensor, bytes), (name, _))| {
+                Read::part(tensor.view(bytes), self.checkpoint.parts.get(*name))
+            });
+            let read: Vec<Read<'_>> = read.collect();
+            let views: Vec<TensorView<'_>> = read.iter().map(Read::view).collect();
+            self.backend.matrix(&views, &roles)
+        } else {
+            self.backend.random_matrix(&tensors, &roles)
+        };
         self.report(elements * dtype.bytes());
         matrix
     }

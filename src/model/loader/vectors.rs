@@ -1,6 +1,7 @@
 //! Loads vectors: norms, biases, convolutions, decays, and single numbers.
 
 use super::Loader;
+use super::read::Read;
 use crate::config::recurrent::StoredForm;
 use crate::random::random_vector;
 use souffleur_base::error::LoadError;
@@ -14,13 +15,17 @@ impl<B: Backend> Loader<'_, B> {
         let Some(weights) = &self.checkpoint.weights else {
             return Ok(self.random_vector(parts));
         };
-        let parts = parts.iter().map(|&(name, width)| {
-            let view = weights.tensor(name, &[width])?;
-            Ok(self.ordered(view, name))
+        let whole = parts.iter().map(|&(name, width)| {
+            let shape = self.checkpoint.whole_shape(name, [width]);
+            weights.tensor(name, &shape)
         });
-        let parts = parts.collect::<Result<Vec<_>, LoadError>>()?;
-        let vector = self.backend.vector(&parts);
-        self.report(bytes_of(&parts));
+        let whole = whole.collect::<Result<Vec<_>, LoadError>>()?;
+        let read = whole.iter().zip(parts);
+        let read = read.map(|(view, (name, _))| self.read(*view, name));
+        let read: Vec<Read<'_>> = read.collect();
+        let views: Vec<TensorView<'_>> = read.iter().map(Read::view).collect();
+        let vector = self.backend.vector(&views);
+        self.report(bytes_of(&whole));
         Ok(vector)
     }
 
@@ -68,16 +73,15 @@ impl<B: Backend> Loader<'_, B> {
         shape: &[usize],
         map: impl FnOnce(&mut Vec<f32>),
     ) -> Result<B::Vector, LoadError> {
+        let part = self.checkpoint.parts.get(name);
         let (mut values, bytes) = match &self.checkpoint.weights {
             Some(weights) => {
-                let view = weights.tensor(name, shape)?;
-                (view.to_f32(), view.bytes.len())
+                let whole = part.map_or(shape, |part| part.whole.as_slice());
+                let view = weights.tensor(name, whole)?;
+                let read = Read::part(view, part);
+                (read.view().to_f32(), view.bytes.len())
             }
-            None => {
-                let values = random_vector(name, shape.iter().product());
-                let bytes = values.len() * self.checkpoint.dtype.bytes();
-                (values, bytes)
-            }
+            None => self.random_values(name, shape),
         };
         map(&mut values);
         let shape = [values.len()];
@@ -88,15 +92,30 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn random_vector(&mut self, parts: &[(&str, usize)]) -> B::Vector {
-        let values = parts
-            .iter()
-            .flat_map(|&(name, width)| random_vector(name, width));
-        let values: Vec<f32> = values.collect();
-        self.report(values.len() * self.checkpoint.dtype.bytes());
+        let mut values = Vec::new();
+        for &(name, width) in parts {
+            let (part, bytes) = self.random_values(name, &[width]);
+            values.extend(part);
+            self.report(bytes);
+        }
         let shape = [values.len()];
         let bytes = bytemuck::cast_slice(&values);
         let view = TensorView::plain(Dtype::F32, &shape, bytes);
         self.backend.vector(&[view])
+    }
+
+    /// The values, or those of the rank's part, and the bytes of the whole tensor.
+    fn random_values(&self, name: &str, shape: &[usize]) -> (Vec<f32>, usize) {
+        let element_bytes = self.checkpoint.dtype.bytes();
+        let Some(part) = self.checkpoint.parts.get(name) else {
+            let values = random_vector(name, shape.iter().product());
+            let bytes = values.len() * element_bytes;
+            return (values, bytes);
+        };
+        let whole = random_vector(name, part.whole.iter().product());
+        let view = TensorView::plain(Dtype::F32, &part.whole, bytemuck::cast_slice(&whole));
+        let values = Read::part(view, Some(part)).view().to_f32();
+        (values, whole.len() * element_bytes)
     }
 
     pub fn vector_after_zeros(
