@@ -42,6 +42,7 @@ pub mod planes;
 pub mod portable;
 pub mod probe;
 pub mod quantise;
+pub mod ranks;
 mod readout;
 pub mod recall;
 mod recurrent;
