@@ -27,6 +27,7 @@ use self::random::RandomTensor;
 use self::recurrent::{DeltaNetWeights, GatedConvWeights};
 use self::rope::{PositionScale, Rope};
 use self::routing::Routing;
+use self::shard::Shard;
 use self::tensor_view::TensorView;
 use souffleur_base::kv_layout::Values;
 pub use souffleur_gguf::{blocks, dtype, tensor_view};
@@ -66,6 +67,16 @@ pub trait Backend {
     /// may provide those instead.
     fn keeps_blocks(&self, _block: BlockType, _role: MatrixRole) -> bool {
         false
+    }
+
+    /// Marks a matrix of which a rank has a part. Products with some of the inputs are added up over all ranks before
+    /// they are used, and logits of some of the outputs are gathered from all ranks.
+    ///
+    /// # Panics
+    /// By default, if the matrix is divided.
+    fn divided(&mut self, matrix: Self::Matrix, shard: Shard) -> Self::Matrix {
+        assert_eq!(shard, Shard::Whole, "the backend must support ranks");
+        matrix
     }
 
     /// As [`Self::matrix`], with random elements, the same on every device.
@@ -432,6 +443,8 @@ pub struct QkvWeights<B: Backend> {
     /// Norm weights of each query head and each key head, `[key_dim]`; or of a token's query heads together, `[n_heads
     /// * key_dim]`, and of its key heads, `[n_kv_heads * key_dim]`.
     pub head_norms: Option<(B::Vector, B::Vector)>,
+    /// Whether a token's query heads are normalised together, those of all ranks, and its key heads likewise.
+    pub norms_together: bool,
     /// Whether each value head is normalised, without a weight.
     pub norms_values: bool,
     pub eps: f32,
@@ -443,6 +456,8 @@ pub struct QueryWeights<B: Backend> {
     pub projection: Linear<B>,
     /// Norm weight of each query head, `[key_dim]`, or of all together, `[n_heads * key_dim]`.
     pub head_norm: Option<B::Vector>,
+    /// Whether a token's query heads are normalised together, those of all ranks.
+    pub norms_together: bool,
     pub eps: f32,
 }
 

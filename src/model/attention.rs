@@ -42,6 +42,7 @@ impl<B: Backend> Input<B> {
         let config = loader.config();
         let (hidden, eps, dim) = (config.hidden_size, config.rms_norm_eps, heads.key_dim);
         let (q, kv) = (heads.q_width(), heads.n_kv_heads * dim);
+        let norms_together = spec.qk_norm == QkNorm::Whole;
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
         let norm = |loader: &mut Loader<'_, B>, part: &str, whole: usize| {
             let width = match spec.qk_norm {
@@ -55,6 +56,7 @@ impl<B: Backend> Input<B> {
             return Ok(Self::Queries(QueryWeights {
                 projection: loader.linear(&[(name("q_proj"), q)], hidden, spec.qkv_bias)?,
                 head_norm: norm(loader, "q_norm.weight", q)?,
+                norms_together,
                 eps,
             }));
         }
@@ -71,6 +73,7 @@ impl<B: Backend> Input<B> {
         Ok(Self::Qkv(QkvWeights {
             projection,
             head_norms: norms.0.zip(norms.1),
+            norms_together,
             norms_values: spec.v_norm,
             eps,
         }))

@@ -18,6 +18,7 @@ use crate::dtype::MatrixRole;
 use crate::latent::{LatentShape, LatentWeights};
 use crate::recurrent::{DeltaNetWeights, GatedConvWeights};
 use crate::rope::{PositionScale, Rope};
+use crate::shard::Shard;
 use crate::tensor_view::TensorView;
 use crate::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 
@@ -36,6 +37,11 @@ impl Backend for CpuBackend {
     fn matrix(&mut self, parts: &[TensorView<'_>], roles: &[MatrixRole]) -> Stack {
         let threads = (&mut self.pool, self.isa);
         Stack::pack(threads, &mut self.weights, self.rule, (parts, roles))
+    }
+
+    fn divided(&mut self, mut matrix: Stack, shard: Shard) -> Stack {
+        matrix.shard = shard;
+        matrix
     }
 
     fn keeps_blocks(&self, block: BlockType, role: MatrixRole) -> bool {
@@ -117,6 +123,13 @@ impl Backend for CpuBackend {
         let q = self.scratch.tensor(x.rows(), heads.q_width());
         let norms = weights.head_norms.as_ref();
         let norms = norms.map(|(q, k)| (q.as_slice(), k.as_slice(), weights.eps));
+        let norms = match norms {
+            Some((q, k, eps)) if weights.norms_together && self.has_ranks() => {
+                self.norm_over_ranks(&mut qkv, &[q, k], eps);
+                None
+            }
+            own => own,
+        };
         let rotation = rowwise::Rotation {
             heads,
             norms,
@@ -138,8 +151,13 @@ impl Backend for CpuBackend {
         rotations: &Tensor,
     ) -> Tensor {
         let mut q = self.project(x, &weights.projection);
-        let norm = weights.head_norm.as_deref();
-        let norm = norm.map(|norm| (norm, weights.eps));
+        let norm = match weights.head_norm.as_deref() {
+            Some(norm) if weights.norms_together && self.has_ranks() => {
+                self.norm_over_ranks(&mut q, &[norm], weights.eps);
+                None
+            }
+            own => own.map(|norm| (norm, weights.eps)),
+        };
         rowwise::rotate_queries(&mut self.pool, self.isa, &mut q, (heads, norm), rotations);
         q
     }
@@ -200,6 +218,9 @@ impl Backend for CpuBackend {
     fn project(&mut self, x: &Operand, linear: &Linear<Self>) -> Tensor {
         let mut out = self.scratch.tensor(x.rows(), linear.weight.outputs);
         self.product(x, linear, &mut out, Write::Store);
+        if linear.weight.shard == Shard::Inputs {
+            self.sum_over_ranks(&mut out);
+        }
         out
     }
 
@@ -236,7 +257,13 @@ impl Backend for CpuBackend {
     }
 
     fn project_add(&mut self, residual: &mut Tensor, x: &Operand, linear: &Linear<Self>) {
-        self.product(x, linear, residual, Write::Add);
+        match linear.weight.shard {
+            Shard::Whole | Shard::Outputs => self.product(x, linear, residual, Write::Add),
+            Shard::Inputs => {
+                let sum = self.project(x, linear);
+                rowwise::add_scaled(&mut self.pool, residual, &sum, 1.0);
+            }
+        }
     }
 
     fn gated_part(
@@ -292,7 +319,15 @@ impl Backend for CpuBackend {
     }
 
     fn add_experts(&mut self, to: &mut Tensor, x: &Tensor, routes: Routes, experts: &Experts) {
-        experts::add(self, to, x, &routes, experts);
+        match experts.shard() {
+            Shard::Whole | Shard::Outputs => experts::add(self, to, x, &routes, experts),
+            Shard::Inputs => {
+                let mut sum = self.zeros_like(to);
+                experts::add(self, &mut sum, x, &routes, experts);
+                self.sum_over_ranks(&mut sum);
+                rowwise::add_scaled(&mut self.pool, to, &sum, 1.0);
+            }
+        }
         self.routes = routes;
     }
 
@@ -350,6 +385,9 @@ impl Backend for CpuBackend {
             write: Write::Store,
         };
         matmul(&mut self.pool, self.isa, product);
-        out
+        match vocab.shard {
+            Shard::Outputs => self.gather_from_ranks(&out),
+            Shard::Whole | Shard::Inputs => out,
+        }
     }
 }

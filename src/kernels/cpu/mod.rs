@@ -42,6 +42,7 @@ pub mod planes;
 pub mod portable;
 pub mod probe;
 pub mod quantise;
+mod rank_backend;
 pub mod ranks;
 mod readout;
 pub mod recall;
@@ -81,6 +82,7 @@ use self::kv_blocks::BlockMap;
 use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
 pub use self::path::{KernelPath, Reason as PathReason};
+use self::ranks::RankLink;
 pub use self::readout::LOGIT_COST;
 use self::recall::Recall;
 use self::recurrent::pool::StatePool;
@@ -157,6 +159,8 @@ pub struct CpuBackend {
     recall: Option<Recall>,
     routes: Routes,
     expert_items: Vec<ItemRun>,
+    /// `None` if the backend has the whole model.
+    link: Option<RankLink>,
 }
 
 impl CpuBackend {
@@ -203,6 +207,7 @@ impl CpuBackend {
             recall: None,
             routes: Routes::default(),
             expert_items: Vec::new(),
+            link: None,
         })
     }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use super::tensor::{Scratch, Tensor};
 use crate::shard::Rank;
 
 /// Rounds of `spin_loop`, some tens of nanoseconds each, before a rank that waits for the others sleeps.
@@ -101,35 +102,29 @@ impl RankLink {
         Ok(())
     }
 
-    /// Puts the ranks' parts of each of `rows` rows side by side in `out`, in rank order.
+    /// Puts the ranks' parts of each row side by side, in rank order.
     ///
     /// # Errors
-    /// If a rank does not take part. `out` is then unchanged.
-    ///
-    /// # Panics
-    /// If `out` is not as long as all parts.
-    pub fn gather(
-        &mut self,
-        (part, rows): (&[f32], usize),
-        out: &mut [f32],
-    ) -> Result<(), RanksLost> {
-        let parity = self.meet(part, Call::Gather { rows })?;
+    /// If a rank does not take part.
+    pub fn gather(&mut self, part: &Tensor, scratch: &Scratch) -> Result<Tensor, RanksLost> {
+        let rows = part.rows();
+        let parity = self.meet(part.values(), Call::Gather { rows })?;
         if rows == 0 {
-            return Ok(());
+            return Ok(scratch.tensor(0, part.width()));
         }
-        let width = out.len() / rows;
+        let buffers = self.group.buffers.iter().map(|both| &both[parity]);
+        let width = buffers.clone().map(|buffer| read(buffer).len() / rows);
+        let mut out = scratch.tensor(rows, width.sum());
         let mut first = 0;
-        for buffer in &self.group.buffers {
-            let part = read(&buffer[parity]);
+        for buffer in buffers {
+            let part = read(buffer);
             let columns = part.len() / rows;
-            for (row, out) in out.chunks_exact_mut(width).enumerate() {
-                let part = &part[row * columns..][..columns];
-                out[first..first + columns].copy_from_slice(part);
+            for (row, part) in part.chunks_exact(columns).enumerate() {
+                out.row_mut(row)[first..first + columns].copy_from_slice(part);
             }
             first += columns;
         }
-        assert_eq!(first, width, "the rows must be as wide as all parts");
-        Ok(())
+        Ok(out)
     }
 
     /// Ends the collectives of all ranks, with the reason.
@@ -310,18 +305,16 @@ mod tests {
     fn parts_of_rows_are_gathered_in_rank_order() {
         // The last rank has a narrower part.
         let results = on_ranks(RankLink::group(3, LONG), |link| {
-            let first = 10.0 * link.rank().index() as f32;
-            let part = [first, first + 1.0, first + 2.0, first + 3.0];
-            let part = match link.rank().index() {
-                2 => &part[..2],
-                _ => &part[..],
-            };
-            let mut out = [0.0; 10];
-            link.gather((part, 2), &mut out).map(|()| out)
+            let (rank, scratch) = (link.rank().index(), Scratch::default());
+            let mut part = scratch.tensor(2, if rank == 2 { 1 } else { 2 });
+            let values = part.values_mut().iter_mut().enumerate();
+            values.for_each(|(index, value)| *value = (10 * rank + index) as f32);
+            let gathered = link.gather(&part, &scratch);
+            gathered.map(|gathered| gathered.values().to_vec())
         });
         let expected = [0.0, 1.0, 10.0, 11.0, 20.0, 2.0, 3.0, 12.0, 13.0, 21.0];
         for (_, result) in results {
-            assert_eq!(result, Ok(expected));
+            assert_eq!(result, Ok(expected.to_vec()));
         }
     }
 
@@ -361,23 +354,29 @@ mod tests {
 
     #[test]
     fn calls_that_differ_are_named_with_both_ranks() {
-        let mut values = [0.0; 4];
-        for (call, text) in [
-            (Call::Sum { values: 3 }, "Sum { values: 3 }"),
-            (Call::Gather { rows: 4 }, "Gather { rows: 4 }"),
-        ] {
+        let calls: [(fn(&mut RankLink) -> RanksLost, &str); 2] = [
+            (
+                |link| link.sum(&mut [0.0; 3]).expect_err("fewer values"),
+                "Sum { values: 3 }",
+            ),
+            (
+                |link| {
+                    let scratch = Scratch::default();
+                    let part = scratch.tensor(4, 1);
+                    let gathered = link.gather(&part, &scratch).map(|out| out.rows());
+                    gathered.expect_err("not a sum")
+                },
+                "Gather { rows: 4 }",
+            ),
+        ];
+        for (call, text) in calls {
             let mut links = RankLink::group(2, Duration::ZERO);
-            let arrived = links[0]
-                .group
-                .arrive(links[0].rank, (Call::Sum { values: 4 }, 1));
+            let first = &links[0];
+            let arrived = first.group.arrive(first.rank, (Call::Sum { values: 4 }, 1));
             assert_eq!(arrived, Ok(ControlFlow::Continue(())));
-            let lost = match call {
-                Call::Sum { values: n } => links[1].sum(&mut values[..n]),
-                Call::Gather { rows } => links[1].gather((&[0.0; 4], rows), &mut values),
-            };
-            let expected =
-                format!("rank 1 calls {text} as collective 0, rank 0 calls Sum {{ values: 4 }}");
-            assert_eq!(lost.expect_err("the calls differ").to_string(), expected);
+            let lost = call(&mut links[1]).to_string();
+            let expected = "as collective 0, rank 0 calls Sum { values: 4 }";
+            assert_eq!(lost, format!("rank 1 calls {text} {expected}"));
         }
     }
 

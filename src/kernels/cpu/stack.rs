@@ -8,6 +8,7 @@ use super::memory::WeightArena;
 use super::simd::Isa;
 use super::threads::ThreadPool;
 use crate::dtype::MatrixRole;
+use crate::shard::Shard;
 use crate::tensor_view::TensorView;
 
 const MAX_PARTS: usize = 4;
@@ -18,6 +19,8 @@ pub type Encodings = SmallVec<[Encoding; MAX_PARTS]>;
 pub struct Stack {
     pub outputs: usize,
     pub inputs: usize,
+    /// How ranks divide the matrix of which this is a part.
+    pub shard: Shard,
     /// By node, then by output.
     sections: SmallVec<[Matrix; 1]>,
     encodings: Encodings,
@@ -71,6 +74,7 @@ impl Stack {
         Self {
             outputs,
             inputs,
+            shard: Shard::Whole,
             sections,
             encodings,
             alternates,

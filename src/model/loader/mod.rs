@@ -27,7 +27,7 @@ use souffleur_kernels::blocks::BlockType;
 use souffleur_kernels::dtype::{Dtype, MatrixRole, Quantization};
 use souffleur_kernels::random::RandomTensor;
 use souffleur_kernels::rope::Rope;
-use souffleur_kernels::shard::Rank;
+use souffleur_kernels::shard::{Rank, Shard};
 use souffleur_kernels::tensor_view::{RowOrder, Stored, TensorView};
 use souffleur_kernels::{Backend, Expert, Gate, Linear};
 
@@ -140,6 +140,17 @@ impl Checkpoint {
             (MatrixRole::Router, _) | (_, None) => stored,
             (_, Some(quantization)) => stored.max(quantization.inputs(role)),
         }
+    }
+
+    /// How stacked matrices are divided: all by outputs (some may be whole), or all by inputs.
+    fn shard(&self, matrices: &[(&str, usize)]) -> Shard {
+        let parts = matrices
+            .iter()
+            .filter_map(|(name, _)| self.parts.get(*name));
+        let shard = parts
+            .map(|part| part.shard)
+            .find(|shard| *shard != Shard::Whole);
+        shard.unwrap_or_default()
     }
 
     /// The shape of a whole tensor, of which a layer asks for `shape`.
@@ -322,7 +333,8 @@ impl<'a, B: Backend> Loader<'a, B> {
         let matrix = self.backend.matrix(&views, &roles);
         parts.iter().for_each(|(name, _)| weights.release(name));
         self.report(sources.iter().map(MatrixSource::file_bytes).sum());
-        Ok(matrix)
+        let shard = self.checkpoint.shard(parts);
+        Ok(self.backend.divided(matrix, shard))
     }
 
     /// The type to which matrices without native kernels are converted.
@@ -378,7 +390,8 @@ impl<'a, B: Backend> Loader<'a, B> {
             self.backend.random_matrix(&tensors, &roles)
         };
         self.report(elements * dtype.bytes());
-        matrix
+        let shard = self.checkpoint.shard(parts);
+        self.backend.divided(matrix, shard)
     }
 
     /// Loads projections `(name, outputs)`, stacked: `{name}.weight` and, with a bias, `{name}.bias`.

@@ -66,6 +66,7 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
             head_norms: case
                 .head_norms
                 .then(|| (backend.vector(&[q_norm]), backend.vector(&[k_norm]))),
+            norms_together: false,
             norms_values: false,
             eps: 1e-5,
         },

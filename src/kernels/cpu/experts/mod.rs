@@ -21,6 +21,7 @@ use super::simd::Isa;
 use super::stack::Encodings;
 use super::tensor::{Scratch, Tensor};
 use super::threads::ThreadPool;
+use crate::shard::Shard;
 use crate::{Expert, Gate, Linear, Router};
 
 type PackedInputs<'a> = SmallVec<[ExpertRows<'a>; 2]>;
@@ -68,6 +69,11 @@ impl Experts {
             width,
             gate,
         }
+    }
+
+    /// How ranks divide the down projections.
+    pub fn shard(&self) -> Shard {
+        self.down[0].weight.shard
     }
 }
 
