@@ -33,6 +33,7 @@ mod prompt_embeddings;
 mod quantised;
 #[path = "../common/random_models.rs"]
 mod random_models;
+mod ranks;
 mod shapes;
 mod sparse;
 mod states;

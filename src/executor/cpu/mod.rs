@@ -5,6 +5,7 @@ mod blocks;
 mod describe;
 mod masks;
 mod pool;
+mod ranks;
 mod readout;
 
 use std::path::Path;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 pub use self::describe::{
     CpuDescription, LoadedMatrix, describe, describe_checkpoint, matrices, widening_bytes,
 };
+pub use self::ranks::CpuRanks;
 pub use self::readout::LOGIT_ROWS;
 use crate::check::Limits;
 use crate::host::StoreLink;
@@ -23,11 +25,10 @@ use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use souffleur_base::kv_layout::{KvDtype, KvLayout};
-use souffleur_kernels::cpu::Isa;
-use souffleur_kernels::cpu::Tensor;
 use souffleur_kernels::cpu::calibration::Calibration;
+use souffleur_kernels::cpu::ranks::RankLink;
 use souffleur_kernels::cpu::recall::Recall;
-use souffleur_kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Numa};
+use souffleur_kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa, Numa, Tensor};
 use souffleur_kernels::dtype::{Dtype, Quantization};
 use souffleur_model::blocks::{Decoder, ReadTokens};
 use souffleur_model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
@@ -137,15 +138,24 @@ impl CpuExecutor {
         progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
         let checkpoint = Checkpoint::open(dir, options.dtype, options.load_format)?;
+        Self::of_checkpoint(&checkpoint, options, None, progress)
+    }
+
+    fn of_checkpoint(
+        checkpoint: &Checkpoint,
+        options: &CpuOptions,
+        link: Option<RankLink>,
+        progress: LoadProgress<'_>,
+    ) -> Result<Self, LoadError> {
         let config = &checkpoint.config;
-        let widening_bytes = widening_bytes(&checkpoint, options.quantization);
+        let widening_bytes = widening_bytes(checkpoint, options.quantization);
         if widening_bytes > 0 {
             tracing::info!(
                 widening_bytes,
                 "block-quantised weights are expanded for dtype float32: other dtypes take less memory"
             );
         }
-        let mut kv = pool::layout(options, &checkpoint)?;
+        let mut kv = pool::layout(options, checkpoint)?;
         if let Some(sparsity) = &options.sparsity {
             pool::check_sparsity(sparsity, &kv, &config.windows)?;
             kv = sparsity.label(kv);
@@ -163,8 +173,9 @@ impl CpuExecutor {
                 "failed to start the compute threads: {error}; set a lower --threads, or raise the limit (ulimit -u)"
             ))
         })?;
+        backend.join(link);
         let model =
-            souffleur_model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+            souffleur_model::blocks::load(&mut Loader::new(checkpoint, &mut backend, progress))?;
         let limits = Limits {
             n_pages: options.n_pages,
             page_size: options.page_size,
@@ -478,6 +489,7 @@ impl Executor for CpuExecutor {
         self.readout = readout::Readout::default();
         // A step that panicked has not done these.
         self.backend.rest();
+        self.backend.rejoin();
         self.set_computing(false);
         Ok(())
     }

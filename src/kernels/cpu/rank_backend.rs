@@ -5,9 +5,9 @@ use super::ranks::{RankLink, RanksLost};
 use super::tensor::Tensor;
 
 impl CpuBackend {
-    /// Makes this the backend of a rank. Its model must be that rank's part.
-    pub fn join(&mut self, link: RankLink) {
-        self.link = Some(link);
+    /// Makes this the backend of the link's rank, whose part of the model it must have; of a whole model without one.
+    pub fn join(&mut self, link: Option<RankLink>) {
+        self.link = link;
     }
 
     /// See [`RankLink::rejoin`].
@@ -24,8 +24,10 @@ impl CpuBackend {
         }
     }
 
+    /// Whether other ranks have parts of the model.
     pub(super) fn has_ranks(&self) -> bool {
-        self.link.is_some()
+        let link = self.link.as_ref();
+        link.is_some_and(|link| link.rank().count() > 1)
     }
 
     pub(super) fn sum_over_ranks(&mut self, rows: &mut Tensor) {
