@@ -61,8 +61,8 @@ struct Failure {
 }
 
 impl CpuRanks {
-    /// Loads a model on `count` ranks, each with the threads of `options`, which the OS places. `limit` is how long a
-    /// rank waits for the others in a step.
+    /// Loads a model on `count` ranks, each with the threads of `options`, on one NUMA node unless `numa` is off.
+    /// `limit` is how long a rank waits for the others in a step.
     ///
     /// # Errors
     /// Those of [`CpuExecutor::load`], and if the ranks cannot share the model: the text names `tp_size`.
@@ -81,10 +81,13 @@ impl CpuRanks {
         for link in RankLink::group(count, limit) {
             let (orders, of_rank) = channel();
             let (dir, sender) = (dir.to_owned(), sender.clone());
-            // Ranks must not be bound to the same cores.
             let options = CpuOptions {
+                // All ranks would be bound to the same cores.
                 pin_threads: false,
-                numa: Numa::Off,
+                numa: match options.numa {
+                    Numa::Auto => Numa::OfRank(link.rank()),
+                    other => other,
+                },
                 ..options.clone()
             };
             let thread = thread::Builder::new()

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cores::{Node, allowed_cores, allowed_nodes};
 use super::nodes::Nodes;
+use crate::shard::Rank;
 
 /// Whether threads, weights and KV memory are divided among NUMA nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +17,9 @@ pub enum Numa {
     /// For tests and benches: simulates this number of nodes, but at most one per thread; the OS places the threads.
     #[serde(skip)]
     Simulated(usize),
+    /// The threads of a rank are on one node: consecutive ranks share a node if there are more ranks than nodes.
+    #[serde(skip)]
+    OfRank(Rank),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,8 +51,19 @@ impl Seats {
                     .collect();
                 Some(Self::anywhere(&threads))
             }
+            Numa::OfRank(rank) => Some(Self::of_rank(n_threads, rank, &allowed_nodes())),
         };
         grouped.unwrap_or_else(|| Self::on_one_node(n_threads, pins.then(allowed_cores)))
+    }
+
+    /// Binds the threads to the rank's node; to none if there are fewer than two nodes.
+    fn of_rank(n_threads: usize, rank: Rank, nodes: &[Node]) -> Self {
+        let mut seats = Self::anywhere(&[n_threads]);
+        if nodes.len() > 1 {
+            let node = &nodes[rank.index() * nodes.len() / rank.count()];
+            seats.cpus = vec![node.cpus.clone(); n_threads];
+        }
+        seats
     }
 
     fn on_one_node(n_threads: usize, cores: Option<Vec<usize>>) -> Self {
@@ -139,6 +154,21 @@ mod tests {
         assert_eq!(seats.cpus, [[4], [6]]);
         let fewer = Seats::on_one_node(1, Some(vec![4, 6]));
         assert_eq!(fewer, Seats::anywhere(&[1]));
+    }
+
+    #[test]
+    fn ranks_are_divided_among_the_nodes() {
+        for (count, cpus_of) in [(1, &[0][..]), (2, &[0, 1]), (4, &[0, 0, 1, 1])] {
+            for (rank, node) in Rank::all(count).zip(cpus_of) {
+                let seats = Seats::of_rank(3, rank, &nodes());
+                assert_eq!(seats.nodes, Nodes::new([3]));
+                assert_eq!(seats.cpus, vec![nodes()[*node].cpus.clone(); 3], "{rank:?}");
+                assert_eq!(
+                    Seats::of_rank(3, rank, &nodes()[..1]),
+                    Seats::anywhere(&[3])
+                );
+            }
+        }
     }
 
     #[test]
