@@ -397,6 +397,44 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_in_any_collective_ends_all_ranks() {
+        const CALLS: usize = 20;
+        for seed in 0..200 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let count = random.usize(2..5);
+            let (faulty, at, fault) = (
+                random.usize(..count),
+                random.usize(..CALLS),
+                random.usize(..3),
+            );
+            let results = on_ranks(RankLink::group(count, LONG), |link| {
+                let is_faulty = link.rank().index() == faulty;
+                for number in 0..CALLS {
+                    let mut values = [1.0; 4];
+                    match fault {
+                        _ if !is_faulty || number != at => link.sum(&mut values)?,
+                        0 => link.fail("planted"),
+                        1 => link.sum(&mut values[..3])?,
+                        // The rank ends.
+                        _ => *link = RankLink::group(1, LONG).remove(0),
+                    }
+                    if is_faulty && number == at {
+                        return Ok(());
+                    }
+                    assert_eq!(values, [count as f32; 4]);
+                }
+                Ok::<(), RanksLost>(())
+            });
+            for (rank, (_, result)) in results.into_iter().enumerate() {
+                assert!(
+                    rank == faulty || result.is_err(),
+                    "seed {seed}, rank {rank}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn ranks_go_on_after_they_rejoin() {
         let mut links = RankLink::group(2, LONG);
         // One rank has called more collectives than the other.
