@@ -156,10 +156,14 @@ fn switches_can_have_a_value() {
 }
 
 #[test]
-fn the_number_of_replicas_has_the_names_of_other_servers_too() {
+fn replicas_and_ranks_have_the_names_of_other_servers_too() {
     for name in ["--dp-size", "--dp", "--data-parallel-size"] {
         let engine = parsed(&[name, "3"]).serve.engine;
         assert_eq!(engine.get("dp_size"), Some(3), "{name}");
+    }
+    for name in ["--tp-size", "--tp", "--tensor-parallel-size"] {
+        let engine = parsed(&[name, "3"]).serve.engine;
+        assert_eq!(engine.get("tp_size"), Some(3), "{name}");
     }
     let of_sglang = ["souffleur", "--load-balance-method", "shortest_queue"];
     let refusal = parse(of_sglang).expect_err("the method is unknown");

@@ -24,7 +24,7 @@ use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::router::LoadBalance;
 use souffleur_state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
 use validate::{
-    MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_KV_PREFETCH_S, MAX_LONG_REQUEST_S,
+    MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_KV_PREFETCH_S, MAX_LONG_REQUEST_S, MAX_RANKS,
     MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_REPLICAS, MAX_RUNNING_REQUESTS,
     MAX_STATE_INTERVAL_TOKENS, MAX_THREADS, MAX_WATCHDOG_TIMEOUT_S, MIN_KV_DISK_BYTES,
     MIN_KV_HOST_BYTES, MIN_KV_WRITE_SHARE, MIN_RECORD_BYTES,
@@ -128,6 +128,14 @@ crate::keys! {
         /// have the fewest tokens (total_tokens).
         #[flag(SCHEDULING.takes("METHOD"))]
         load_balance_method: LoadBalance = LoadBalance::Prefix,
+        /// Ranks that share the model (tensor parallelism), each with a part of the weights, of the KV memory and of
+        /// the threads; CPU only.
+        ///
+        /// Outputs may differ from those of one rank, as sums are rounded differently. The flag is also called --tp and
+        /// --tensor-parallel-size.
+        #[flag(MODEL.takes("N").aliases(&["tp", "tensor-parallel-size"]))]
+        #[range(1..=MAX_RANKS)]
+        tp_size: usize = 1,
         /// Tokens per KV page, from 1 to 256; 1, 16, 32 and 64 are usual.
         #[flag(MEMORY.takes("TOKENS"))]
         page_size: u32 = 1,

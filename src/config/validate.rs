@@ -21,6 +21,8 @@ const MIN_CONTEXT_TOKENS: usize = 3;
 pub(super) const MAX_THREADS: usize = 1024;
 /// More replicas than any machine has devices or sockets.
 pub(super) const MAX_REPLICAS: usize = 64;
+/// More ranks than models have key heads, most of which would be replicated.
+pub(super) const MAX_RANKS: usize = 64;
 /// Limited because all rows of the page table and of the samplers are allocated at the start.
 pub(super) const MAX_RUNNING_REQUESTS: usize = 1 << 16;
 /// Limited because each query of a prefill sorts this many tokens.

@@ -6,7 +6,7 @@ use crate::store::buffer_bytes;
 use souffleur_base::error::{ConfigError, StartError};
 use souffleur_base::kv_layout::KvLayout;
 use souffleur_config::EngineConfig;
-use souffleur_executor::cpu::{self, CpuDescription};
+use souffleur_executor::cpu::{self, CpuDescription, OnRanks};
 use souffleur_executor::memory_plan::{
     MemoryBudget, MemoryPlan, MemoryWish, Place, WindowRequest, available_bytes, reserve_bytes,
 };
@@ -61,7 +61,7 @@ fn gpu_share(
     gpu.check(config, model)?;
     let context_tokens = context_length(config, model)?;
     // The CUDA kernels have one page table, so layers with windows keep all tokens.
-    let wish = memory_wish(config, model, &model.kv_layout, context_tokens);
+    let wish = memory_wish(config, &model.kv_layout, context_tokens);
     Ok(GpuShare {
         name: gpu.name(),
         replicas: gpu.replicas(),
@@ -77,23 +77,33 @@ pub fn host_plan(
 ) -> Result<MemoryPlan, StartError> {
     let available_bytes = available_bytes / config.dp_size.max(1) as u64;
     let context_tokens = context_length(config, model)?;
-    let windowed = windowed(config, &model.config, &model.kv_layout, context_tokens);
-    let layout = windowed.as_ref().unwrap_or(&model.kv_layout);
-    let wish = memory_wish(config, model, layout, context_tokens);
-    let budget = host_budget(config, model, available_bytes);
+    let on_ranks = model.on_ranks(config.tp_size)?;
+    let windowed = windowed(config, &model.config, &on_ranks.kv_layout, context_tokens);
+    let layout = windowed.as_ref().unwrap_or(&on_ranks.kv_layout);
+    let wish = memory_wish(config, layout, context_tokens);
+    let wish = of_all_ranks(wish, config.tp_size as u64);
+    let budget = host_budget(config, model, (&on_ranks, available_bytes));
     Ok(MemoryPlan::new(budget, wish)?)
 }
 
-fn memory_wish(
-    config: &EngineConfig,
-    model: &CpuDescription,
-    layout: &KvLayout,
-    context_tokens: usize,
-) -> MemoryWish {
+/// The wish for the memory of `count` ranks, from that for one of them.
+fn of_all_ranks(rank: MemoryWish, count: u64) -> MemoryWish {
+    MemoryWish {
+        kv_bytes_per_token: rank.kv_bytes_per_token * count,
+        windows: rank.windows.map(|windows| WindowRequest {
+            kv_bytes_per_token: windows.kv_bytes_per_token * count,
+            ..windows
+        }),
+        state_bytes: rank.state_bytes * count,
+        ..rank
+    }
+}
+
+fn memory_wish(config: &EngineConfig, layout: &KvLayout, context_tokens: usize) -> MemoryWish {
     MemoryWish {
         kv_bytes_per_token: layout.bytes_per_token(),
         windows: window_wish(config, layout),
-        state_bytes: model.kv_layout.state_bytes(),
+        state_bytes: layout.state_bytes(),
         page_size: config.page_size,
         context_tokens: context_tokens as u64,
         mem_fraction_static: config.mem_fraction_static,
@@ -135,16 +145,17 @@ pub fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<WindowReq
 fn host_budget(
     config: &EngineConfig,
     model: &CpuDescription,
-    free_before_bytes: u64,
+    (on_ranks, free_before_bytes): (&OnRanks, u64),
 ) -> MemoryBudget {
     let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
     let logit_rows = cpu::LOGIT_ROWS as u64;
     let store_bytes = buffer_bytes(config, free_before_bytes);
     let activations = reserve_bytes(&model.config, step_tokens, logit_rows);
+    let activations = activations.saturating_mul(config.tp_size as u64);
     MemoryBudget {
         place: Place::Host,
         free_before_bytes,
-        weights_bytes: model.weights_bytes,
+        weights_bytes: on_ranks.weights_bytes,
         reserve_bytes: activations.saturating_add(store_bytes),
         page_table_bytes: 0,
         store_bytes,

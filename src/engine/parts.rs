@@ -8,6 +8,7 @@ use std::iter;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use crate::card::ModelCard;
 use crate::gpu::{self, Gpu};
@@ -28,7 +29,7 @@ use souffleur_bundled as bundled;
 use souffleur_chaos::Chaos;
 use souffleur_config::{Device, EngineConfig};
 use souffleur_executor::Executor;
-use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
+use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions, CpuRanks};
 use souffleur_executor::memory_plan::MemoryPlan;
 use souffleur_grammar::{GrammarCompiler, GrammarLimits};
 use souffleur_kernels::cpu::KernelPath;
@@ -48,6 +49,8 @@ use souffleur_state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Page ids have 32 bits, and page 0 is the dummy page.
 const MAX_PAGES: usize = u32::MAX as usize - 1;
+/// How long a rank waits for the others in a step, without a watchdog.
+const RANK_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
@@ -328,7 +331,25 @@ fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadErro
     }))
 }
 
+/// Refuses settings that several ranks do not support.
+fn check_ranks(config: &EngineConfig) -> Result<(), ConfigError> {
+    let unsupported = [
+        (matches!(config.device, Device::Cuda(_)), "on a GPU"),
+        (config.kv_disk_path.is_some(), "with kv_disk_path"),
+        (config.enable_double_sparsity, "with enable_double_sparsity"),
+    ];
+    let found = unsupported.into_iter().find(|(is_set, _)| *is_set);
+    match found.filter(|_| config.tp_size > 1) {
+        None => Ok(()),
+        Some((_, setting)) => Err(ConfigError {
+            key: "tp_size".to_owned(),
+            reason: format!("is {}, expected 1 {setting}", config.tp_size),
+        }),
+    }
+}
+
 fn describe(config: &EngineConfig) -> Result<(CpuDescription, Option<ModelSparsity>), StartError> {
+    check_ranks(config)?;
     let mut model = cpu::describe(
         &config.model_path,
         config.dtype.named(),
@@ -401,6 +422,11 @@ fn cpu_executor(
     let dir = config.model_path.clone();
     let threads = ReplicaThreads::of(config);
     threads.warn(config);
+    let count = config.tp_size;
+    // A rank that hangs is named before the watchdog ends the engine: the others wait for it first, then their leader.
+    let limit = config
+        .watchdog_timeout()
+        .map_or(RANK_LIMIT, |timeout| timeout / 4);
     let of_all = CpuOptions {
         dtype: config.dtype.named(),
         kv_dtype: config.kv_cache_dtype.named(),
@@ -423,9 +449,13 @@ fn cpu_executor(
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| progress.report(done, total);
         let options = CpuOptions {
-            threads: threads.of_this_thread(),
+            threads: (threads.of_this_thread() / count).max(1),
             ..of_all.clone()
         };
+        if count > 1 {
+            let ranks = CpuRanks::load(&dir, &options, (count, limit), &mut report)?;
+            return Ok(Box::new(ranks));
+        }
         let executor = CpuExecutor::load(&dir, &options, &mut report)?;
         let Some(store) = &store else {
             return Ok(Box::new(executor));

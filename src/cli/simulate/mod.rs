@@ -51,10 +51,6 @@ pub struct SimulateArgs {
     /// config.json, a GGUF file or an id of the Hugging Face hub; weights are not needed
     #[arg(long, value_name = "NAME|FILE|ID", help_heading = "Simulation")]
     shape: Option<String>,
-    /// Devices that share the model (tensor parallelism); with --dp-size, those of each replica
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64),
-          help_heading = "Simulation")]
-    tp_size: u32,
     /// Size of the KV pool in tokens (with --dp-size, of each replica's pool), instead of what fits on the device; a
     /// comma-separated list makes one run per size
     #[arg(
@@ -142,7 +138,8 @@ fn run_engine(
     is_quiet: bool,
 ) -> Result<(), Failure> {
     let hardware = Hardware::load(&args.hardware)?;
-    check_link(args, &hardware)?;
+    let tp_size = config.tp_size as u32;
+    check_link(tp_size, &hardware)?;
     check_disks(args, config)?;
     let folder = config.model_path.to_string_lossy();
     let default = if folder.is_empty() {
@@ -153,7 +150,7 @@ fn run_engine(
     let name = args.shape.as_deref().unwrap_or(default);
     let local_path = local::config_path(Path::new(name), config.revision.as_deref())?;
     let model = shape::load(&local_path.to_string_lossy())?;
-    let roofline = Roofline::new(&hardware, &model, storage(config, &model), args.tp_size);
+    let roofline = Roofline::new(&hardware, &model, storage(config, &model), tp_size);
     let capacities = each_or_none(&args.kv_tokens);
     let disks = each_or_none(&args.disk_bytes);
     let sizes = capacities.iter().flat_map(|kv_tokens| {
@@ -162,8 +159,8 @@ fn run_engine(
     });
     let run = |(kv_tokens, disk_bytes)| {
         let config = with_disk(config, disk_bytes);
-        let info = model_info(&config, &model, &hardware, args.tp_size, kv_tokens)?;
-        let devices = (&hardware, args.tp_size);
+        let info = model_info(&config, &model, &hardware, tp_size, kv_tokens)?;
+        let devices = (&hardware, tp_size);
         let store = StoreModel::new(&config, &model, &info, devices)?;
         let simulation = Simulation {
             config: &config,
@@ -178,8 +175,7 @@ fn run_engine(
         Ok(Run { outcome, wall_s })
     };
     let runs = sizes.map(run).collect::<Result<Vec<_>, SimulateError>>()?;
-    let devices = format!("{}x {}, {name}", args.tp_size, hardware.name);
-    let title = replicas::title(config, devices);
+    let title = replicas::title(config, format!("{tp_size}x {}, {name}", hardware.name));
     if !is_quiet {
         report::print_runs(&title, config, &runs);
     }
@@ -187,7 +183,7 @@ fn run_engine(
         let body = json!({
             "hardware": hardware,
             "shape": name,
-            "tp_size": args.tp_size,
+            "tp_size": tp_size,
             "ignore_eos": args.ignore_eos,
             "engine": config,
             "runs": runs.iter().map(Run::json).collect::<Vec<_>>(),
@@ -228,11 +224,11 @@ fn with_disk(config: &EngineConfig, disk_bytes: Option<u64>) -> Cow<'_, EngineCo
     Cow::Owned(config)
 }
 
-fn check_link(args: &SimulateArgs, hardware: &Hardware) -> Result<(), Failure> {
-    if args.tp_size > 1 && hardware.link_gb_s.is_none() {
+fn check_link(tp_size: u32, hardware: &Hardware) -> Result<(), Failure> {
+    if tp_size > 1 && hardware.link_gb_s.is_none() {
         let reason = format!(
-            "tp_size is {}, but {} has no link_gb_s: remove tp_size, or add link_gb_s to the hardware file",
-            args.tp_size, hardware.name
+            "tp_size is {tp_size}, but {} has no link_gb_s: remove tp_size, or add link_gb_s to the hardware file",
+            hardware.name
         );
         return Err(Failure::Usage(reason));
     }

@@ -2,13 +2,15 @@
 
 use std::path::Path;
 
-use souffleur_base::error::LoadError;
+use souffleur_base::error::{ConfigError, LoadError};
 use souffleur_base::kv_layout::{KvDtype, KvLayout};
 use souffleur_kernels::cpu::{FormatRule, WeightProduct};
 use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_kernels::shard::Rank;
 use souffleur_kernels::tensor_view::Stored;
 use souffleur_model::config::ModelConfig;
 use souffleur_model::loader::{Checkpoint, LoadFormat};
+use souffleur_model::ranks::{self, Part};
 use souffleur_model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
 use souffleur_model::weights::TensorSpec;
 
@@ -26,6 +28,15 @@ pub struct CpuDescription {
     pub matrices: Vec<LoadedMatrix>,
     /// The element type or the quantisation scheme of most weights in the files, such as `BF16`, `Q4_K` or `gptq`.
     pub stored_as: String,
+}
+
+/// The memory of a model on CPU ranks.
+#[derive(Clone, Debug)]
+pub struct OnRanks {
+    /// Approximate bytes of the weights of all ranks together.
+    pub weights_bytes: u64,
+    /// The memory that each layer keeps of a sequence, on each rank.
+    pub kv_layout: KvLayout,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +58,37 @@ impl CpuDescription {
             self.kv_layout = self.config.kv_layout(dtype);
         }
         self
+    }
+
+    /// The memory that the model needs on `count` ranks.
+    ///
+    /// # Errors
+    /// If the ranks cannot share heads or widths.
+    pub fn on_ranks(&self, count: usize) -> Result<OnRanks, ConfigError> {
+        let first = Rank::new(0, count).filter(|rank| *rank != Rank::ONLY);
+        let Some(first) = first else {
+            return Ok(OnRanks {
+                weights_bytes: self.weights_bytes,
+                kv_layout: self.kv_layout.clone(),
+            });
+        };
+        let config = ranks::of_rank(&self.config, first)?;
+        let (mut elements, mut on_ranks) = (0, 0);
+        for spec in self.config.tensors() {
+            let cut = ranks::cut(&self.config, &spec);
+            let part = Part::of(&spec, (&cut, first), 1).map_err(|reason| ConfigError {
+                key: "tp_size".to_owned(),
+                reason,
+            })?;
+            let shape = part.map_or_else(|| spec.shape.clone(), |part| part.shape());
+            let of_rank: usize = shape.iter().product();
+            elements += u128::from(spec.elements());
+            on_ranks += (of_rank * count) as u128;
+        }
+        Ok(OnRanks {
+            weights_bytes: (u128::from(self.weights_bytes) * on_ranks / elements.max(1)) as u64,
+            kv_layout: config.kv_layout(self.kv_dtype),
+        })
     }
 
     pub fn sparsify(&mut self, wish: &SparsityWish) -> Result<ModelSparsity, LoadError> {

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use self::describe::{
-    CpuDescription, LoadedMatrix, describe, describe_checkpoint, matrices, widening_bytes,
+    CpuDescription, LoadedMatrix, OnRanks, describe, describe_checkpoint, matrices, widening_bytes,
 };
 pub use self::ranks::CpuRanks;
 pub use self::readout::LOGIT_ROWS;
