@@ -335,7 +335,6 @@ fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadErro
 fn check_ranks(config: &EngineConfig) -> Result<(), ConfigError> {
     let unsupported = [
         (matches!(config.device, Device::Cuda(_)), "on a GPU"),
-        (config.kv_disk_path.is_some(), "with kv_disk_path"),
         (config.enable_double_sparsity, "with enable_double_sparsity"),
     ];
     let found = unsupported.into_iter().find(|(is_set, _)| *is_set);
@@ -453,8 +452,15 @@ fn cpu_executor(
             ..of_all.clone()
         };
         if count > 1 {
-            let ranks = CpuRanks::load(&dir, &options, (count, limit), &mut report)?;
-            return Ok(Box::new(ranks));
+            let ranks = (count, limit);
+            let executor = match &store {
+                Some(store) => {
+                    let store = (store.geometry.block_tokens, store.desk.port());
+                    CpuRanks::load_with_store(&dir, &options, ranks, store, &mut report)?
+                }
+                None => CpuRanks::load(&dir, &options, ranks, &mut report)?,
+            };
+            return Ok(Box::new(executor));
         }
         let executor = CpuExecutor::load(&dir, &options, &mut report)?;
         let Some(store) = &store else {

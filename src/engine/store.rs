@@ -69,8 +69,10 @@ pub(super) fn store_setup(
         key: key.to_owned(),
         reason,
     };
-    let geometry = geometry(&model.kv_layout, config.page_size as usize)
+    let of_rank = model.on_ranks(config.tp_size)?.kv_layout;
+    let geometry = geometry(&of_rank, config.page_size as usize)
         .map_err(|reason| invalid("kv_disk_path", reason))?;
+    let geometry = of_all_ranks(geometry, config.tp_size);
     let store = StoreConfig {
         path: path.clone(),
         disk_bytes: config.kv_disk_bytes,
@@ -253,6 +255,18 @@ fn geometry(layout: &KvLayout, page_tokens: usize) -> Result<Geometry, String> {
     })
 }
 
+/// The blocks of `count` ranks, which hold the parts of all ranks in rank order, from those of one of them.
+fn of_all_ranks(rank: Geometry, count: usize) -> Geometry {
+    let repeated = |planes: Arc<[Plane]>| -> Arc<[Plane]> {
+        let all = planes.len() * count;
+        planes.iter().copied().cycle().take(all).collect()
+    };
+    Geometry {
+        planes: rank.planes.map(repeated),
+        ..rank
+    }
+}
+
 /// The kernels of the CPU, which determine the layout of blocks. A GPU's blocks have the same planes, but token-major
 /// instead of head-major, so CPU and GPU do not share blocks.
 fn cpu_kernels() -> String {
@@ -267,7 +281,11 @@ fn fingerprint(
     sparsity: Option<&ModelSparsity>,
     (kernels, block_tokens): (String, usize),
 ) -> FingerprintParts {
-    FingerprintParts::new()
+    let parts = match config.tp_size {
+        1 => FingerprintParts::new(),
+        ranks => FingerprintParts::new().part("ranks", ranks),
+    };
+    parts
         .part("kernels", kernels)
         .part("model", format!("{:?}", model.config))
         .part("dtype", format!("{:?}", model.dtype))

@@ -3,6 +3,8 @@
 //! Every rank has a part of the weights and of the KV memory, gets the same plans, and samples for every row; rank 0
 //! answers. A step that one rank loses is lost on all.
 
+mod store;
+
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -11,7 +13,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use self::store::{Exchange, RankPort, RanksStore};
 use super::{CpuExecutor, CpuOptions};
+use crate::host::BlockPort;
 use crate::{DeviceLost, Executor};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
@@ -28,6 +32,7 @@ const STACK_BYTES: usize = 64 << 20;
 pub struct CpuRanks {
     ranks: Vec<RankThread>,
     answers: Receiver<(usize, Answer)>,
+    store: Option<RanksStore>,
     limit: Duration,
     /// Why no further step can run: a rank does not answer.
     lost: Option<String>,
@@ -75,6 +80,34 @@ impl CpuRanks {
         (count, limit): (usize, Duration),
         progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
+        Self::load_with(dir, options, (count, limit), None, progress)
+    }
+
+    /// As [`Self::load`], with a KV store of blocks of `block_tokens` tokens. A block has the parts of all ranks.
+    ///
+    /// # Errors
+    /// As for [`CpuExecutor::with_store`], too.
+    ///
+    /// # Panics
+    /// If `count` is 0.
+    pub fn load_with_store(
+        dir: &Path,
+        options: &CpuOptions,
+        (count, limit): (usize, Duration),
+        (block_tokens, port): (usize, Box<dyn BlockPort>),
+        progress: LoadProgress<'_>,
+    ) -> Result<Self, LoadError> {
+        let store = RanksStore::new(port, block_tokens, count);
+        Self::load_with(dir, options, (count, limit), Some(store), progress)
+    }
+
+    fn load_with(
+        dir: &Path,
+        options: &CpuOptions,
+        (count, limit): (usize, Duration),
+        store: Option<RanksStore>,
+        progress: LoadProgress<'_>,
+    ) -> Result<Self, LoadError> {
         assert!(count > 0, "a model must have a rank");
         let (sender, answers) = channel();
         let mut ranks = Vec::with_capacity(count);
@@ -90,10 +123,13 @@ impl CpuRanks {
                 },
                 ..options.clone()
             };
+            let exchange = store
+                .as_ref()
+                .map(|store| store.of_rank(link.rank().index()));
             let thread = thread::Builder::new()
                 .name(format!("souffleur-rank-{}", link.rank().index()))
                 .stack_size(STACK_BYTES)
-                .spawn(move || serve(link, (&dir, &options), &of_rank, &sender));
+                .spawn(move || serve((link, exchange), (&dir, &options), &of_rank, &sender));
             let thread = thread.map_err(|error| {
                 LoadError::Memory(format!("failed to start the thread of a rank: {error}"))
             })?;
@@ -103,6 +139,7 @@ impl CpuRanks {
         let loaded = Self {
             ranks,
             answers,
+            store,
             limit,
             lost: None,
         };
@@ -160,6 +197,26 @@ impl CpuRanks {
         Ok(answers.into_iter().flatten().collect())
     }
 
+    /// Runs a step on every rank, and returns rank 0's output.
+    fn run_on_all(&mut self, plan: Arc<StepPlan>) -> Result<StepOutput, StepError> {
+        self.order(|| Order::Run(plan.clone()));
+        let (mut outputs, mut failures) = (Vec::with_capacity(self.ranks.len()), Vec::new());
+        for answer in self.collect().map_err(StepError::Lost)? {
+            match answer {
+                Answer::Ran(Ok(output)) => outputs.push(output),
+                Answer::Ran(Err(failure)) => failures.push(failure),
+                Answer::Progress(..) | Answer::Loaded(_) | Answer::Reset(_) => {
+                    unreachable!("a rank must answer its order")
+                }
+            }
+        }
+        if failures.is_empty() {
+            self.first_of(outputs)
+        } else {
+            Err(error_of(failures, !outputs.is_empty()))
+        }
+    }
+
     /// Rank 0's output. The others' results go back to them.
     fn first_of(&self, outputs: Vec<StepOutput>) -> Result<StepOutput, StepError> {
         let mut outputs = outputs.into_iter();
@@ -181,23 +238,14 @@ impl Executor for CpuRanks {
         if let Some(reason) = &self.lost {
             return Err(StepError::Lost(reason.clone()));
         }
-        let plan = Arc::new(plan.clone());
-        self.order(|| Order::Run(plan.clone()));
-        let (mut outputs, mut failures) = (Vec::with_capacity(self.ranks.len()), Vec::new());
-        for answer in self.collect().map_err(StepError::Lost)? {
-            match answer {
-                Answer::Ran(Ok(output)) => outputs.push(output),
-                Answer::Ran(Err(failure)) => failures.push(failure),
-                Answer::Progress(..) | Answer::Loaded(_) | Answer::Reset(_) => {
-                    unreachable!("a rank must answer its order")
-                }
-            }
+        if let Some(store) = &mut self.store {
+            store.before_step(plan)?;
         }
-        if failures.is_empty() {
-            self.first_of(outputs)
-        } else {
-            Err(error_of(failures, !outputs.is_empty()))
+        let output = self.run_on_all(Arc::new(plan.clone()));
+        if let Some(store) = &mut self.store {
+            store.after_step(output.is_ok());
         }
+        output
     }
 
     fn recycle(&mut self, rows: Vec<RowResult>) {
@@ -247,7 +295,7 @@ impl CpuExecutor {
     fn load_rank(
         dir: &Path,
         options: &CpuOptions,
-        link: RankLink,
+        (link, store): (RankLink, Option<(Exchange, usize)>),
         progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
         if options.sparsity.is_some() && link.rank() != Rank::ONLY {
@@ -259,13 +307,19 @@ impl CpuExecutor {
         let checkpoint = Checkpoint::open(dir, options.dtype, options.load_format)?;
         let part = checkpoint.of_rank(link.rank(), options.quantization);
         let part = part.map_err(|error| LoadError::Memory(error.to_string()))?;
-        Self::of_checkpoint(&part, options, Some(link), progress)
+        let executor = Self::of_checkpoint(&part, options, Some(link), progress)?;
+        let Some(store) = store else {
+            return Ok(executor);
+        };
+        let block_tokens = store.1;
+        let port = RankPort::new(&executor.kv_layout, store)?;
+        executor.with_store(block_tokens, Box::new(port))
     }
 }
 
 /// A rank's thread: loads the rank's part of the model, and follows orders.
 fn serve(
-    link: RankLink,
+    (link, store): (RankLink, Option<(Exchange, usize)>),
     (dir, options): (&Path, &CpuOptions),
     orders: &Receiver<Order>,
     answers: &Sender<(usize, Answer)>,
@@ -274,7 +328,7 @@ fn serve(
     // The receiver may be gone, if the load of another rank has failed.
     let send = |answer: Answer| drop(answers.send((index, answer)));
     let mut report = |done, total| send(Answer::Progress(done, total));
-    let load = || CpuExecutor::load_rank(dir, options, link, &mut report);
+    let load = || CpuExecutor::load_rank(dir, options, (link, store), &mut report);
     let loaded = catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|payload| {
         let text = text_of(&*payload);
         Err(LoadError::Memory(format!(
