@@ -51,6 +51,7 @@ pub struct EngineHandle {
 pub(super) struct Inner {
     pub(super) model: ModelInfo,
     pub(super) replicas: usize,
+    pub(super) ranks: usize,
     /// Those of the replica with the fewest; `None` on a GPU and for a host's executor.
     pub(super) compute_threads: Option<usize>,
     pub(super) text: Option<Arc<TextModel>>,
@@ -315,6 +316,11 @@ impl EngineHandle {
     /// The number of replicas, at least 1.
     pub fn replicas(&self) -> usize {
         self.inner.replicas
+    }
+
+    /// The number of ranks that compute the model together in each replica, at least 1.
+    pub fn ranks(&self) -> usize {
+        self.inner.ranks
     }
 
     /// The number of compute threads of each replica, the smallest if they differ; `None` on a GPU and for a host's

@@ -277,6 +277,7 @@ fn new_inner(config: &EngineConfig, parts: EngineParts, launch: Launch, began: I
         metrics: RequestMetrics::register(&parts.info.served_model_name),
         model: parts.info,
         replicas: config.dp_size,
+        ranks: config.tp_size,
         compute_threads: is_on_cpu.then(|| compute_threads(config)),
         text: parts.text,
         admission: launch.admission,

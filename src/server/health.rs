@@ -16,8 +16,7 @@ use super::whole;
 use souffleur_base::error::RequestError;
 use souffleur_engine::{EngineHandle, ModelInfo};
 
-/// Number of tensor parallel ranks and of pipeline stages.
-pub(super) const RANKS: usize = 1;
+const PIPELINE_STAGES: usize = 1;
 /// The version of the weights, which do not change while a server runs.
 const WEIGHT_VERSION: &str = "default";
 const ENDED_REASON: &str = "it has stopped or failed, and will not be rebuilt: restart the server";
@@ -148,8 +147,8 @@ pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
         "status": if state.is_draining() { "draining" } else { "ready" },
         "context_length": model.context_length,
         "page_size": model.page_size,
-        "tp_size": RANKS,
-        "pp_size": RANKS,
+        "tp_size": engine.ranks(),
+        "pp_size": PIPELINE_STAGES,
         "dp_size": engine.replicas(),
         "disaggregation_mode": "null",
         "is_embedding": false,

@@ -33,6 +33,7 @@ mod openapi;
 mod overload;
 mod pause;
 mod policy;
+mod ranks;
 #[path = "../common/repository.rs"]
 mod repository;
 mod request_ids;
