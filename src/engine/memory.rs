@@ -155,7 +155,7 @@ fn host_budget(
     MemoryBudget {
         place: Place::Host,
         free_before_bytes,
-        weights_bytes: on_ranks.weights_bytes,
+        weights_bytes: on_ranks.weights_bytes.iter().sum(),
         reserve_bytes: activations.saturating_add(store_bytes),
         page_table_bytes: 0,
         store_bytes,

@@ -448,7 +448,7 @@ fn cpu_executor(
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| progress.report(done, total);
         let options = CpuOptions {
-            threads: (threads.of_this_thread() / count).max(1),
+            threads: threads.of_this_thread(),
             ..of_all.clone()
         };
         if count > 1 {

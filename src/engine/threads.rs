@@ -1,4 +1,4 @@
-//! The compute threads of replicas: how many each has, and the CPUs that they are bound to.
+//! The compute threads of replicas: how many each has, how its ranks divide them, and the CPUs that they are bound to.
 //!
 //! The thread of a replica's executor is bound to the replica's CPUs before the executor is made on it, as `taskset`
 //! binds a process. So the executor places its threads and its memory there, by the rules for one engine.
@@ -16,7 +16,8 @@ use souffleur_kernels::cpu::{
     divide_cores,
 };
 
-/// The number of compute threads of each replica; the smallest if the replicas have different numbers of cores.
+/// The number of compute threads of each replica, of all its ranks together; the smallest if the replicas have
+/// different numbers of cores.
 pub fn compute_threads(config: &EngineConfig) -> usize {
     ReplicaThreads::of(config).fewest()
 }
@@ -25,7 +26,8 @@ pub fn compute_threads(config: &EngineConfig) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaThreads {
     n_replicas: usize,
-    /// Of the replica with the fewest.
+    n_ranks: usize,
+    /// Of the replica with the fewest, before its ranks divide them.
     fewest: usize,
     placement: Placement,
 }
@@ -34,7 +36,7 @@ pub struct ReplicaThreads {
 enum Placement {
     /// The executor of a single replica places its threads.
     Single,
-    /// Each replica has its own cores, and a thread bound to each of them.
+    /// Each replica has its own cores, and a thread bound to each of them; several ranks share the cores.
     Cores(Vec<Vec<Core>>),
     /// The threads of each replica are bound to these CPUs: all those of the NUMA nodes with its share of the cores.
     Nodes(Vec<Vec<usize>>),
@@ -63,6 +65,7 @@ impl ReplicaThreads {
         }
         Self {
             n_replicas: 1,
+            n_ranks: config.tp_size.max(1),
             fewest: match config.threads {
                 0 => default_threads(),
                 threads => threads,
@@ -81,14 +84,38 @@ impl ReplicaThreads {
         };
         Self {
             n_replicas,
+            n_ranks: config.tp_size.max(1),
             fewest,
             placement,
         }
     }
 
-    /// The number of compute threads of the replica with the fewest.
+    /// The number of compute threads of the replica with the fewest, of all its ranks together.
     pub fn fewest(&self) -> usize {
-        self.fewest
+        self.of_ranks(self.fewest)
+    }
+
+    /// The number of compute threads of each rank, as text: a range if the replicas differ.
+    pub fn per_rank(&self) -> String {
+        range(self.of_rank(self.fewest), self.of_rank(self.most()))
+    }
+
+    /// The number of compute threads of each rank of a replica that has `threads` to divide.
+    fn of_rank(&self, threads: usize) -> usize {
+        (threads / self.n_ranks).max(1)
+    }
+
+    /// As [`Self::of_rank`], of all ranks of the replica together.
+    fn of_ranks(&self, threads: usize) -> usize {
+        self.of_rank(threads) * self.n_ranks
+    }
+
+    /// As `fewest`, of the replica with the most.
+    fn most(&self) -> usize {
+        match &self.placement {
+            Placement::Cores(sets) => sets.iter().map(Vec::len).max().unwrap_or(1),
+            _ => self.fewest,
+        }
     }
 
     /// The CPUs that the threads of a replica are bound to, lowest first; empty if the OS or a single replica's
@@ -108,13 +135,18 @@ impl ReplicaThreads {
             let label = format!("cores of replica {replica}");
             line(&label, &text)
         };
-        let mut lines = vec![line("threads per replica", &self.counts())];
+        let counts = range(self.of_ranks(self.fewest), self.of_ranks(self.most()));
+        let mut lines = vec![line("threads per replica", &counts)];
         match &self.placement {
             Placement::Single => {}
             Placement::Cores(sets) => {
+                let users = match self.n_ranks {
+                    1 => "a thread on each",
+                    _ => "which its ranks share",
+                };
                 let texts = sets.iter().map(|set| {
                     let (n_cores, cpus) = (set.len(), cpu_list(&cpus_of(set)));
-                    format!("{n_cores} (CPUs {cpus}), a thread on each")
+                    format!("{n_cores} (CPUs {cpus}), {users}")
                 });
                 lines.extend(texts.enumerate().map(of_replica));
             }
@@ -132,17 +164,6 @@ impl ReplicaThreads {
             }
         }
         lines
-    }
-
-    /// The numbers of threads of a replica, as text.
-    fn counts(&self) -> String {
-        let fewest = self.fewest;
-        match &self.placement {
-            Placement::Cores(sets) if sets.iter().any(|set| set.len() > fewest) => {
-                format!("{fewest} to {}", most(sets))
-            }
-            _ => fewest.to_string(),
-        }
     }
 
     /// Logs a warning if threads are not bound to cores although the configuration asks for it.
@@ -172,13 +193,13 @@ impl ReplicaThreads {
         }
     }
 
-    /// The number of compute threads of the replica whose executor's thread calls this.
+    /// The number of compute threads of each rank of the replica whose executor's thread calls this.
     pub(crate) fn of_this_thread(&self) -> usize {
-        match &self.placement {
+        self.of_rank(match self.placement {
             // A system that refuses to bind the thread must not make a replica use all cores.
-            Placement::Cores(sets) => allowed_cores().len().clamp(self.fewest, most(sets)),
+            Placement::Cores(_) => allowed_cores().len().clamp(self.fewest, self.most()),
             _ => self.fewest,
-        }
+        })
     }
 
     /// Binds the thread of a unit's executor to the CPUs of the unit, the same after every restart.
@@ -215,8 +236,11 @@ fn place(machine: &Machine, config: &EngineConfig) -> Placement {
     Placement::Anywhere
 }
 
-fn most(sets: &[Vec<Core>]) -> usize {
-    sets.iter().map(Vec::len).max().unwrap_or(1)
+fn range(fewest: usize, most: usize) -> String {
+    if fewest == most {
+        return fewest.to_string();
+    }
+    format!("{fewest} to {most}")
 }
 
 fn cpus_of(cores: &[Core]) -> Vec<usize> {

@@ -262,6 +262,34 @@ fn the_plan_of_several_replicas_is_that_of_each() {
 }
 
 #[test]
+fn the_plan_of_several_ranks_has_a_line_for_each() {
+    let model = tiny_model().display().to_string();
+    let plan = |args: &[&str]| run(&[&["plan", "--model", model.as_str()], args].concat());
+    let divided = plan(&["--tp", "2", "--threads", "4"]);
+    assert!(divided.status.success(), "{}", stderr(&divided));
+    let text = stdout(&divided);
+    assert!(text.contains("ranks                 2: each"), "{text}");
+    for rank in ["  rank 0 ", "  rank 1 "] {
+        let line = text.lines().find(|line| line.starts_with(rank));
+        let line = line.expect("a line for each rank");
+        assert!(line.ends_with("compute threads: 2"), "{line}");
+    }
+    let alone = stdout(&plan(&["--threads", "4"]));
+    assert!(!alone.contains("  rank "), "{alone}");
+    for (args, reason) in [
+        (&["--tp", "3"][..], "num_attention_heads is 4"),
+        (
+            &["--tp", "2", "--quantization", "int8"],
+            "in blocks of 128, and",
+        ),
+    ] {
+        let refused = plan(args);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains(reason), "{}", stderr(&refused));
+    }
+}
+
+#[test]
 fn the_plan_counts_kv_in_int8_with_its_scales() {
     let model = tiny_model().display().to_string();
     let bytes = |args: &[&str]| -> u64 {

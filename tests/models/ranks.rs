@@ -7,8 +7,9 @@ use std::time::Duration;
 use souffleur_base::error::StepError;
 use souffleur_base::ids::StateSlot;
 use souffleur_executor::Executor;
-use souffleur_executor::cpu::{CpuExecutor, CpuOptions, CpuRanks};
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions, CpuRanks, describe};
 use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_model::loader::LoadFormat;
 use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
 use souffleur_state::sampling::{LogprobWish, TokenLogprobs, TokenMask};
 use souffleur_state::step::{StateStart, StepOutput, StepPlan};
@@ -188,6 +189,23 @@ fn models_that_do_not_divide_are_refused_by_name() {
     };
     let groups = refusal("llama", &int8, 2);
     assert!(groups.contains("in blocks of 128"), "{groups}");
+}
+
+#[test]
+fn the_description_has_the_memory_of_each_rank() {
+    let described = |name: &str| describe(&fixture(name), None, None, LoadFormat::Auto).unwrap();
+    let llama = described("llama");
+    let on_two = llama.on_ranks(2).unwrap();
+    let [first, second] = on_two.weights_bytes[..] else {
+        panic!("there are two ranks");
+    };
+    assert_eq!(first, second);
+    // Every rank has the embeddings and the norms.
+    assert!(2 * first > llama.weights_bytes && first < llama.weights_bytes);
+    let whole = llama.kv_layout.bytes_per_token();
+    assert_eq!(2 * on_two.kv_layout.bytes_per_token(), whole);
+    let refused = described("gpt-oss-mxfp4").on_ranks(4).unwrap_err();
+    assert!(refused.to_string().contains("in blocks of 32"), "{refused}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use clap::Args;
 use souffleur::config::EngineConfig;
 use souffleur::engine::{EngineParts, GpuShare, ModelInfo, Progress, ReplicaThreads};
 use souffleur::error::StartError;
-use souffleur::executor::cpu::widening_bytes;
+use souffleur::executor::cpu::{describe_checkpoint, widening_bytes};
 use souffleur::executor::memory_plan::Bytes;
 use souffleur::model::loader::Checkpoint;
 use souffleur::model::sparsity::LayersToLabel;
@@ -59,6 +59,7 @@ pub fn run(args: &PlanArgs, settings: Settings) -> Result<(), Failure> {
     };
     let parts = EngineParts::from_model(&no_tokenizer, Progress::silent())?;
     show(&parts, &Replicas::of(&config));
+    show_ranks(&config, &parts.info)?;
     show_files(&config, &parts.info)?;
     show_tokenizer(tokenizer);
     Ok(())
@@ -71,6 +72,31 @@ fn show_tokenizer(tokenizer: Result<(), StartError>) {
             "tokenizer             unusable, a server would not start: {error}"
         ));
     }
+}
+
+/// Prints the part of the memory and of the threads that each of several ranks has.
+fn show_ranks(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
+    let count = config.tp_size;
+    let Some(plan) = model.memory.as_ref().filter(|_| count > 1) else {
+        return Ok(());
+    };
+    let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
+    let checkpoint = opened.map_err(Failure::failed)?;
+    let described = describe_checkpoint(checkpoint, config.quantization);
+    let on_ranks = described.on_ranks(count).map_err(StartError::from)?;
+    say(format_args!(
+        "ranks                 {count}: each has a part of the weights and of the KV pool"
+    ));
+    let kv = Bytes(plan.kv_bytes / count as u64);
+    let threads = ReplicaThreads::of(config).per_rank();
+    for (rank, weights) in on_ranks.weights_bytes.iter().enumerate() {
+        let label = format!("  rank {rank}");
+        say(format_args!(
+            "{label:<21} {} of weights, {kv} of KV, compute threads: {threads}",
+            Bytes(*weights)
+        ));
+    }
+    Ok(())
 }
 
 /// Prints the number of layers by kind of cache, and of tensors by element type.

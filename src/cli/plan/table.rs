@@ -32,7 +32,9 @@ pub(super) fn show(config: &EngineConfig) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for model in &KNOWN {
         let described = describe(config, model)?;
-        rows.push(Row::new(config, model, described)?);
+        if described.on_ranks(config.tp_size).is_ok() {
+            rows.push(Row::new(config, model, described)?);
+        }
     }
     rows.sort_by_key(|row| row.needed_bytes);
     let tokens = config.max_total_tokens.unwrap_or(TOKENS);
@@ -42,8 +44,13 @@ pub(super) fn show(config: &EngineConfig) -> Result<(), Failure> {
         1 => String::new(),
         n => format!(", in each of {n} replicas"),
     };
+    let ranks = match config.tp_size {
+        1 => String::new(),
+        n => format!(" Listed are the models that {n} ranks can share."),
+    };
     say(format_args!(
-        "Columns file and memory are in GiB; memory is for weights, activations and {tokens} tokens of KV{each}.\n\
+        "Columns file and memory are in GiB; memory is for weights, activations and {tokens} tokens of \
+         KV{each}.{ranks}\n\
          Columns {first} to {last}: default size of the KV pool in tokens with this available memory (1K is 1024).\n"
     ));
     let header = ["model", "file", "memory"].into_iter();

@@ -130,6 +130,41 @@ fn more_replicas_than_cores_share_all_of_them() {
 }
 
 #[test]
+fn the_threads_of_a_replica_are_divided_among_its_ranks() {
+    let shared = |n_cores: usize, tp_size: usize| {
+        let config = EngineConfig {
+            tp_size,
+            ..config(2)
+        };
+        ReplicaThreads::on(&machine(&[n_cores]), &config)
+    };
+    let threads = shared(9, 2);
+    assert_eq!(
+        explained(&threads),
+        [
+            "4",
+            "4 (CPUs 0-3,9-12), which its ranks share",
+            "5 (CPUs 4-8,13-17), which its ranks share"
+        ]
+    );
+    assert_eq!((threads.fewest(), threads.of_this_thread()), (4, 2));
+    assert_eq!(threads.per_rank(), "2");
+    let threads = shared(11, 2);
+    assert_eq!(explained(&threads)[0], "4 to 6");
+    assert_eq!(threads.per_rank(), "2 to 3");
+    let threads = shared(6, 4);
+    assert_eq!((threads.fewest(), threads.of_this_thread()), (4, 1));
+    let alone = EngineConfig {
+        threads: 7,
+        tp_size: 3,
+        ..config(1)
+    };
+    let threads = ReplicaThreads::of(&alone);
+    assert_eq!((threads.fewest(), threads.of_this_thread()), (6, 2));
+    assert_eq!(threads.per_rank(), "2");
+}
+
+#[test]
 fn a_system_that_reports_no_cores_places_the_threads() {
     let unknown = Machine {
         nodes: Vec::new(),

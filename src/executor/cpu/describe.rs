@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use rustc_hash::FxHashMap;
 use souffleur_base::error::{ConfigError, LoadError};
 use souffleur_base::kv_layout::{KvDtype, KvLayout};
 use souffleur_kernels::cpu::{FormatRule, WeightProduct};
@@ -33,8 +34,8 @@ pub struct CpuDescription {
 /// The memory of a model on CPU ranks.
 #[derive(Clone, Debug)]
 pub struct OnRanks {
-    /// Approximate bytes of the weights of all ranks together.
-    pub weights_bytes: u64,
+    /// Approximate bytes of the weights of each rank, in rank order.
+    pub weights_bytes: Vec<u64>,
     /// The memory that each layer keeps of a sequence, on each rank.
     pub kv_layout: KvLayout,
 }
@@ -49,6 +50,8 @@ pub struct LoadedMatrix {
     /// Like `bytes`, on a device that decodes quantised blocks.
     pub decoded_bytes: u64,
     pub product: WeightProduct,
+    /// Consecutive inputs that no rank may have only a part of, as they share a scale; 1 without scales.
+    pub border: usize,
 }
 
 impl CpuDescription {
@@ -63,32 +66,41 @@ impl CpuDescription {
     /// The memory that the model needs on `count` ranks.
     ///
     /// # Errors
-    /// If the ranks cannot share heads or widths.
+    /// If the ranks cannot share heads, widths or blocks: names the key or the tensor.
     pub fn on_ranks(&self, count: usize) -> Result<OnRanks, ConfigError> {
         let first = Rank::new(0, count).filter(|rank| *rank != Rank::ONLY);
         let Some(first) = first else {
             return Ok(OnRanks {
-                weights_bytes: self.weights_bytes,
+                weights_bytes: vec![self.weights_bytes],
                 kv_layout: self.kv_layout.clone(),
             });
         };
         let config = ranks::of_rank(&self.config, first)?;
-        let (mut elements, mut on_ranks) = (0, 0);
+        let weights_bytes = Rank::all(count).map(|rank| self.weights_bytes_of(rank));
+        Ok(OnRanks {
+            weights_bytes: weights_bytes.collect::<Result<_, _>>()?,
+            kv_layout: config.kv_layout(self.kv_dtype),
+        })
+    }
+
+    /// The bytes of all weights, in proportion to the elements that the rank has.
+    fn weights_bytes_of(&self, rank: Rank) -> Result<u64, ConfigError> {
+        let borders = self.matrices.iter();
+        let borders = borders.map(|matrix| (matrix.name.as_str(), matrix.border));
+        let borders: FxHashMap<&str, usize> = borders.collect();
+        let (mut elements, mut of_rank) = (0_u128, 0_u128);
         for spec in self.config.tensors() {
+            let border = borders.get(spec.name.as_str()).copied().unwrap_or(1);
             let cut = ranks::cut(&self.config, &spec);
-            let part = Part::of(&spec, (&cut, first), 1).map_err(|reason| ConfigError {
+            let part = Part::of(&spec, (&cut, rank), border).map_err(|reason| ConfigError {
                 key: "tp_size".to_owned(),
                 reason,
             })?;
             let shape = part.map_or_else(|| spec.shape.clone(), |part| part.shape());
-            let of_rank: usize = shape.iter().product();
             elements += u128::from(spec.elements());
-            on_ranks += (of_rank * count) as u128;
+            of_rank += shape.iter().product::<usize>() as u128;
         }
-        Ok(OnRanks {
-            weights_bytes: (u128::from(self.weights_bytes) * on_ranks / elements.max(1)) as u64,
-            kv_layout: config.kv_layout(self.kv_dtype),
-        })
+        Ok((u128::from(self.weights_bytes) * of_rank / elements.max(1)) as u64)
     }
 
     pub fn sparsify(&mut self, wish: &SparsityWish) -> Result<ModelSparsity, LoadError> {
@@ -173,6 +185,7 @@ pub fn matrices(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> 
             bytes,
             decoded_bytes,
             product: rule.product(stored),
+            border: checkpoint.border(&spec.name, quantization),
             name: spec.name,
         })
     };

@@ -130,7 +130,7 @@ impl Checkpoint {
     }
 
     /// The number of consecutive inputs of a matrix that share a scale; 1 without scales.
-    fn border(&self, tensor: &str, quantization: Option<Quantization>) -> usize {
+    pub fn border(&self, tensor: &str, quantization: Option<Quantization>) -> usize {
         let stored = match self.stored(tensor) {
             Some(Stored::Blocks(block)) => block.inputs(),
             Some(Stored::Plain(_)) | None => 1,
