@@ -33,6 +33,7 @@ use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions, Cpu
 use souffleur_executor::memory_plan::MemoryPlan;
 use souffleur_grammar::{GrammarCompiler, GrammarLimits};
 use souffleur_kernels::cpu::KernelPath;
+use souffleur_kernels::cpu::ranks::GroupRules;
 use souffleur_kv_events::KvEventPublishers;
 use souffleur_metrics::request_lost;
 use souffleur_model::generation::{GenerationConfig, eos_token_ids};
@@ -452,13 +453,13 @@ fn cpu_executor(
             ..of_all.clone()
         };
         if count > 1 {
-            let ranks = (count, limit);
+            let ranks = GroupRules::new(count, limit);
             let executor = match &store {
                 Some(store) => {
                     let store = (store.geometry.block_tokens, store.desk.port());
-                    CpuRanks::load_with_store(&dir, &options, ranks, store, &mut report)?
+                    CpuRanks::load_with_store(&dir, &options, &ranks, store, &mut report)?
                 }
-                None => CpuRanks::load(&dir, &options, ranks, &mut report)?,
+                None => CpuRanks::load(&dir, &options, &ranks, &mut report)?,
             };
             return Ok(Box::new(executor));
         }

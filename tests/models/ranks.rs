@@ -8,6 +8,7 @@ use souffleur_base::error::StepError;
 use souffleur_base::ids::StateSlot;
 use souffleur_executor::Executor;
 use souffleur_executor::cpu::{CpuExecutor, CpuOptions, CpuRanks, describe};
+use souffleur_kernels::cpu::ranks::GroupRules;
 use souffleur_kernels::dtype::{Dtype, Quantization};
 use souffleur_model::loader::LoadFormat;
 use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
@@ -36,7 +37,8 @@ fn in_f32() -> CpuOptions {
 
 /// The error's text if the model cannot be divided.
 fn on_ranks(name: &str, options: &CpuOptions, count: usize) -> Result<CpuRanks, String> {
-    let ranks = CpuRanks::load(&fixture(name), options, (count, LONG), &mut |_, _| {});
+    let rules = GroupRules::new(count, LONG);
+    let ranks = CpuRanks::load(&fixture(name), options, &rules, &mut |_, _| {});
     ranks.map_err(|error| error.to_string())
 }
 

@@ -20,7 +20,7 @@ use crate::{DeviceLost, Executor};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_kernels::cpu::Numa;
-use souffleur_kernels::cpu::ranks::{RankLink, RanksLost};
+use souffleur_kernels::cpu::ranks::{GroupRules, Moment, RankLink, RanksLost};
 use souffleur_kernels::shard::Rank;
 use souffleur_model::loader::{Checkpoint, LoadProgress};
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
@@ -66,21 +66,20 @@ struct Failure {
 }
 
 impl CpuRanks {
-    /// Loads a model on `count` ranks, each with the threads of `options`, on one NUMA node unless `numa` is off.
-    /// `limit` is how long a rank waits for the others in a step.
+    /// Loads a model on the ranks of a group, each with the threads of `options`, on one NUMA node unless `numa` is off.
     ///
     /// # Errors
     /// Those of [`CpuExecutor::load`], and if the ranks cannot share the model: the text names `tp_size`.
     ///
     /// # Panics
-    /// If `count` is 0.
+    /// If there are no ranks.
     pub fn load(
         dir: &Path,
         options: &CpuOptions,
-        (count, limit): (usize, Duration),
+        rules: &GroupRules,
         progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
-        Self::load_with(dir, options, (count, limit), None, progress)
+        Self::load_with(dir, options, rules, None, progress)
     }
 
     /// As [`Self::load`], with a KV store of blocks of `block_tokens` tokens. A block has the parts of all ranks.
@@ -89,29 +88,29 @@ impl CpuRanks {
     /// As for [`CpuExecutor::with_store`], too.
     ///
     /// # Panics
-    /// If `count` is 0.
+    /// If there are no ranks.
     pub fn load_with_store(
         dir: &Path,
         options: &CpuOptions,
-        (count, limit): (usize, Duration),
+        rules: &GroupRules,
         (block_tokens, port): (usize, Box<dyn BlockPort>),
         progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
-        let store = RanksStore::new(port, block_tokens, count);
-        Self::load_with(dir, options, (count, limit), Some(store), progress)
+        let store = RanksStore::new(port, block_tokens, rules.count);
+        Self::load_with(dir, options, rules, Some(store), progress)
     }
 
     fn load_with(
         dir: &Path,
         options: &CpuOptions,
-        (count, limit): (usize, Duration),
+        rules: &GroupRules,
         store: Option<RanksStore>,
         progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
-        assert!(count > 0, "a model must have a rank");
+        assert!(rules.count > 0, "a model must have a rank");
         let (sender, answers) = channel();
-        let mut ranks = Vec::with_capacity(count);
-        for link in RankLink::group(count, limit) {
+        let mut ranks = Vec::with_capacity(rules.count);
+        for link in RankLink::group(rules) {
             let (orders, of_rank) = channel();
             let (dir, sender) = (dir.to_owned(), sender.clone());
             let options = CpuOptions {
@@ -140,7 +139,7 @@ impl CpuRanks {
             ranks,
             answers,
             store,
-            limit,
+            limit: rules.limit,
             lost: None,
         };
         loaded.wait_until_loaded(progress)?;
@@ -304,6 +303,7 @@ impl CpuExecutor {
                 link.rank().count()
             )));
         }
+        link.strike(Moment::Load);
         let checkpoint = Checkpoint::open(dir, options.dtype, options.load_format)?;
         let part = checkpoint.of_rank(link.rank(), options.quantization);
         let part = part.map_err(|error| LoadError::Memory(error.to_string()))?;

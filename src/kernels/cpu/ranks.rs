@@ -19,6 +19,35 @@ const SPINS_BEFORE_SLEEP: usize = 4000;
 #[error("{0}")]
 pub struct RanksLost(Arc<str>);
 
+/// How ranks form a group.
+#[derive(Clone)]
+pub struct GroupRules {
+    pub count: usize,
+    /// How long a rank waits in a collective for the others.
+    pub limit: Duration,
+    /// For tests, which plant faults there: called by each rank at each of these moments.
+    pub strike: Option<Arc<Strike>>,
+}
+
+pub type Strike = dyn Fn(Rank, Moment) + Send + Sync;
+
+/// What a rank does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    Load,
+    Collective,
+}
+
+impl GroupRules {
+    pub fn new(count: usize, limit: Duration) -> Self {
+        Self {
+            count,
+            limit,
+            strike: None,
+        }
+    }
+}
+
 /// A rank's access to the collectives. All ranks must call the same collectives in the same order.
 pub struct RankLink {
     rank: Rank,
@@ -31,8 +60,7 @@ struct Group {
     /// For each rank two buffers, used in turn: a rank that has left a collective may fill its buffer of the next one
     /// while others still read those of this one.
     buffers: Vec<[RwLock<Vec<f32>>; 2]>,
-    /// How long a rank waits in a collective for the others.
-    limit: Duration,
+    rules: GroupRules,
     /// Collectives that all ranks have reached.
     n_complete: AtomicU64,
     meeting: Mutex<Meeting>,
@@ -54,11 +82,12 @@ enum Call {
 }
 
 impl RankLink {
-    /// Links of `count` ranks, in rank order. `limit` is how long a rank waits in a collective for the others.
-    pub fn group(count: usize, limit: Duration) -> Vec<Self> {
+    /// Links of all ranks, in rank order.
+    pub fn group(rules: &GroupRules) -> Vec<Self> {
+        let count = rules.count;
         let group = Arc::new(Group {
             buffers: (0..count).map(|_| Default::default()).collect(),
-            limit,
+            rules: rules.clone(),
             n_complete: AtomicU64::new(0),
             meeting: Mutex::new(Meeting {
                 present: vec![false; count],
@@ -127,6 +156,13 @@ impl RankLink {
         Ok(out)
     }
 
+    /// See [`GroupRules::strike`].
+    pub fn strike(&self, moment: Moment) {
+        if let Some(strike) = &self.group.rules.strike {
+            strike(self.rank, moment);
+        }
+    }
+
     /// Ends the collectives of all ranks, with the reason.
     pub fn fail(&self, reason: &str) {
         let mut meeting = self.group.meeting();
@@ -147,6 +183,7 @@ impl RankLink {
     /// Shows `values` to the others, and waits until all ranks are in the same collective. Returns the index of the
     /// ranks' buffers.
     fn meet(&mut self, values: &[f32], call: Call) -> Result<usize, RanksLost> {
+        self.strike(Moment::Collective);
         let parity = (self.n_calls % 2) as usize;
         {
             let own = &self.group.buffers[self.rank.index()][parity];
@@ -214,7 +251,7 @@ impl Group {
             }
             std::hint::spin_loop();
         }
-        let deadline = Instant::now() + self.limit;
+        let deadline = Instant::now() + self.rules.limit;
         let mut meeting = self.meeting();
         loop {
             if is_complete() {
@@ -239,7 +276,7 @@ impl Group {
         match meeting.first {
             Some((first, call)) => format!(
                 "rank {absent} has not called {call:?}, collective {number}, within {:?} after rank {first}",
-                self.limit
+                self.rules.limit
             ),
             None => format!("rank {absent} has not called collective {number}"),
         }
@@ -266,6 +303,13 @@ mod tests {
     /// More than a rank of a test ever waits.
     const LONG: Duration = Duration::from_secs(600);
 
+    fn group(count: usize, limit: Duration) -> Vec<RankLink> {
+        RankLink::group(&GroupRules::new(count, limit))
+    }
+
+    /// Calls a collective that ends with an error.
+    type Lose = fn(&mut RankLink) -> RanksLost;
+
     /// Runs `work` on a thread for each rank; returns the results in rank order.
     fn on_ranks<T: Send>(
         links: Vec<RankLink>,
@@ -291,7 +335,7 @@ mod tests {
         let terms = [1.0f32, 1e8, -1e8, 3.0];
         for count in [1, 2, 3, 4] {
             let expected = terms[..count].iter().fold(0.0, |sum, term| sum + term);
-            let results = on_ranks(RankLink::group(count, LONG), |link| {
+            let results = on_ranks(group(count, LONG), |link| {
                 let mut values = [terms[link.rank().index()]; 5];
                 link.sum(&mut values).map(|()| values)
             });
@@ -304,7 +348,7 @@ mod tests {
     #[test]
     fn parts_of_rows_are_gathered_in_rank_order() {
         // The last rank has a narrower part.
-        let results = on_ranks(RankLink::group(3, LONG), |link| {
+        let results = on_ranks(group(3, LONG), |link| {
             let (rank, scratch) = (link.rank().index(), Scratch::default());
             let mut part = scratch.tensor(2, if rank == 2 { 1 } else { 2 });
             let values = part.values_mut().iter_mut().enumerate();
@@ -320,7 +364,7 @@ mod tests {
 
     #[test]
     fn many_collectives_of_unequal_ranks_keep_their_values_apart() {
-        let results = on_ranks(RankLink::group(3, LONG), |link| {
+        let results = on_ranks(group(3, LONG), |link| {
             let rank = link.rank().index();
             let mut sums = Vec::new();
             for round in 0..2000 {
@@ -341,7 +385,7 @@ mod tests {
 
     #[test]
     fn an_absent_rank_is_named_and_the_others_end() {
-        let mut links = RankLink::group(2, Duration::ZERO);
+        let mut links = group(2, Duration::ZERO);
         let lost = links[0]
             .sum(&mut [1.0, 2.0])
             .expect_err("the other rank is absent");
@@ -354,7 +398,7 @@ mod tests {
 
     #[test]
     fn calls_that_differ_are_named_with_both_ranks() {
-        let calls: [(fn(&mut RankLink) -> RanksLost, &str); 2] = [
+        let calls: [(Lose, &str); 2] = [
             (
                 |link| link.sum(&mut [0.0; 3]).expect_err("fewer values"),
                 "Sum { values: 3 }",
@@ -370,7 +414,7 @@ mod tests {
             ),
         ];
         for (call, text) in calls {
-            let mut links = RankLink::group(2, Duration::ZERO);
+            let mut links = group(2, Duration::ZERO);
             let first = &links[0];
             let arrived = first.group.arrive(first.rank, (Call::Sum { values: 4 }, 1));
             assert_eq!(arrived, Ok(ControlFlow::Continue(())));
@@ -383,7 +427,7 @@ mod tests {
     #[test]
     fn a_rank_that_ends_or_panics_ends_the_others() {
         for panics in [false, true] {
-            let mut links = RankLink::group(2, LONG);
+            let mut links = group(2, LONG);
             let last = links.pop().expect("there are two");
             let ended = thread::spawn(move || {
                 let _last = last;
@@ -407,7 +451,7 @@ mod tests {
                 random.usize(..CALLS),
                 random.usize(..3),
             );
-            let results = on_ranks(RankLink::group(count, LONG), |link| {
+            let results = on_ranks(group(count, LONG), |link| {
                 let is_faulty = link.rank().index() == faulty;
                 for number in 0..CALLS {
                     let mut values = [1.0; 4];
@@ -416,7 +460,7 @@ mod tests {
                         0 => link.fail("planted"),
                         1 => link.sum(&mut values[..3])?,
                         // The rank ends.
-                        _ => *link = RankLink::group(1, LONG).remove(0),
+                        _ => *link = group(1, LONG).remove(0),
                     }
                     if is_faulty && number == at {
                         return Ok(());
@@ -436,7 +480,7 @@ mod tests {
 
     #[test]
     fn ranks_go_on_after_they_rejoin() {
-        let mut links = RankLink::group(2, LONG);
+        let mut links = group(2, LONG);
         // One rank has called more collectives than the other.
         let first = &links[0];
         let arrived = first.group.arrive(first.rank, (Call::Sum { values: 1 }, 1));
