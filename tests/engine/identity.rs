@@ -62,6 +62,7 @@ struct Setup<'a> {
     dtype: DtypeChoice,
     quantization: Option<Quantization>,
     kv: KvCacheDtype,
+    ranks: usize,
 }
 
 impl fmt::Display for Setup<'_> {
@@ -71,8 +72,12 @@ impl fmt::Display for Setup<'_> {
             write!(f, ", {quantization:?}")?;
         }
         match self.kv {
-            KvCacheDtype::Auto => Ok(()),
-            kv => write!(f, ", KV in {kv:?}"),
+            KvCacheDtype::Auto => {}
+            kv => write!(f, ", KV in {kv:?}")?,
+        }
+        match self.ranks {
+            1 => Ok(()),
+            ranks => write!(f, ", {ranks} ranks"),
         }
     }
 }
@@ -85,6 +90,7 @@ pub fn plain(model: &str, dtype: DtypeChoice) -> EngineConfig {
         dtype,
         quantization,
         kv: KvCacheDtype::Auto,
+        ranks: 1,
     })
 }
 
@@ -96,6 +102,7 @@ fn config(setup: &Setup<'_>) -> EngineConfig {
         dtype: setup.dtype,
         quantization: setup.quantization,
         kv_cache_dtype: setup.kv,
+        tp_size: setup.ranks,
         skip_tokenizer_init: true,
         max_total_tokens: Some(4096),
         max_running_requests: Some(16),
@@ -349,6 +356,7 @@ async fn check_all(dtype: DtypeChoice) {
             dtype,
             quantization: None,
             kv: KvCacheDtype::Auto,
+            ranks: 1,
         };
         check(&setup).await;
     }
@@ -362,6 +370,33 @@ async fn schedules_change_no_bit_in_f32() {
 #[tokio::test]
 async fn schedules_change_no_bit_in_bf16() {
     check_all(DtypeChoice::Bfloat16).await;
+}
+
+/// Fewer key heads than ranks, experts, latent attention, states, norms over all heads of a token, and 4-bit blocks.
+#[tokio::test]
+async fn schedules_change_no_bit_on_ranks() {
+    if repeats_floats() {
+        return;
+    }
+    let awq = awq_model();
+    let awq = awq.path().to_str().expect("the path is UTF-8");
+    for (model, ranks) in [
+        ("tests/fixtures/models/qwen3", 4),
+        ("tests/fixtures/models/qwen3-moe", 2),
+        ("tests/fixtures/models/deepseek-v2", 2),
+        ("tests/fixtures/models/qwen3-5", 2),
+        ("tests/fixtures/models/olmo2", 4),
+        (awq, 2),
+    ] {
+        let setup = Setup {
+            model,
+            dtype: DtypeChoice::Bfloat16,
+            quantization: None,
+            kv: KvCacheDtype::Auto,
+            ranks,
+        };
+        check(&setup).await;
+    }
 }
 
 /// A random model with AWQ weights: 4-bit blocks with scales and zero points.
@@ -393,6 +428,7 @@ async fn schedules_change_no_bit_in_quantised_models() {
             dtype: DtypeChoice::Bfloat16,
             quantization,
             kv: KvCacheDtype::Auto,
+            ranks: 1,
         };
         check(&setup).await;
     }
@@ -410,6 +446,7 @@ async fn schedules_change_no_bit_with_kv_in_int8() {
             dtype: DtypeChoice::Bfloat16,
             quantization: None,
             kv: KvCacheDtype::Int8,
+            ranks: 1,
         };
         check(&setup).await;
     }
