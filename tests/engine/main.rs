@@ -20,6 +20,7 @@ mod quantised;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/random_models.rs"]
 mod random_models;
+mod ranks;
 #[path = "../common/repository.rs"]
 mod repository;
 #[path = "../common/requests.rs"]

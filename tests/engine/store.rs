@@ -81,7 +81,7 @@ pub async fn run_and_store(config: EngineConfig, seed: u32) -> Bits {
 }
 
 /// Runs the prompt on another new engine. Returns its output and the number of tokens loaded from the store.
-async fn run_after_restart(config: EngineConfig, seed: u32) -> (Bits, u64) {
+pub async fn run_after_restart(config: EngineConfig, seed: u32) -> (Bits, u64) {
     let world = serving(config).await;
     let (bits, cached) = bits(world.generate(ask(seed))).await;
     let stats = world.assert_no_leaks().await;
