@@ -127,6 +127,27 @@ fn other_weights_under_the_same_name_load_nothing() {
 }
 
 #[test]
+fn ranks_find_the_blocks_of_as_many_ranks_only() {
+    let (model, folder) = (model("qwen3"), TempDir::new());
+    let folder = folder.expect("a folder can be made");
+    let on_ranks = |count: &str| Launch::new(&model).args(&["--tp-size", count]);
+    let launch = on_ranks("2").with_store(folder.path());
+    let server = launch.start_serving();
+    let output = server.ask(&prompt(1)).output;
+    server.wait_until_written(STORED_TOKENS);
+    server.kill();
+    for other in ["1", "4"] {
+        let without_store = on_ranks(other);
+        let expected = computed(&without_store);
+        let server = without_store.with_store(folder.path()).start_serving();
+        let found = server.ask(&prompt(1));
+        assert_eq!((found.stored, found.output), (0, expected), "{other} ranks");
+    }
+    let found = launch.start_serving().ask(&prompt(1));
+    assert_eq!((found.stored, found.output), (STORED_TOKENS, output));
+}
+
+#[test]
 fn a_salt_separates_users_across_a_restart() {
     let folder = TempDir::new().expect("a folder can be made");
     let launch = Launch::new(&model("qwen3")).with_store(folder.path());
