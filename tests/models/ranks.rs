@@ -1,5 +1,6 @@
 //! Tests that several ranks compute the results of one, and that the loss of a rank ends the step on all.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use souffleur_state::step::{StateStart, StepOutput, StepPlan};
 use crate::common::{
     append, decode, fixture, fixtures, greedy, options, plan, prefill, start, tokens,
 };
+use crate::gguf_files::of_folder;
 use crate::kernel_paths::repeats_floats;
 
 const PROMPT_TOKENS: u32 = 60;
@@ -37,8 +39,12 @@ fn in_f32() -> CpuOptions {
 
 /// The error's text if the model cannot be divided.
 fn on_ranks(name: &str, options: &CpuOptions, count: usize) -> Result<CpuRanks, String> {
+    on_ranks_from(&fixture(name), options, count)
+}
+
+fn on_ranks_from(path: &Path, options: &CpuOptions, count: usize) -> Result<CpuRanks, String> {
     let rules = GroupRules::new(count, LONG);
-    let ranks = CpuRanks::load(&fixture(name), options, &rules, &mut |_, _| {});
+    let ranks = CpuRanks::load(path, options, &rules, &mut |_, _| {});
     ranks.map_err(|error| error.to_string())
 }
 
@@ -174,6 +180,22 @@ fn results_of_ranks_are_reproducible_bit_for_bit() {
         outcome(&mut on_ranks("llama", &options, 2).unwrap(), &plans)
     });
     assert!(outcomes[0] == outcomes[1]);
+}
+
+/// The file has other names, and the rows of queries and keys in another order.
+#[test]
+fn ranks_on_a_gguf_file_have_the_bits_of_ranks_on_its_safetensors() {
+    for (name, count) in [("llama", 4), ("qwen3-moe", 2)] {
+        let (folder, dir) = (fixture(name), tempfile::tempdir().unwrap());
+        let file = dir.path().join("model.gguf");
+        std::fs::write(&file, of_folder(&folder).bytes()).unwrap();
+        let plans = steps(16, false);
+        let outcomes = [folder, file].map(|path| {
+            let mut ranks = on_ranks_from(&path, &in_f32(), count).unwrap();
+            outcome(&mut ranks, &plans)
+        });
+        assert!(outcomes[0] == outcomes[1], "{name}");
+    }
 }
 
 #[test]
