@@ -28,6 +28,8 @@ pub struct Entry {
     loaded_tokens: u32,
     retractions: u32,
     resumptions: u32,
+    /// The number of told tokens when it was resumed last.
+    told_at_resume: usize,
     entered_s: f64,
     pub(super) running_since_s: Option<f64>,
     /// Noted, and not yet sent to the client.
@@ -49,6 +51,7 @@ impl Entry {
             loaded_tokens: 0,
             retractions: 0,
             resumptions: 0,
+            told_at_resume: 0,
             entered_s: now_s,
             running_since_s: None,
             end: None,
@@ -90,6 +93,11 @@ impl Entry {
         self.retractions
     }
 
+    /// True if its unit has computed its prompt and the tokens told before.
+    pub(super) fn is_prefilled(&self) -> bool {
+        self.place == Place::Posted && self.told.len() > self.told_at_resume
+    }
+
     /// True if the request continues in another generation or unit, or after a withdrawal.
     pub fn has_resumed(&self) -> bool {
         self.resumptions > 0
@@ -123,6 +131,7 @@ impl Entry {
     /// Continues the request in another generation, or after a withdrawal.
     pub(super) fn resume(&mut self, now_s: f64) -> Resumption {
         self.resumptions += 1;
+        self.told_at_resume = self.told.len();
         let since = self.running_since_s.map(|since_s| now_s - since_s);
         Resumption {
             submission: self.request.clone(),

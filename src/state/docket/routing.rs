@@ -117,12 +117,11 @@ impl Docket {
         desk.is_some_and(|desk| desk.held.contains(&intake))
     }
 
-    /// The open requests that have a unit, oldest first, with whether each has got a token.
+    /// The open requests that have a unit, oldest first, with whether each has got a token from it.
     pub fn routed(&self) -> Vec<(IntakeId, UnitId, bool)> {
         let of_units = self.entries.iter();
         let of_units = of_units.filter(|(_, entry)| entry.is_open() && entry.unit != UNROUTED);
-        let of_units =
-            of_units.map(|(&intake, entry)| (intake, entry.unit, !entry.told().is_empty()));
+        let of_units = of_units.map(|(&intake, entry)| (intake, entry.unit, entry.is_prefilled()));
         let mut routed: Vec<(IntakeId, UnitId, bool)> = of_units.collect();
         routed.sort_unstable();
         routed

@@ -54,3 +54,20 @@ fn a_unit_that_has_died_gets_no_request_until_it_is_started_again() {
     assert!(docket.route(moved[1], UNIT));
     assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2 r1:0]");
 }
+
+#[test]
+fn a_request_that_continues_is_prefilled_again() {
+    let prefilled = |docket: &Docket| {
+        let routed = docket.routed().into_iter();
+        let prefilled = routed.map(|(_, _, is_prefilled)| is_prefilled);
+        prefilled.collect::<Vec<bool>>()
+    };
+    let mut docket = running();
+    assert_eq!(prefilled(&docket), [true, false, false]);
+    docket.open(at(2), &Suspicion::Nothing);
+    assert_eq!(prefilled(&docket), [false; 3]);
+    assert_eq!(shown(&docket.posts(UNIT, 1.0)), "[r0:2 r1:0 r2:0]");
+    assert_eq!(prefilled(&docket), [false; 3]);
+    assert!(docket.note(at(2), &[news(IntakeId::new(0), &[9])]));
+    assert_eq!(prefilled(&docket), [true, false, false]);
+}
