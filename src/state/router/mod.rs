@@ -5,7 +5,7 @@
 //! 1. a third of the prompt tokens that the replica owes to its requests, queued and running,
 //! 2. the request's prompt tokens that the replica has not cached,
 //! 3. an eighth of the tokens by which the replica's recent work exceeds that of the replica with the least,
-//! 4. half of the tokens by which its recent work exceeds nine eighths of the mean.
+//! 4. half of the tokens by which its recent work exceeds six fifths of the mean.
 //!
 //! Ties go to the replica with the fewest requests, then to the one with the lowest number.
 //!
@@ -50,7 +50,7 @@ const RECENT_PER_TOKEN: u64 = 8;
 /// Tokens of recent work above the limit that weigh as much as one token to compute.
 const OVERLOAD_PER_TOKEN: u64 = 2;
 /// The limit is the mean of the recent work, and this part of it.
-const OVERLOAD_PART: u64 = 8;
+const OVERLOAD_PART: u64 = 5;
 /// The default of [`RouterState::with_window`].
 const WINDOW_TOKENS: u64 = 1 << 20;
 /// The window of recent work as a multiple of the tokens of all pools: caches have evicted the tokens of older work.

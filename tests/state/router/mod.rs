@@ -114,9 +114,9 @@ fn a_cached_prefix_is_weighed_against_owed_and_recent_work() {
     assert_eq!(desk.route(&tokens(1, 3000), &[0, 900]).1, 1);
     let mut desk = Desk::new(LoadBalance::Prefix, 2);
     assert_eq!(desk.route(&tokens(1, 1200), &[0, 0]).1, 0);
-    // A third of 1,200 owed tokens, 412 for recent work, and 50 to compute, against 1,000.
+    // A third of 1,200 owed tokens, 390 for recent work, and 50 to compute, against 1,000.
     assert_eq!(desk.route(&tokens(2, 1000), &[950, 0]).1, 0);
-    // A third of 1,250, 429 and 200, against 1,000.
+    // A third of 1,250, 406 and 200, against 1,000.
     assert_eq!(desk.route(&tokens(3, 1000), &[800, 0]).1, 1);
     assert_eq!(desk.owed(), [1250, 1000]);
 }
@@ -153,7 +153,7 @@ fn tokens_that_were_evicted_before_their_request_ran_count_as_work() {
         desk.run(first);
         desk.route(&tokens(2, 1000), &[300, 0]).1
     };
-    // 700 tokens to compute, 12 and 22 for the 100 tokens of recent work, against 1,000.
+    // 700 tokens to compute, 12 and 20 for the 100 tokens of recent work, against 1,000.
     assert_eq!(choose(None), 0);
     assert_eq!(choose(Some(100)), 0);
     // 700, and 375 for the 3,000 tokens of recent work, are more than 1,000.
