@@ -281,7 +281,11 @@ impl<'a> VirtualEngine<'a> {
             request.loaded_tokens = loaded_tokens;
             if !tokens.is_empty() {
                 match request.first_token_s {
-                    None => request.first_token_s = Some(self.now_s),
+                    None => {
+                        request.first_token_s = Some(self.now_s);
+                        let computed = request.prompt_tokens.saturating_sub(cached_tokens);
+                        self.router.computed(intake, computed as usize);
+                    }
                     Some(_) => {
                         let gap_s = self.now_s - request.last_token_s;
                         request.longest_gap_s = request.longest_gap_s.max(gap_s);
