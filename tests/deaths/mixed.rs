@@ -15,6 +15,7 @@ use souffleur::kernels::cpu::Numa;
 use souffleur::metrics::recovery_counts;
 use souffleur::record::file::LogEnd;
 use souffleur::record::replay::replay;
+use souffleur::server::ServerConfig;
 use souffleur::state::control::ControlSetup;
 
 use crate::models::Model;
@@ -52,6 +53,10 @@ const MAX_GROWTH: f64 = 1.05;
 /// pool of an executor that was loaded again is empty, so with several NUMA nodes it is touched when it is allocated.
 const MAX_TOTAL_TOKENS: usize = 8192;
 const KV_HOST_BYTES: u64 = 2 << 20;
+const KEPT_RESPONSES: usize = 16;
+/// Every wave has a chunk of this size. In larger ones the activations depend on the number of tokens that are computed
+/// again after a death.
+const CHUNK_TOKENS: i64 = 128;
 /// With a time, firings of each kind of each actor in an undisturbed wave, on average.
 const FIRINGS_OF_A_WAVE: f64 = 0.25;
 /// With a time, random firings of the panics that are allowed five times in a minute.
@@ -210,12 +215,14 @@ fn entries(folder: &str) -> impl Iterator<Item = PathBuf> {
     entries.map(|entry| entry.expect("the folder can be listed").path())
 }
 
-fn configure(config: &mut EngineConfig) {
+fn configure(config: &mut EngineConfig, server: &mut ServerConfig) {
+    server.responses_max_count = KEPT_RESPONSES;
     config.max_restarts = "1000/60s".parse().expect("a limit");
     config.watchdog_timeout_s = 30.0;
     config.max_total_tokens = Some(MAX_TOTAL_TOKENS);
     config.kv_host_bytes = Some(KV_HOST_BYTES);
     config.numa = Numa::Simulated(2);
+    config.chunked_prefill_size = CHUNK_TOKENS;
 }
 
 /// The waves of a run.

@@ -39,12 +39,12 @@ pub struct World {
 impl World {
     /// An engine with these faults, whose executor holds the launch with the number `hold_at`, counted from 1.
     pub fn start(model: Model, faults: &[String], hold_at: Option<u64>) -> Self {
-        Self::configured(model, faults, hold_at, |_| ())
+        Self::configured(model, faults, hold_at, |_, _| ())
     }
 
     /// Two replicas of the bundled model with these faults, without KV store, KV events and message log.
     pub fn with_replicas(faults: &[String]) -> Self {
-        Self::configured(Model::Bundled, faults, None, |config| {
+        Self::configured(Model::Bundled, faults, None, |config, _| {
             config.dp_size = 2;
             config.kv_disk_path = None;
             config.kv_host_bytes = None;
@@ -58,10 +58,8 @@ impl World {
         model: Model,
         faults: &[String],
         hold_at: Option<u64>,
-        configure: impl FnOnce(&mut EngineConfig),
+        configure: impl FnOnce(&mut EngineConfig, &mut ServerConfig),
     ) -> Self {
-        // The engine's metrics go to the recorder that the server installs.
-        let server = server::World::without_engine(ServerConfig::default());
         let (model, files) = (
             model.folder(),
             TempDir::new().expect("a folder can be made"),
@@ -75,7 +73,10 @@ impl World {
             chaos: faults.iter().enumerate().map(spec).collect(),
             ..config(model.path(), files.path())
         };
-        configure(&mut config);
+        let mut server_config = ServerConfig::default();
+        configure(&mut config, &mut server_config);
+        // The engine's metrics go to the recorder that the server installs.
+        let server = server::World::without_engine(server_config);
         let mut parts = EngineParts::from_model(&config, Progress::silent())
             .unwrap_or_else(|error| panic!("{error}"));
         let (gate, release) = Gate::around(&mut parts, hold_at);
