@@ -385,7 +385,7 @@ async fn schedules_change_no_bit_on_ranks() {
         ("tests/fixtures/models/qwen3-moe", 2),
         ("tests/fixtures/models/deepseek-v2", 2),
         ("tests/fixtures/models/qwen3-5", 2),
-        ("tests/fixtures/models/olmo2", 4),
+        ("tests/fixtures/models/olmo2", 2),
         (awq, 2),
     ] {
         let setup = Setup {

@@ -274,6 +274,12 @@ async fn serve(world: &World, first: u32, expected: &[(Bits, u32)]) {
     }
 }
 
+/// The number of faults, every 50th of which is a hang: `SOUFFLEUR_RANK_FAULTS=200 cargo test --test engine ranks`.
+fn n_faults() -> u64 {
+    let number = std::env::var("SOUFFLEUR_RANK_FAULTS").ok();
+    number.map_or(50, |number| number.parse().expect("a number"))
+}
+
 #[tokio::test]
 async fn ranks_that_fail_or_hang_lose_no_request() {
     let (hold, release) = crossbeam_channel::bounded(0);
@@ -281,7 +287,7 @@ async fn ranks_that_fail_or_hang_lose_no_request() {
     let world = faulty(&faults);
     let expected = one_after_another(&world).await;
     let mut n_hangs = 0;
-    for seed in 0..200 {
+    for seed in 0..n_faults() {
         let mut random = fastrand::Rng::with_seed(seed);
         let fault = match seed % 50 {
             49 => Fault::Hang,
