@@ -61,7 +61,7 @@ pub enum Share {
 }
 
 impl Share {
-    /// The rank's units; `None` if the ranks cannot share so many. With [`Self::Padded`], every rank must get a unit.
+    /// The rank's units; `None` if the ranks cannot share that number. With [`Self::Padded`], every rank needs a unit.
     pub fn of(self, units: usize, rank: Rank) -> Option<Range<usize>> {
         let Rank { index, count } = rank;
         match self {

@@ -153,7 +153,7 @@ struct Due {
     fault: Fault,
 }
 
-/// The faults that a test plants, one after another. A rank that hangs goes on when the sender of `release` is dropped.
+/// The faults that a test plants, one after another. A rank hangs until the sender of `release` is dropped.
 struct Faults {
     due: Mutex<VecDeque<Due>>,
     n_struck: AtomicUsize,
