@@ -5,9 +5,13 @@ use std::process::Command;
 
 use souffleur_kernels::cpu::{ISA_VARIABLE, Isa};
 
-/// Runs every test of this binary except `skipped` with each instruction set of the machine except the default, which
-/// this run covers. Prints the instruction sets that the machine lacks. Does nothing if an instruction set is forced.
-pub fn run_on_each(skipped: &str) {
+/// Set for the runs that [`run_on_each`] starts.
+const REPEATED_VARIABLE: &str = "SOUFFLEUR_TEST_REPEATED";
+
+/// Runs the tests of this binary whose names contain one of `filters` (all if there are none), except `skipped`, with
+/// each instruction set of the machine except the default, which this run covers. Prints the instruction sets that the
+/// machine lacks. Does nothing if an instruction set is forced.
+pub fn run_on_each(skipped: &str, filters: &[&str]) {
     if std::env::var_os(ISA_VARIABLE).is_some() {
         return;
     }
@@ -24,7 +28,9 @@ pub fn run_on_each(skipped: &str) {
         }
         let run = Command::new(std::env::current_exe().expect("this binary has a path"))
             .args(["--skip", skipped])
+            .args(filters)
             .env(ISA_VARIABLE, isa.name())
+            .env(REPEATED_VARIABLE, "1")
             .output()
             .expect("this binary starts");
         let report = String::from_utf8_lossy(&run.stdout);
@@ -36,6 +42,13 @@ pub fn run_on_each(skipped: &str) {
         assert!(!report.contains("running 0 tests"), "{report}");
         say(isa, "ran");
     }
+}
+
+/// Whether [`run_on_each`] started this run, so that tests that do not depend on the kernel path can be omitted. A run
+/// whose instruction set is forced by hand has all tests.
+#[allow(dead_code, reason = "not every suite has such tests")]
+pub fn is_repeated() -> bool {
+    std::env::var_os(REPEATED_VARIABLE).is_some()
 }
 
 /// Whether this run forces an instruction set that shares the float kernels of another one, whose run covers them.

@@ -19,7 +19,7 @@ use souffleur_kernels::dtype::Quantization;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::scheduler::policy::schedule_policy_names;
 
-use crate::kernel_paths::repeats_floats;
+use crate::kernel_paths::{is_repeated, repeats_floats};
 use crate::quantised::{kinds, quantise_linear};
 use crate::random_models::{edit_config, random_folder, random_tensors, write_tensors};
 use crate::requests::{
@@ -202,7 +202,10 @@ async fn check(setup: &Setup<'_>) {
     world.stop().await;
 
     check_mixed(setup, &expected).await;
-    check_retracted(setup).await;
+    // A retracted request is prefilled again; `tests/models` compares the bits of that on each kernel path.
+    if !is_repeated() {
+        check_retracted(setup).await;
+    }
 }
 
 async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
@@ -375,7 +378,7 @@ async fn schedules_change_no_bit_in_bf16() {
 /// Fewer key heads than ranks, experts, latent attention, states, norms over all heads of a token, and 4-bit blocks.
 #[tokio::test]
 async fn schedules_change_no_bit_on_ranks() {
-    if repeats_floats() {
+    if is_repeated() {
         return;
     }
     let awq = awq_model();

@@ -42,5 +42,5 @@ mod windows;
 
 #[test]
 fn every_kernel_path_passes_these_tests() {
-    kernel_paths::run_on_each("every_kernel_path_passes_these_tests");
+    kernel_paths::run_on_each("every_kernel_path_passes_these_tests", &[]);
 }
