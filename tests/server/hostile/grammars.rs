@@ -15,7 +15,7 @@ const GROWTH_BYTES: usize = 256 * MIB;
 /// Maximum memory that stays in use after thousands of grammars: the last 64 are cached, and the allocator keeps some.
 const LEFT_BYTES: usize = 256 * MIB;
 /// The number of different schemas that are sent.
-const N_SCHEMAS: usize = 10_000;
+const N_SCHEMAS: usize = 4_000;
 
 /// A label, and the body of a call with a hostile grammar.
 struct Bomb(String, Value);

@@ -15,8 +15,8 @@ use crate::http::post_text;
 const CONSTRAINTS: &str = "SOUFFLEUR_CONSTRAINTS";
 /// Sets the number of the first call. A call's number is the seed of its random content.
 const FIRST: &str = "SOUFFLEUR_CONSTRAINTS_FIRST";
-/// Takes about half a minute alongside the other tests on two busy cores.
-const USUAL_CONSTRAINTS: usize = 8_000;
+/// Takes about ten seconds alongside the other tests on two busy cores.
+const USUAL_CONSTRAINTS: usize = 3_000;
 const CLIENTS: usize = 3;
 
 /// Internal words that no message to a client may contain.
