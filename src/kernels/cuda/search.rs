@@ -1,4 +1,4 @@
-//! Finds NVIDIA libraries that are not part of the driver (NVRTC, cuBLASLt).
+//! Finds NVIDIA libraries that are not part of the driver (NVRTC, cuBLASLt, NCCL).
 
 use std::env;
 use std::fs;

@@ -348,7 +348,7 @@ impl Device {
         &self.0.pinned_bytes
     }
 
-    pub(super) fn bind(&self) -> Result<(), DriverError> {
+    pub(in super::super) fn bind(&self) -> Result<(), DriverError> {
         self.0.bind()
     }
 }
