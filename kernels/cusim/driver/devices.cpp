@@ -133,6 +133,7 @@ Result state_of(const Device* device) { return device ? device->sticky : kInvali
 void end_context(Device& device) {
   run_all(device);
   free_all(device);
+  device.peers.clear();
   device.sticky = device.lasting;
   device.failure.clear();
 }
@@ -252,6 +253,30 @@ CUSIM_API Result cuCtxSynchronize() {
   if (!current_device()) return kInvalidContext;
   if (const Result refused = forbid_during_captures(*current_device())) return refused;
   return run_all(*current_device());
+}
+
+CUSIM_API Result cuDeviceCanAccessPeer(int* can_access, int ordinal, int peer_ordinal) {
+  Guard guard;
+  if (!find(ordinal) || !find(peer_ordinal)) return kInvalidDevice;
+  *can_access = ordinal != peer_ordinal;
+  return kSuccess;
+}
+
+CUSIM_API Result cuCtxEnablePeerAccess(void* peer, unsigned) {
+  constexpr Result kAlreadyEnabled = 704;
+  Guard guard;
+  Device* device = current_device();
+  if (const Result error = state_of(device)) return error;
+  if (!peer || peer == device) return kInvalidContext;
+  return device->peers.insert(static_cast<const Device*>(peer)).second ? kSuccess : kAlreadyEnabled;
+}
+
+CUSIM_API Result cuCtxDisablePeerAccess(void* peer) {
+  constexpr Result kNotEnabled = 705;
+  Guard guard;
+  Device* device = current_device();
+  if (const Result error = state_of(device)) return error;
+  return device->peers.erase(static_cast<const Device*>(peer)) ? kSuccess : kNotEnabled;
 }
 
 CUSIM_API Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {

@@ -139,6 +139,7 @@ struct Device {
   Fault sync_fault;        // cuEventSynchronize does not wait
   Fault attribute_fault;   // cuFuncSetAttribute sets nothing
   Fault copy_fault;        // refuses a copy between the host and the device
+  std::set<const Device*> peers;  // the devices whose memory kernels and copies of this one may access
   // True if copies run as early as streams and events allow, instead of as late.
   bool hurries_copies = false;
   // 10 * major + minor. Kernels report it as their target. From 90 on, a kernel may wait for earlier launches.
@@ -190,6 +191,8 @@ void end_context(Device& device);
 // Frees the device's memory, and unpins the memory that its context registered.
 void free_all(Device& device);
 bool is_inside_allocation(const Device& device, Pointer start, size_t bytes);
+// The device that has allocated the address, or null.
+const Device* owner_of(Pointer address);
 // Describes an out-of-bounds write next to an allocation; an empty string if there is none.
 std::string damaged_guard(const Device& device);
 

@@ -63,6 +63,12 @@ bool is_partly_pinned(const void* start, size_t bytes) {
   return !is_pinned(start, bytes) && has_pinned_page(start, bytes);
 }
 
+// The allocations of all devices.
+std::map<Pointer, const Device*>& owners() {
+  static auto* all = new std::map<Pointer, const Device*>;
+  return *all;
+}
+
 Result allocate(Pointer* pointer, size_t bytes) {
   Device* device = current_device();
   if (const Result error = state_of(device)) return error;
@@ -82,6 +88,7 @@ Result allocate(Pointer* pointer, size_t bytes) {
 #endif
   *pointer = reinterpret_cast<Pointer>(start);
   device->allocations[*pointer] = bytes;
+  owners()[*pointer] = device;
   device->used_bytes += bytes;
   return kSuccess;
 }
@@ -92,6 +99,7 @@ void free_block(Pointer pointer, size_t bytes) {
   __asan_unpoison_memory_region(block, padded(bytes) + 2 * kGuardBytes);
 #endif
   memset(bytes_at(pointer), cusim::kPoison, bytes);
+  owners().erase(pointer);
   free(block);
 }
 
@@ -111,10 +119,13 @@ Result release(Device& device, Pointer pointer) {
   return memcmp(start, whole.data(), bytes) == 0;
 }
 
-// The device of the stream, if one of its allocations contains the range.
+// The device of the stream, if one of its allocations, or of those of devices that it may access, contains the range.
 Device* device_with(void* stream_handle, Pointer start, size_t bytes) {
   Stream* stream = stream_of(stream_handle);
-  return stream && is_inside_allocation(*stream->device, start, bytes) ? stream->device : nullptr;
+  if (!stream) return nullptr;
+  Device* device = stream->device;
+  const auto contains = [&](const Device* owner) { return is_inside_allocation(*owner, start, bytes); };
+  return contains(device) || std::any_of(device->peers.begin(), device->peers.end(), contains) ? device : nullptr;
 }
 
 Result copy_to_device(Pointer target, const void* source, size_t bytes, void* stream) {
@@ -201,6 +212,13 @@ bool is_inside_allocation(const Device& device, Pointer start, size_t bytes) {
   if (found == device.allocations.begin()) return false;
   --found;
   return bytes <= found->second && start - found->first <= found->second - bytes;
+}
+
+const Device* owner_of(Pointer address) {
+  auto found = owners().upper_bound(address);
+  if (found == owners().begin()) return nullptr;
+  --found;
+  return is_inside_allocation(*found->second, address, 1) ? found->second : nullptr;
 }
 
 std::string damaged_guard(const Device& device) {

@@ -119,14 +119,34 @@ struct Shape {
   unsigned dynamic_bytes;
 };
 
-Result run_kernel(Device& device, const Function& function, const Shape& shape,
-                  const std::vector<std::vector<unsigned char>>& arguments) {
+using Arguments = std::vector<std::vector<unsigned char>>;
+
+// Names an argument that holds an address of another device's memory, to which the device has no access; an empty
+// string if there is none. Addresses in device memory are not checked.
+std::string foreign_argument(const Device& device, const Arguments& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i)
+    for (size_t at = 0; at + sizeof(Pointer) <= arguments[i].size(); at += sizeof(Pointer)) {
+      Pointer address;
+      memcpy(&address, arguments[i].data() + at, sizeof address);
+      const Device* owner = owner_of(address);
+      if (owner && owner != &device && !device.peers.contains(owner))
+        return "argument " + std::to_string(i) + " is in memory of device " + std::to_string(owner->ordinal);
+    }
+  return "";
+}
+
+Result run_kernel(Device& device, const Function& function, const Shape& shape, const Arguments& arguments) {
   ++device.n_kernels_run;
   if (device.lasting_fault.strikes()) device.lasting = device.lasting_fault.error;
   const Result planned = device.kernel_fault.strikes() ? device.kernel_fault.error : device.lasting;
   if (planned) {
     device.failure = *function.name + ": failed on request";
     return planned;
+  }
+  if (const std::string foreign = foreign_argument(device, arguments); !foreign.empty()) {
+    device.failure = *function.name + ": " + foreign;
+    fprintf(stderr, "cusim: %s\n", device.failure.c_str());
+    return kIllegalAddress;
   }
   std::vector<void*> pointers;
   for (const auto& argument : arguments) pointers.push_back(const_cast<unsigned char*>(argument.data()));
@@ -147,12 +167,13 @@ Result launch(const Function& function, const Shape& shape, void* handle, void**
   if (!stream) return kInvalidContext;
   Device& device = *stream->device;
   if (device.sticky) return device.sticky;
+  if (function.device != &device) return kInvalidHandle;
   ++device.n_launches;
   if (device.launch_fault.strikes()) return device.launch_fault.error;
   if (!cusim::refuse(shape.grid, shape.block, shape.dynamic_bytes).empty()) return kInvalidValue;
   if (shape.dynamic_bytes > function.max_dynamic_bytes) return kInvalidValue;
   // The driver copies arguments at the launch.
-  std::vector<std::vector<unsigned char>> copies;
+  Arguments copies;
   for (size_t i = 0; i < function.kernel->argument_bytes.size(); ++i) {
     const auto* argument = static_cast<const unsigned char*>(arguments[i]);
     copies.emplace_back(argument, argument + function.kernel->argument_bytes[i]);

@@ -185,6 +185,7 @@ CUSIM_API Result cuEventRecord(void* handle, void* stream_handle) {
   Event* event = event_of(handle);
   Stream* stream = stream_of(stream_handle);
   if (!stream) return kInvalidContext;
+  if (stream->device != event->device) return kInvalidHandle;
   if (stream->capture) {
     event->capture = stream->capture;
     event->captured_stream = stream;
