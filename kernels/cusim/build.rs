@@ -1,4 +1,4 @@
-//! Compiles all kernels and the emulated CUDA driver into one shared library, `libcuda.so`.
+//! Compiles all kernels, the emulated CUDA driver and the emulated NCCL into one shared library, `libcuda.so`.
 
 #[path = "build/pack.rs"]
 mod pack;
@@ -54,6 +54,7 @@ fn main() {
     link.arg(library.join("libcuda.so")).args(&objects);
     run(&mut link);
     fs::copy(library.join("libcuda.so"), library.join("libcuda.so.1")).expect("copy libcuda.so");
+    link_nccl(&compiler, &library);
 
     println!(
         "cargo::rustc-env=CUSIM_LIBRARY={}",
@@ -64,6 +65,16 @@ fn main() {
         compiler.path().display()
     );
     println!("cargo::rustc-env=CUSIM_FLAGS={}", FLAGS.join(" "));
+}
+
+/// Links the emulated `libnccl.so.2`, which is empty: its functions are those of the driver's library, where the loader
+/// looks for them next.
+fn link_nccl(compiler: &cc::Tool, folder: &Path) {
+    let mut link = compiler.to_command();
+    link.args(["-shared", "-Wl,-soname,libnccl.so.2"]);
+    link.args(["-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", "-o"]);
+    link.arg(folder.join("libnccl.so.2"));
+    run(link.arg(folder.join("libcuda.so")));
 }
 
 /// Writes a file that compiles a kernel file and its headers in a separate namespace: otherwise the linker would merge

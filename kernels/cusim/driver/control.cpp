@@ -1,5 +1,5 @@
 // Settings and queries for tests, which the driver API does not have.
-#include "driver.h"
+#include "collectives.h"
 
 using namespace fake;
 
@@ -45,14 +45,18 @@ CUSIM_API Result cusim_set_capability(int ordinal, int capability) {
 // Plans a fault in the `nth` operation of a kind from now on; 0 plans none. `kind`: 0 an allocation, 1 a launch
 // (refused at once), 2 a kernel (fails while it runs, and its device fails too), 3 a stream's wait for an event, 4 the
 // host's wait for an event (both are skipped), 5 an attribute of a kernel (ignored), 6 a copy (refused at once), 7 a
-// kernel (as 2, and the device fails in later contexts too).
+// kernel (as 2, and the device fails in later contexts too), 8 a call of a collective (refused at once), 9 a collective
+// (its group fails, and it never ends), 10 a collective (its rank does not take part), 11 a collective (its rank has one
+// element too few). The errors of 8 and 9 are NCCL's.
 CUSIM_API Result cusim_plan_fault(int ordinal, int kind, uint64_t nth, Result error) {
   Guard guard;
   Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
   Fault* faults[] = {&device->allocation_fault, &device->launch_fault, &device->kernel_fault, &device->wait_fault,
-                     &device->sync_fault, &device->attribute_fault, &device->copy_fault, &device->lasting_fault};
-  if (kind < 0 || kind > 7) return kInvalidValue;
+                     &device->sync_fault, &device->attribute_fault, &device->copy_fault, &device->lasting_fault,
+                     &device->refused_collective, &device->failed_collective, &device->silent_collective,
+                     &device->mismatched_collective};
+  if (kind < 0 || kind > 11) return kInvalidValue;
   *faults[kind] = {nth, error};
   return kSuccess;
 }
@@ -73,6 +77,13 @@ CUSIM_API size_t cusim_failure(int ordinal, char* text, size_t bytes) {
   if (!device) return 0;
   if (bytes) snprintf(text, bytes, "%s", device->failure.c_str());
   return device->failure.size();
+}
+
+// The last text about collectives in which ranks differ; returns its length.
+CUSIM_API size_t cusim_mismatch(char* text, size_t bytes) {
+  Guard guard;
+  if (bytes) snprintf(text, bytes, "%s", last_mismatch().c_str());
+  return last_mismatch().size();
 }
 
 // Ends a device's context as a driver's reset does, with a sticky error that is not lasting.

@@ -114,6 +114,11 @@ Device::Device(int ordinal_) : ordinal(ordinal_), total_bytes(default_memory()) 
   launch_fault = fault_from("CUSIM_FAIL_LAUNCH", kOutOfResources);
   kernel_fault = fault_from("CUSIM_FAIL_KERNEL", kIllegalAddress);
   lasting_fault = fault_from("CUSIM_FAIL_LASTING", kHardwareStackError);
+  if (ordinal != static_cast<int>(cusim::environment("CUSIM_FAULTY_RANK_DEVICE", 0))) return;
+  constexpr Result kNcclSystem = 2, kNcclRemote = 6;
+  refused_collective = fault_from("CUSIM_REFUSE_COLLECTIVE", kNcclSystem);
+  failed_collective = fault_from("CUSIM_FAIL_COLLECTIVE", kNcclRemote);
+  silent_collective = fault_from("CUSIM_SILENT_COLLECTIVE", kSuccess);
 }
 
 std::vector<std::unique_ptr<Device>>& devices() {
@@ -131,6 +136,9 @@ Device* current_device() { return static_cast<Device*>(pthread_getspecific(curre
 Result state_of(const Device* device) { return device ? device->sticky : kInvalidContext; }
 
 void end_context(Device& device) {
+  for (Stream* stream : device.streams)
+    for (const Operation& operation : stream->queue)
+      if (operation.meets) operation.meets->leave();
   run_all(device);
   free_all(device);
   device.peers.clear();

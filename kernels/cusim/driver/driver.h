@@ -70,15 +70,35 @@ struct Mark {
 
 using Task = std::function<Result()>;
 
+// An operation that ends when streams of other devices have reached theirs.
+struct Encounter {
+  virtual ~Encounter() = default;
+  // Takes part, and runs the others' streams as far as possible. Returns whether the stream may pass; else the device
+  // stays usable.
+  virtual bool attend() = 0;
+  // Lets the stream pass: its context ends.
+  virtual void leave() = 0;
+};
+
+// Makes an encounter for each run of a graph, or for one operation.
+using Meeting = std::function<std::shared_ptr<Encounter>()>;
+
 struct Operation {
   Task task;                          // or null
   std::shared_ptr<Mark> waits_for;    // or null
   std::shared_ptr<Mark> reaches;      // or null
   bool is_copy = false;
+  std::shared_ptr<Encounter> meets{};  // or null
+};
+
+// A task or a meeting.
+struct Node {
+  Task task;
+  Meeting meeting;
 };
 
 struct Graph {
-  std::vector<Task> tasks;
+  std::vector<Node> nodes;
 };
 
 // A capture in flight, shared by its streams. A graph is replayed as one sequence, so the emulator misses a missing
@@ -139,6 +159,10 @@ struct Device {
   Fault sync_fault;        // cuEventSynchronize does not wait
   Fault attribute_fault;   // cuFuncSetAttribute sets nothing
   Fault copy_fault;        // refuses a copy between the host and the device
+  Fault refused_collective;     // refuses a call of NCCL
+  Fault failed_collective;      // a collective fails while it runs, and never ends
+  Fault silent_collective;      // a rank does not take part in a collective
+  Fault mismatched_collective;  // a rank has one element too few
   std::set<const Device*> peers;  // the devices whose memory kernels and copies of this one may access
   // True if copies run as early as streams and events allow, instead of as late.
   bool hurries_copies = false;
@@ -167,6 +191,12 @@ std::vector<std::unique_ptr<Device>>& devices();
 Device* find(int ordinal);
 // The device of this thread's current context, or null.
 Device* current_device();
+// Changes of anything for which encounters wait: work of streams, ranks of groups, graphs.
+uint64_t n_changes();
+void note_change();
+// Waits, without the guards of this thread, for a change after the first `n_seen`.
+void await_change(uint64_t n_seen);
+
 // The null handle is the null stream of the current device.
 Stream* stream_of(void* handle);
 // A device's sticky error, or kInvalidContext for null.
@@ -174,9 +204,13 @@ Result state_of(const Device* device);
 
 // Queues the task, or adds it to the stream's capture.
 Result submit(void* stream, Task task, bool is_copy = false);
+// Likewise for an operation that waits for other devices.
+Result submit_meeting(void* stream, const Meeting& meeting);
 Result run_all(Stream& stream);
 Result run_all(Device& device);
 void run_until(Mark& mark);
+// Runs the streams of the device that have encounters in their queues, until `is_done` or all of them wait.
+void run_to_encounters(Device& device, const std::function<bool()>& is_done);
 
 // Refuses a call that would wait for a capturing stream or use it, and invalidates the capture.
 Result forbid_in_capture(Stream& stream);

@@ -53,6 +53,24 @@ void leave(Capture& capture) {
   capture.origin->capture.reset();
 }
 
+// Runs the tasks of nodes `first` to `end` as one operation, and each meeting as another.
+Result enqueue_nodes(const std::shared_ptr<const Graph>& graph, void* stream) {
+  const auto is_meeting = [&](size_t node) { return graph->nodes[node].meeting != nullptr; };
+  for (size_t first = 0, end; first < graph->nodes.size(); first = end) {
+    end = first + 1;
+    if (!is_meeting(first))
+      while (end < graph->nodes.size() && !is_meeting(end)) ++end;
+    const Result result = is_meeting(first) ? submit_meeting(stream, graph->nodes[first].meeting)
+                                            : submit(stream, [graph, first, end]() -> Result {
+                                                for (size_t node = first; node < end; ++node)
+                                                  if (const Result error = graph->nodes[node].task()) return error;
+                                                return kSuccess;
+                                              });
+    if (result) return result;
+  }
+  return kSuccess;
+}
+
 Result instantiate(void** executable, void* graph) {
   Guard guard;
   if (!graph) return kInvalidValue;
@@ -87,6 +105,7 @@ CUSIM_API Result cuStreamEndCapture(void* handle, void** graph) {
   constexpr int kRelaxed = 2;
   if (capture->mode != kRelaxed && capture->thread != std::this_thread::get_id()) return kCaptureWrongThread;
   leave(*capture);
+  note_change();
   if (capture->is_invalid) return kCaptureInvalidated;
   for (const auto& [joined, is_rejoined] : capture->is_rejoined)
     if (joined != stream && !is_rejoined) return kCaptureUnjoined;
@@ -120,7 +139,7 @@ CUSIM_API Result cuGraphExecUpdate_v2(void* executable, void* graph, void* resul
   auto* target = static_cast<Executable*>(executable);
   const auto* source = static_cast<Graph*>(graph);
   if (result_info) memset(result_info, 0, sizeof(int));
-  if (target->graph->tasks.size() != source->tasks.size()) {
+  if (target->graph->nodes.size() != source->nodes.size()) {
     constexpr Result kUpdateFailure = 910;
     return kUpdateFailure;
   }
@@ -131,7 +150,7 @@ CUSIM_API Result cuGraphExecUpdate_v2(void* executable, void* graph, void* resul
 CUSIM_API Result cuGraphGetNodes(void* graph, void** nodes, size_t* n_nodes) {
   Guard guard;
   if (nodes) return kNotSupported;
-  *n_nodes = static_cast<Graph*>(graph)->tasks.size();
+  *n_nodes = static_cast<Graph*>(graph)->nodes.size();
   return kSuccess;
 }
 
@@ -143,12 +162,7 @@ CUSIM_API Result cuGraphLaunch(void* executable, void* handle) {
   if (const Result error = device.sticky) return error;
   ++device.n_graph_launches;
   if (device.launch_fault.strikes()) return device.launch_fault.error;
-  const std::shared_ptr<const Graph> graph = static_cast<Executable*>(executable)->graph;
-  return submit(handle, [graph]() -> Result {
-    for (const Task& task : graph->tasks)
-      if (const Result error = task()) return error;
-    return kSuccess;
-  });
+  return enqueue_nodes(static_cast<Executable*>(executable)->graph, handle);
 }
 
 CUSIM_API Result cuGraphUpload(void*, void* handle) {
@@ -160,11 +174,13 @@ CUSIM_API Result cuGraphUpload(void*, void* handle) {
 CUSIM_API Result cuGraphExecDestroy(void* executable) {
   Guard guard;
   delete static_cast<Executable*>(executable);
+  note_change();
   return kSuccess;
 }
 
 CUSIM_API Result cuGraphDestroy(void* graph) {
   Guard guard;
   delete static_cast<Graph*>(graph);
+  note_change();
   return kSuccess;
 }

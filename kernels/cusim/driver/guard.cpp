@@ -11,9 +11,10 @@ namespace {
 // A recursive lock. It counts nested guards, so that a thread can release all of them at once.
 struct Lock {
   std::mutex mutex;
-  std::condition_variable kernel_ended;
+  std::condition_variable kernel_ended, changed;
   std::atomic<std::thread::id> owner{};
   unsigned depth = 0;
+  uint64_t n_changes = 0;
 };
 
 Lock& lock() {
@@ -55,6 +56,19 @@ void await_kernel(const Device& device) {
   if (!device.runs_kernel) return;
   without_guards([&](std::unique_lock<std::mutex>& held) {
     lock().kernel_ended.wait(held, [&] { return !device.runs_kernel; });
+  });
+}
+
+uint64_t n_changes() { return lock().n_changes; }
+
+void note_change() {
+  ++lock().n_changes;
+  lock().changed.notify_all();
+}
+
+void await_change(uint64_t n_seen) {
+  without_guards([&](std::unique_lock<std::mutex>& held) {
+    lock().changed.wait(held, [&] { return lock().n_changes != n_seen; });
   });
 }
 

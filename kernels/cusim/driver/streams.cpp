@@ -25,24 +25,69 @@ Event* event_of(void* handle) {
   return event;
 }
 
-void run_next(Stream& stream) {
+bool is_idle(const Stream& stream) { return stream.next == stream.queue.size(); }
+
+Operation pop(Stream& stream) {
   Operation operation = std::move(stream.queue[stream.next++]);
-  if (stream.next == stream.queue.size()) {
+  if (is_idle(stream)) {
     stream.queue.clear();
     stream.next = 0;
   }
-  if (operation.waits_for) run_until(*operation.waits_for);
+  return operation;
+}
+
+bool advance_to(Mark& mark);
+
+// Runs the first operation of the queue, or part of it. Returns false if it waits for other devices.
+bool run_next(Stream& stream) {
   Result& sticky = stream.device->sticky;
+  // Other threads may run the operation while this one runs a kernel of another stream or device.
+  if (const std::shared_ptr<Mark> mark = stream.queue[stream.next].waits_for; mark && !mark->is_reached) {
+    if (!advance_to(*mark)) return false;
+    mark->is_reached = true;
+    return true;
+  }
+  if (const std::shared_ptr<Encounter> meets = stream.queue[stream.next].meets) {
+    if (sticky == kSuccess && !meets->attend()) return false;
+    if (!is_idle(stream) && stream.queue[stream.next].meets == meets) pop(stream);
+    return true;
+  }
+  const Operation operation = pop(stream);
   if (operation.task && sticky == kSuccess) sticky = operation.task();
   if (operation.reaches) {
     operation.reaches->is_reached = true;
     operation.reaches->time = std::chrono::steady_clock::now();
   }
+  note_change();
+  return true;
+}
+
+// Returns false if the mark's stream waits for other devices.
+bool advance_to(Mark& mark) {
+  for (;;) {
+    await_kernel(*mark.stream->device);
+    if (mark.is_reached || is_idle(*mark.stream)) return true;
+    if (!run_next(*mark.stream)) return false;
+  }
+}
+
+// Repeats `run` until it returns true, after each change on other devices.
+template <class Run> void with_other_devices(Run&& run) {
+  for (;;) {
+    const uint64_t n_seen = n_changes();
+    if (run()) return;
+    await_change(n_seen);
+  }
+}
+
+bool has_encounter(const Stream& stream) {
+  return std::any_of(stream.queue.begin() + static_cast<ptrdiff_t>(stream.next), stream.queue.end(),
+                     [](const Operation& operation) { return operation.meets != nullptr; });
 }
 
 // Whether the stream's next operation is not a kernel, and can run now.
 bool runs_without_kernel(const Stream& stream) {
-  if (stream.next == stream.queue.size()) return false;
+  if (is_idle(stream)) return false;
   const Operation& operation = stream.queue[stream.next];
   if (operation.waits_for) return operation.waits_for->is_reached;
   return operation.reaches || operation.is_copy;
@@ -58,6 +103,7 @@ void run_copies(Device& device) {
 
 void enqueue(Stream& stream, Operation operation) {
   stream.queue.push_back(std::move(operation));
+  note_change();
   if (is_eager()) run_all(stream);
   if (stream.device->hurries_copies) run_copies(*stream.device);
 }
@@ -75,25 +121,34 @@ Result make_stream(void** handle, int priority) {
 }  // namespace
 
 void run_until(Mark& mark) {
-  for (;;) {
-    await_kernel(*mark.stream->device);
-    if (mark.is_reached || mark.stream->next == mark.stream->queue.size()) return;
-    run_next(*mark.stream);
-  }
+  with_other_devices([&] { return advance_to(mark); });
 }
 
 Result run_all(Stream& stream) {
-  for (;;) {
-    await_kernel(*stream.device);
-    if (stream.next == stream.queue.size()) break;
-    run_next(stream);
-  }
+  with_other_devices([&] {
+    for (;;) {
+      await_kernel(*stream.device);
+      if (is_idle(stream)) return true;
+      if (!run_next(stream)) return false;
+    }
+  });
   return stream.device->sticky;
 }
 
 Result run_all(Device& device) {
-  for (Stream* stream : device.streams) run_all(*stream);
+  // By index: other threads may make streams while this one waits for other devices.
+  for (size_t i = 0; i < device.streams.size(); ++i) run_all(*device.streams[i]);
   return device.sticky;
+}
+
+void run_to_encounters(Device& device, const std::function<bool()>& is_done) {
+  for (size_t i = 0; i < device.streams.size();) {
+    await_kernel(device);
+    if (is_done()) return;
+    if (i >= device.streams.size()) return;
+    Stream& stream = *device.streams[i];
+    if (!has_encounter(stream) || !run_next(stream)) ++i;
+  }
 }
 
 Result submit(void* handle, Task task, bool is_copy) {
@@ -102,12 +157,27 @@ Result submit(void* handle, Task task, bool is_copy) {
   if (!stream) return kInvalidContext;
   if (stream->capture) {
     if (stream->capture->is_invalid) return kCaptureInvalidated;
-    stream->capture->graph.tasks.push_back(std::move(task));
+    stream->capture->graph.nodes.push_back({std::move(task), nullptr});
     if (stream != stream->capture->origin) stream->capture->is_rejoined[stream] = false;
     return kSuccess;
   }
   if (const Result error = stream->device->sticky) return error;
   enqueue(*stream, {std::move(task), nullptr, nullptr, is_copy});
+  return stream->device->sticky;
+}
+
+Result submit_meeting(void* handle, const Meeting& meeting) {
+  Guard guard;
+  Stream* stream = stream_of(handle);
+  if (!stream) return kInvalidContext;
+  if (stream->capture) {
+    if (stream->capture->is_invalid) return kCaptureInvalidated;
+    stream->capture->graph.nodes.push_back({nullptr, meeting});
+    if (stream != stream->capture->origin) stream->capture->is_rejoined[stream] = false;
+    return kSuccess;
+  }
+  if (const Result error = stream->device->sticky) return error;
+  enqueue(*stream, {nullptr, nullptr, nullptr, false, meeting()});
   return stream->device->sticky;
 }
 

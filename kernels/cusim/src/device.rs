@@ -32,6 +32,14 @@ pub enum Fault {
     Attribute,
     /// A copy of at least one byte between host and device is refused at once with this error; the device stays usable.
     Copy(i32),
+    /// A call of a collective is refused at once with this error of NCCL.
+    CollectiveRefused(i32),
+    /// A collective fails with this error of NCCL while it runs: it and the later ones of its group never end.
+    CollectiveFails(i32),
+    /// The rank on the device never takes part in a collective: the other ranks wait.
+    CollectiveSilent,
+    /// The rank on the device takes part in a collective with one element too few.
+    CollectiveMismatch,
 }
 
 /// What a device has done so far.
@@ -109,6 +117,10 @@ impl Device {
             Fault::Attribute => (5, SUCCESS),
             Fault::Copy(error) => (6, error),
             Fault::LastingKernel(error) => (7, error),
+            Fault::CollectiveRefused(error) => (8, error),
+            Fault::CollectiveFails(error) => (9, error),
+            Fault::CollectiveSilent => (10, SUCCESS),
+            Fault::CollectiveMismatch => (11, SUCCESS),
         };
         let plan: Symbol<unsafe extern "C" fn(c_int, c_int, u64, c_int) -> c_int> =
             function(b"cusim_plan_fault");
@@ -158,7 +170,7 @@ impl Device {
     }
 }
 
-fn function<T>(name: &[u8]) -> Symbol<'static, T> {
-    // SAFETY: each caller names the signature of the function in driver/control.cpp.
+pub(crate) fn function<T>(name: &[u8]) -> Symbol<'static, T> {
+    // SAFETY: each caller gives the signature of the function in driver/control.cpp.
     unsafe { loaded().get(name) }.expect("the library was built with this crate")
 }

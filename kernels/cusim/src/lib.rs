@@ -3,11 +3,13 @@
 //! The library runs the kernels of `kernels/*.cu`, compiled as C++ (`cusim.h`), through the functions of `libcuda`
 //! (`driver/`). Streams run work as late as CUDA allows and memory is poisoned, so that a missing wait, a buffer that
 //! is used too early and memory that was never written cause wrong results. Faults can be planned for each device.
+//! Kernels and copies reach memory of their own device only. An emulated NCCL connects devices.
 //!
 //! The crate does not depend on the engine. Timings on the emulator say nothing about a GPU.
 
 mod compiler;
 mod device;
+mod nccl;
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -16,8 +18,10 @@ use libloading::Library;
 
 pub use compiler::compiler;
 pub use device::{Counts, Device, Fault};
+pub use nccl::{load_nccl, mismatch};
 
-/// Path of the shared library `libcuda.so`. Its folder also has `libcuda.so.1`, and can be used as `LD_LIBRARY_PATH`.
+/// Path of the shared library `libcuda.so`. Its folder also has `libcuda.so.1` and `libnccl.so.2`, and can be used as
+/// `LD_LIBRARY_PATH`.
 pub fn library() -> &'static Path {
     Path::new(env!("CUSIM_LIBRARY"))
 }
