@@ -14,6 +14,8 @@ mod gpu_check;
 mod hot_path;
 mod kernels;
 mod memory;
+mod nccl;
+mod ownership;
 mod pack;
 #[path = "../common/repository.rs"]
 mod repository;

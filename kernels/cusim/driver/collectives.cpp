@@ -73,7 +73,7 @@ bool has_memory(const Collective& collective) {
 void fail_group(Group& group, int code, const std::string& text) {
   if (group.failure) return;
   group.failure = code;
-  fail_with(text);
+  group.last_failure = fail_with(text);
   note_change();
 }
 

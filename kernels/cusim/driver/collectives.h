@@ -47,6 +47,7 @@ struct Group {
   uint64_t n_done = 0;
   int failure = kNcclSuccess;  // after it no collective ends, until it is aborted
   std::string refusal;         // why the ranks cannot connect
+  const char* last_failure = "";
 };
 
 // A communicator: a rank's end of a group.
@@ -77,9 +78,8 @@ struct Collective : Encounter, std::enable_shared_from_this<Collective> {
 // Computes the results of all ranks, which agree. Sums are in f32 and in rank order, and rounded once.
 void compute(const std::vector<std::shared_ptr<Collective>>& ranks);
 
-// Keeps the text of the last failure, which lives as long as the process.
-void fail_with(const std::string& text);
-const char* last_failure();
+// Keeps the text of the process's last failure, as long as the process lives.
+const char* fail_with(const std::string& text);
 // The last text about ranks whose calls differ, or an empty string.
 std::string& last_mismatch();
 

@@ -33,6 +33,11 @@ int refuse(int code, const std::string& text) {
   return code;
 }
 
+int refuse(Member& member, int code, const std::string& text) {
+  member.group->last_failure = fail_with(text);
+  return code;
+}
+
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 // Why a rank cannot join; an empty string if it can.
@@ -88,22 +93,22 @@ int enqueue(void* handle, const Call& call, void* stream_handle) {
   auto* stream = static_cast<Stream*>(stream_handle);
   const std::string rank = rank_text(member->rank);
   if (!stream || stream->device != &device)
-    return refuse(kNcclInvalidUsage, rank + " is on another device than the stream");
+    return refuse(*member, kNcclInvalidUsage, rank + " is on another device than the stream");
   const size_t bytes = element_bytes(call.type);
   if (!bytes || (call.kind == Kind::kAllReduce && (call.detail != kSum || (call.type != kFloat32 && call.type != kBfloat16))))
-    return refuse(kNcclInvalidArgument, rank + " calls " + describe(call) + ", which is not emulated");
+    return refuse(*member, kNcclInvalidArgument, rank + " calls " + describe(call) + ", which is not emulated");
   if (call.kind == Kind::kBroadcast && (call.detail < 0 || call.detail >= member->group->n_ranks))
-    return refuse(kNcclInvalidArgument, rank + " calls " + describe(call) + ", which does not exist");
+    return refuse(*member, kNcclInvalidArgument, rank + " calls " + describe(call) + ", which does not exist");
   if (!is_inside_allocation(device, call.from, call.count * bytes) ||
       !is_inside_allocation(device, call.to, result_count(call, member->group->n_ranks) * bytes))
-    return refuse(kNcclInvalidArgument, rank + " calls " + describe(call) + " outside of its device's memory");
+    return refuse(*member, kNcclInvalidArgument, rank + " calls " + describe(call) + " outside of its device's memory");
   if (device.refused_collective.strikes())
-    return refuse(device.refused_collective.error, rank + " is refused on request");
+    return refuse(*member, device.refused_collective.error, rank + " is refused on request");
   // Only a recording keeps the meeting.
   const Result queued = submit_meeting(stream, [member, call, recording = member->recordings] {
     return std::make_shared<Collective>(member, call);
   });
-  return queued ? refuse(kNcclCuda, rank + " calls " + describe(call) + ": the driver returns " + std::to_string(queued))
+  return queued ? refuse(*member, kNcclCuda, rank + " calls " + describe(call) + ": the driver returns " + std::to_string(queued))
                 : kNcclSuccess;
 }
 
@@ -115,14 +120,12 @@ void remove(const std::shared_ptr<Member>& member) {
 
 }  // namespace
 
-static const char* the_last_failure = "";
+static const char* last_failure = "";
 
-void fail_with(const std::string& text) {
+const char* fail_with(const std::string& text) {
   static auto* texts = new std::set<std::string>;
-  the_last_failure = texts->insert(text).first->c_str();
+  return last_failure = texts->insert(text).first->c_str();
 }
-
-const char* last_failure() { return the_last_failure; }
 
 std::string& last_mismatch() {
   static auto* text = new std::string;
@@ -155,11 +158,11 @@ CUSIM_API int ncclCommDestroy(void* communicator) {
   Guard guard;
   const std::shared_ptr<Member> member = member_of(communicator);
   if (!member) return refuse(kNcclInvalidArgument, "the communicator does not exist");
-  if (forbid_while_capturing()) return refuse(kNcclCuda, rank_text(member->rank) + " is destroyed during a capture");
+  if (forbid_while_capturing()) return refuse(*member, kNcclCuda, rank_text(member->rank) + " is destroyed during a capture");
   if (member->recordings.use_count() > 1)
-    return refuse(kNcclInvalidUsage, rank_text(member->rank) + " is destroyed before its graphs");
+    return refuse(*member, kNcclInvalidUsage, rank_text(member->rank) + " is destroyed before its graphs");
   if (member->group->present[static_cast<size_t>(member->rank)])
-    return refuse(kNcclInvalidUsage, rank_text(member->rank) + " is destroyed during a collective");
+    return refuse(*member, kNcclInvalidUsage, rank_text(member->rank) + " is destroyed during a collective");
   remove(member);
   return kNcclSuccess;
 }
@@ -212,9 +215,11 @@ CUSIM_API const char* ncclGetErrorString(int code) {
   return found == kTexts.end() ? "unknown result code" : found->second;
 }
 
-CUSIM_API const char* ncclGetLastError(void*) {
+// Of the communicator's group, so that tests in one process are independent; for null, of the process.
+CUSIM_API const char* ncclGetLastError(void* communicator) {
   Guard guard;
-  return last_failure();
+  const std::shared_ptr<Member> member = member_of(communicator);
+  return member ? member->group->last_failure : last_failure;
 }
 
 CUSIM_API int ncclAllReduce(const void* from, void* to, size_t count, int type, int operation, void* communicator,

@@ -13,7 +13,8 @@ use crate::cuda::driver::{Device, DevicePtr, Stream};
 use crate::cuda::params::ElementType;
 use crate::shard::Rank;
 
-/// `ncclInProgress`: no failure so far.
+const SUCCESS: c_int = 0;
+/// No failure so far.
 const IN_PROGRESS: c_int = 7;
 
 /// The name of a group of ranks, by which they find each other. One rank makes it, all connect with it.
@@ -28,7 +29,7 @@ impl GroupId {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: `id` outlives the call.
         let code = unsafe { (nccl.functions.unique_id)(&mut id) };
-        nccl.check("ncclGetUniqueId", 0, code)?;
+        nccl.check(("ncclGetUniqueId", 0), code, std::ptr::null_mut())?;
         Ok(Self(id))
     }
 }
@@ -82,7 +83,7 @@ impl Communicator {
         let mut raw: ncclComm_t = std::ptr::null_mut();
         // NCCL uses the current context. SAFETY: `raw` outlives the call.
         let code = unsafe { (nccl.functions.init_rank)(&mut raw, count, id.0, index) };
-        nccl.check(CALL, rank.index(), code)?;
+        nccl.check((CALL, rank.index()), code, std::ptr::null_mut())?;
         let shared = Shared::new(nccl, device.clone(), rank.index(), raw);
         Ok(Self {
             shared: Arc::new(shared),
@@ -196,17 +197,18 @@ impl Communicator {
     /// # Errors
     /// The failure: the collectives of all ranks must be aborted. Or that the communicator was aborted.
     pub fn check(&self) -> Result<(), NcclError> {
-        const CALL: &str = "ncclCommGetAsyncError";
         let async_error = self.shared.nccl.functions.async_error;
-        let mut code: c_int = 0;
-        let to = (&raw mut code).cast();
-        // SAFETY: `code` outlives the call, and has the size of the enum.
-        self.shared
-            .call(CALL, |raw| unsafe { async_error(raw, to) })?;
-        match code {
-            IN_PROGRESS => Ok(()),
-            code => self.shared.fail(CALL, code),
-        }
+        let check = |raw| {
+            let mut failure: c_int = 0;
+            // SAFETY: `failure` outlives the call, and has the size of the enum.
+            let status = unsafe { async_error(raw, (&raw mut failure).cast()) };
+            match (status, failure) {
+                (SUCCESS, IN_PROGRESS) => SUCCESS,
+                (SUCCESS, failure) => failure,
+                (status, _) => status,
+            }
+        };
+        self.shared.call("ncclCommGetAsyncError", check)
     }
 }
 

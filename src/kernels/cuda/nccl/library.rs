@@ -130,20 +130,21 @@ impl Nccl {
         })
     }
 
-    /// The error of a call by a rank, with NCCL's description of the code and of the last failure.
+    /// The error of a call by a rank, with NCCL's description of the code and of the last failure. `raw` is the
+    /// communicator, or null.
     pub(super) fn check(
         &self,
-        call: &'static str,
-        rank: usize,
+        (call, rank): (&'static str, usize),
         code: c_int,
+        raw: ncclComm_t,
     ) -> Result<(), NcclError> {
         if code == SUCCESS {
             return Ok(());
         }
         // SAFETY: the function takes any code.
         let mut text = text_at(unsafe { (self.error_text)(code) });
-        // SAFETY: the function needs no communicator.
-        let last = text_at(unsafe { (self.last_error)(std::ptr::null_mut()) });
+        // SAFETY: the caller's communicator is not freed meanwhile; the function needs none.
+        let last = text_at(unsafe { (self.last_error)(raw) });
         if !last.is_empty() {
             text = format!("{text}: {last}");
         }

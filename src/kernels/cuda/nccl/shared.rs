@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::fmt;
+use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -75,7 +76,7 @@ impl Shared {
     ) -> Result<(), NcclError> {
         let handle = self.enter(name)?;
         let code = function(handle.0);
-        let result = self.nccl.check(name, self.rank, code);
+        let result = self.nccl.check((name, self.rank), code, handle.0);
         let mut state = self.state();
         state.n_calls -= 1;
         state.has_failed |= result.is_err();
@@ -98,13 +99,6 @@ impl Shared {
         }
     }
 
-    /// The error that NCCL reports by `code` for an earlier collective.
-    pub(super) fn fail(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
-        let result = self.nccl.check(call, self.rank, code);
-        self.state().has_failed |= result.is_err();
-        result
-    }
-
     /// Ends the communicator once its rank no longer uses it: destroys it if no call has failed, else aborts it.
     pub(super) fn end(self: &Arc<Self>) {
         let has_failed = self.state().has_failed || thread::panicking();
@@ -124,25 +118,37 @@ impl Shared {
         }
     }
 
-    /// False if the communicator was aborted, or its context is lost.
+    /// False if the communicator was aborted, also while this waits for the GPU, or its context is lost.
     fn destroy(&self) -> bool {
-        let mut state = self.state();
-        let Stage::Open(handle) = state.stage else {
-            return false;
-        };
-        state.stage = Stage::Closing;
-        drop(state);
         let destroy = self.nccl.functions.destroy;
         // SAFETY: made by `ncclCommInitRank`, destroyed once, and no call uses it: it is not open any more, and the rank
         // has ended.
-        let destroyed = self.device.when_idle(|| unsafe { destroy(handle.0) });
-        let stage = match destroyed {
-            Ok(_) => Stage::Closed,
-            Err(_) => Stage::Open(handle),
+        let destroyed = self
+            .device
+            .when_idle(|| self.close().map(|handle| unsafe { destroy(handle.0) }));
+        let Ok(Some(code)) = destroyed else {
+            return false;
         };
-        self.state().stage = stage;
-        self.changed.notify_all();
-        destroyed.is_ok()
+        self.state().stage = Stage::Closed;
+        self.log("ncclCommDestroy", code);
+        true
+    }
+
+    fn close(&self) -> Option<Handle> {
+        let mut state = self.state();
+        let Stage::Open(handle) = state.stage else {
+            return None;
+        };
+        state.stage = Stage::Closing;
+        Some(handle)
+    }
+
+    /// Logs the failure of a call that frees the communicator, which no caller can handle.
+    fn log(&self, call: &'static str, code: c_int) {
+        let result = self.nccl.check((call, self.rank), code, ptr::null_mut());
+        if let Err(error) = result {
+            tracing::warn!(%error, "failed to end a communicator of NCCL");
+        }
     }
 
     /// See [`Aborter::abort`].
@@ -181,9 +187,7 @@ impl Shared {
         // SAFETY: made by `ncclCommInitRank`, freed once. No later call uses it. A call that has not returned waits for
         // ranks that do not come: NCCL ends it.
         let code = unsafe { abort(handle.0) };
-        if let Err(error) = self.nccl.check("ncclCommAbort", self.rank, code) {
-            tracing::warn!(%error, "failed to abort a communicator of NCCL");
-        }
+        self.log("ncclCommAbort", code);
         self.state().stage = Stage::Closed;
         self.changed.notify_all();
     }
