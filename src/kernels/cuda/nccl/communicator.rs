@@ -100,7 +100,7 @@ impl Communicator {
     }
 
     pub fn aborter(&self) -> Aborter {
-        Aborter(self.shared.clone())
+        Aborter::new(&self.shared)
     }
 
     /// Enqueues the sum of all ranks' `values`, each rank's into its `to`; in place if `to` is their start.

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -197,27 +197,41 @@ impl Shared {
     }
 }
 
-/// Ends the collectives of one rank, from any thread.
+/// Ends the collectives of one rank, from any thread. Keeps neither the communicator nor the GPU's context alive.
 #[derive(Clone)]
-pub struct Aborter(pub(super) Arc<Shared>);
+pub struct Aborter {
+    rank: usize,
+    shared: Weak<Shared>,
+}
 
 impl Aborter {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            rank: shared.rank,
+            shared: Arc::downgrade(shared),
+        }
+    }
+
     /// Ends the rank's collective that runs, if one does: its stream passes it, with undefined data. Later calls of the
-    /// rank are refused. Does nothing if the communicator was aborted before.
+    /// rank are refused. Does nothing if the communicator was aborted or dropped before.
     ///
     /// The ranks of a group wait for each other: abort all of them. Returns at once: NCCL frees the communicator on
     /// another thread, once the rank has dropped the graphs with its collectives.
     pub fn abort(&self) {
-        self.0.abort();
+        if let Some(shared) = self.shared.upgrade() {
+            shared.abort();
+        }
     }
 
+    /// Whether the communicator was aborted or dropped.
     pub fn is_aborted(&self) -> bool {
-        !matches!(self.0.state().stage, Stage::Open(_))
+        let shared = self.shared.upgrade();
+        shared.is_none_or(|shared| !matches!(shared.state().stage, Stage::Open(_)))
     }
 }
 
 impl fmt::Debug for Aborter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Aborter(rank {})", self.0.rank)
+        write!(f, "Aborter(rank {})", self.rank)
     }
 }
