@@ -225,8 +225,11 @@ impl Aborter {
 
     /// Whether the communicator was aborted or dropped.
     pub fn is_aborted(&self) -> bool {
-        let shared = self.shared.upgrade();
-        shared.is_none_or(|shared| !matches!(shared.state().stage, Stage::Open(_)))
+        let Some(shared) = self.shared.upgrade() else {
+            return true;
+        };
+        let state = shared.state();
+        !matches!(state.stage, Stage::Open(_))
     }
 }
 
