@@ -120,12 +120,12 @@ impl Shared {
 
     /// False if the communicator was aborted, also while this waits for the GPU, or its context is lost.
     fn destroy(&self) -> bool {
-        let destroy = self.nccl.functions.destroy;
-        // SAFETY: made by `ncclCommInitRank`, destroyed once, and no call uses it: it is not open any more, and the rank
-        // has ended.
-        let destroyed = self
-            .device
-            .when_idle(|| self.close().map(|handle| unsafe { destroy(handle.0) }));
+        let destroy = |handle: Handle| {
+            // SAFETY: made by `ncclCommInitRank`, destroyed once, and no call uses it: it is not open any more, and the
+            // rank has ended.
+            unsafe { (self.nccl.functions.destroy)(handle.0) }
+        };
+        let destroyed = self.device.when_idle(|| self.close().map(destroy));
         let Ok(Some(code)) = destroyed else {
             return false;
         };
