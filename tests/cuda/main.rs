@@ -17,6 +17,7 @@ mod gpu;
 #[path = "../common/grammars.rs"]
 mod grammars;
 mod interruptions;
+mod lone_rank;
 #[path = "../models/masks.rs"]
 mod masks;
 mod model;
