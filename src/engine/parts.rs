@@ -29,7 +29,7 @@ use souffleur_bundled as bundled;
 use souffleur_chaos::Chaos;
 use souffleur_config::{Device, EngineConfig};
 use souffleur_executor::Executor;
-use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions, CpuRanks};
+use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
 use souffleur_executor::memory_plan::MemoryPlan;
 use souffleur_grammar::{GrammarCompiler, GrammarLimits};
 use souffleur_kernels::cpu::KernelPath;
@@ -454,13 +454,9 @@ fn cpu_executor(
         };
         if count > 1 {
             let ranks = GroupRules::new(count, limit);
-            let executor = match &store {
-                Some(store) => {
-                    let store = (store.geometry.block_tokens, store.desk.port());
-                    CpuRanks::load_with_store(&dir, &options, &ranks, store, &mut report)?
-                }
-                None => CpuRanks::load(&dir, &options, &ranks, &mut report)?,
-            };
+            let store = store.as_ref();
+            let store = store.map(|store| (store.geometry.block_tokens, store.desk.port()));
+            let executor = cpu::load_ranks(&dir, &options, &ranks, store, &mut report)?;
             return Ok(Box::new(executor));
         }
         let executor = CpuExecutor::load(&dir, &options, &mut report)?;

@@ -23,6 +23,8 @@ pub mod memory_plan;
 #[doc(hidden)]
 pub mod noise;
 mod one_row;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
+mod ranks;
 mod results;
 mod row;
 mod rows;
@@ -30,6 +32,7 @@ mod script;
 pub mod scripted;
 mod wanted;
 
+pub use self::ranks::Ranks;
 use souffleur_base::beat::Beat;
 use souffleur_base::error::StepError;
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};

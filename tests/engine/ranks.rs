@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use souffleur_base::error::StartError;
 use souffleur_config::{DtypeChoice, EngineConfig, MaxRestarts};
 use souffleur_engine::{Engine, EngineHandle, EngineParts, ModelInfo, Progress};
-use souffleur_executor::cpu::{CpuOptions, CpuRanks};
+use souffleur_executor::cpu::{CpuOptions, load_ranks};
 use souffleur_kernels::cpu::Numa;
 use souffleur_kernels::cpu::ranks::{GroupRules, Moment};
 use souffleur_kernels::shard::Rank;
@@ -253,7 +253,7 @@ fn start_faulty(faults: &Arc<Faults>) -> Result<EngineHandle, StartError> {
         ..GroupRules::new(2, LIMIT)
     };
     parts.executor = Arc::new(move || {
-        let ranks = CpuRanks::load(&dir, &options, &rules, &mut |_, _| {})?;
+        let ranks = load_ranks(&dir, &options, &rules, None, &mut |_, _| {})?;
         Ok(Box::new(ranks))
     });
     Engine::start_with(config, parts)

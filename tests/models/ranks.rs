@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use souffleur_base::error::StepError;
 use souffleur_base::ids::StateSlot;
-use souffleur_executor::Executor;
-use souffleur_executor::cpu::{CpuExecutor, CpuOptions, CpuRanks, describe};
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions, describe, load_ranks};
+use souffleur_executor::{Executor, Ranks};
 use souffleur_kernels::cpu::ranks::GroupRules;
 use souffleur_kernels::dtype::{Dtype, Quantization};
 use souffleur_model::loader::LoadFormat;
@@ -38,13 +38,13 @@ fn in_f32() -> CpuOptions {
 }
 
 /// The error's text if the model cannot be divided.
-fn on_ranks(name: &str, options: &CpuOptions, count: usize) -> Result<CpuRanks, String> {
+fn on_ranks(name: &str, options: &CpuOptions, count: usize) -> Result<Ranks, String> {
     on_ranks_from(&fixture(name), options, count)
 }
 
-fn on_ranks_from(path: &Path, options: &CpuOptions, count: usize) -> Result<CpuRanks, String> {
+fn on_ranks_from(path: &Path, options: &CpuOptions, count: usize) -> Result<Ranks, String> {
     let rules = GroupRules::new(count, LONG);
-    let ranks = CpuRanks::load(path, options, &rules, &mut |_, _| {});
+    let ranks = load_ranks(path, options, &rules, None, &mut |_, _| {});
     ranks.map_err(|error| error.to_string())
 }
 
@@ -269,7 +269,7 @@ impl GrammarState for Planted {
     }
 }
 
-fn run_all(ranks: &mut CpuRanks, steps: &[StepPlan]) -> Result<Vec<StepOutput>, StepError> {
+fn run_all(ranks: &mut Ranks, steps: &[StepPlan]) -> Result<Vec<StepOutput>, StepError> {
     steps.iter().map(|step| ranks.run(step)).collect()
 }
 

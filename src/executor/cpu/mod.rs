@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub use self::describe::{
     CpuDescription, LoadedMatrix, OnRanks, describe, describe_checkpoint, matrices, widening_bytes,
 };
-pub use self::ranks::CpuRanks;
+pub use self::ranks::load_ranks;
 pub use self::readout::LOGIT_ROWS;
 use crate::check::Limits;
 use crate::host::StoreLink;
