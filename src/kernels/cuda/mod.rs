@@ -16,6 +16,7 @@ pub mod launch;
 pub mod nccl;
 pub mod pack;
 pub mod params;
+pub mod ranks;
 pub mod sampling;
 pub mod search;
 pub mod symbols;
