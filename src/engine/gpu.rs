@@ -21,6 +21,7 @@ use souffleur_kernels::cuda::gemm::Products;
 use souffleur_kernels::cuda::pack::kernels_name;
 use souffleur_kernels::cuda::params::ElementType;
 use souffleur_kernels::dtype::Dtype as StoredDtype;
+use souffleur_kernels::shard::Rank;
 use souffleur_store::block_tokens;
 
 /// Memory reserved for CUDA graphs, kernel code, sampler lists and allocation rounding. SGLang reserves as much.
@@ -118,6 +119,7 @@ impl Gpu {
             logit_rows: options.logit_rows(),
             gemm: options.gemm,
             weights: (0, 0),
+            rank: Rank::ONLY,
         };
         let pages_per_row = context_tokens.div_ceil(options.page_size) as u64;
         let page_table_bytes = (sizes.n_rows as u64)

@@ -59,6 +59,7 @@ use souffleur_kernels::cuda::pack::Modules;
 use souffleur_kernels::cuda::params::ElementType;
 use souffleur_kernels::cuda::sampling::{MAX_TOP, Sampled, SamplingKernels, TokenLogprob};
 use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::shard::Rank;
 use souffleur_model::blocks::Decoder;
 use souffleur_model::loader::{Checkpoint, LoadProgress, Loader};
 use souffleur_state::sampling::TokenLogprobs;
@@ -158,6 +159,7 @@ impl CudaExecutor {
                 checkpoint.weights_bytes(None, |_, _| None) as usize,
                 config.tensors().len() + 1,
             ),
+            rank: Rank::ONLY,
         };
         let shape = config.shape();
         let compute = Arc::new(device.stream(Priority::High).map_err(to_load_error)?);

@@ -42,15 +42,22 @@ impl WeightLoader {
         })
     }
 
-    /// Copies tensors contiguously, converted to `element`.
+    /// Copies tensors contiguously, converted to `element`, and appends `n_zeros` zeros.
     pub fn elements(
         &mut self,
         parts: &[TensorView<'_>],
+        n_zeros: usize,
         element: ElementType,
     ) -> Result<Weights<Element>, DriverError> {
         let elements = parts.iter().map(TensorView::elements).sum::<usize>();
-        let (memory, start) = self.take(elements * element.bytes())?;
-        self.upload(&memory, start, parts, element)?;
+        let (end, zeros) = (elements * element.bytes(), n_zeros * element.bytes());
+        let (memory, start) = self.take(end + zeros)?;
+        let to: &DeviceBuffer<u8> = &memory;
+        self.upload(to, start, parts, element)?;
+        if zeros > 0 {
+            let fill = |to: &mut [u8], _: usize| to.fill(0);
+            self.uploader.upload(to, start + end, zeros, fill)?;
+        }
         Ok(Weights {
             start: memory.at(start).cast(),
             _memory: memory,
@@ -71,7 +78,7 @@ impl WeightLoader {
     }
 
     pub fn f32(&mut self, parts: &[TensorView<'_>]) -> Result<Weights<f32>, DriverError> {
-        let Weights { start, _memory } = self.elements(parts, ElementType::F32)?;
+        let Weights { start, _memory } = self.elements(parts, 0, ElementType::F32)?;
         Ok(Weights {
             start: start.cast(),
             _memory,

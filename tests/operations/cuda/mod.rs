@@ -19,6 +19,7 @@ use souffleur_kernels::cuda::pack::Modules;
 use souffleur_kernels::cuda::params::{ElementType, Segment, Tile};
 use souffleur_kernels::dtype::Dtype;
 use souffleur_kernels::shape::{AttentionShape, DecoderShape};
+use souffleur_kernels::shard::Rank;
 
 const VOCAB: usize = 70;
 const PAGES: usize = 1000;
@@ -158,6 +159,7 @@ impl Gpu {
             logit_rows: 8,
             gemm: GemmWish::Own,
             weights: (1 << 20, 20),
+            rank: Rank::ONLY,
         };
         let backend = CudaBackend::new(&device, stream, &modules, &case.decoder(), &sizes);
         Self {

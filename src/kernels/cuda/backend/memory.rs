@@ -33,8 +33,15 @@ pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocesso
     let mlp = normed + matrix(tokens, 3 * decoder.intermediate, element);
     let rows = sizes.logit_rows;
     let shape = SamplingShape::new(rows, decoder.vocab, multiprocessors);
-    let sampling =
-        matrix(rows, hidden, element) + matrix(rows, decoder.vocab, 4) + shape.workspace_bytes();
+    let logits = match sizes.rank.count() {
+        1 => matrix(rows, decoder.vocab, 4),
+        // The rank's part, the parts of all ranks, and the whole rows.
+        count => {
+            let each = decoder.vocab.div_ceil(count);
+            matrix(rows, each, 4) + 2 * matrix(rows * count, each, 4)
+        }
+    };
+    let sampling = matrix(rows, hidden, element) + logits + shape.workspace_bytes();
     let peak = projection
         .max(attention_ops)
         .max(row_selection)

@@ -12,25 +12,31 @@ use super::gemm::{GemmWish, Products};
 use super::launch::{
     AttendShape, Attention, Embed, FillRandom, KvBlocks, RmsNorm, RopeStore, SiluMul,
 };
+use super::nccl::NcclError;
 use super::pack::Modules;
 use super::params::{Element, ElementType, Segment, Tile};
 use super::weights::WeightLoader;
 use crate::shape::DecoderShape;
+use crate::shard::Rank;
 use souffleur_base::kv_layout::KvLayout;
 
 mod blocks;
 mod memory;
 mod operations;
+mod ranks;
 mod vectors;
 
 use memory::KvPool;
 pub use memory::{activation_bytes, check_layout};
+use ranks::OtherRanks;
 use vectors::EmbeddingUploads;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CudaFailure {
     #[error(transparent)]
     Driver(#[from] DriverError),
+    #[error(transparent)]
+    Ranks(#[from] NcclError),
     #[error(
         "failed to allocate {wanted_bytes} bytes in the {arena_bytes}-byte activation buffer, which is too small (a \
          bug): file an issue"
@@ -55,6 +61,8 @@ pub struct CudaSizes {
     pub gemm: GemmWish,
     /// Bytes and number of weight tensors.
     pub weights: (usize, usize),
+    /// The part of the model that the backend computes.
+    pub rank: Rank,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -126,6 +134,11 @@ struct Launches {
 }
 
 pub struct CudaBackend {
+    /// Dropped first: it ends the collectives for which the GPU may wait.
+    ranks: Option<OtherRanks>,
+    rank: Rank,
+    /// The size of the vocabulary.
+    vocab: usize,
     device: Device,
     pub stream: Arc<Stream>,
     launches: Launches,
@@ -174,6 +187,9 @@ impl CudaBackend {
         };
         let (bytes, n_tensors) = sizes.weights;
         Ok(Self {
+            ranks: None,
+            rank: sizes.rank,
+            vocab: shape.vocab,
             kv: KvPool::new(device, &KvLayout::new(Vec::new()), 0)?,
             page_table: device.alloc(0)?,
             table_stride: sizes.context_tokens.div_ceil(sizes.page_size).max(1),

@@ -1,5 +1,7 @@
 //! The decoder's operations as CUDA kernel launches.
 
+mod ranks;
+
 use std::f32::consts::LOG2_E;
 
 use super::{CudaBackend, CudaBatch, Tensor, TokenList};
@@ -11,6 +13,7 @@ use crate::latent::{LatentShape, LatentWeights};
 use crate::random::RandomTensor;
 use crate::recurrent::{DeltaNetWeights, GatedConvWeights};
 use crate::rope::{PositionScale, Rope};
+use crate::shard::Shard;
 use crate::tensor_view::TensorView;
 use crate::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 
@@ -19,6 +22,7 @@ pub struct Matrix {
     elements: Option<Weights<Element>>,
     outputs: usize,
     inputs: usize,
+    shard: Shard,
 }
 
 impl Matrix {
@@ -117,13 +121,21 @@ impl Backend for CudaBackend {
     type Routes = NoExperts;
     type HeadMatrices = NoHeadMatrices;
 
-    fn matrix(&mut self, parts: &[TensorView<'_>], _: &[MatrixRole]) -> Matrix {
+    fn matrix(&mut self, parts: &[TensorView<'_>], roles: &[MatrixRole]) -> Matrix {
         let element = self.element;
+        let outputs: usize = parts.iter().map(|part| part.shape[0]).sum();
+        let inputs = parts.first().map_or(0, |part| part.shape[1]);
+        let padding = self.padding(outputs, roles);
         Matrix {
-            elements: self.upload(|loader| loader.elements(parts, element)),
-            outputs: parts.iter().map(|part| part.shape[0]).sum(),
-            inputs: parts.first().map_or(0, |part| part.shape[1]),
+            elements: self.upload(|loader| loader.elements(parts, padding * inputs, element)),
+            outputs: outputs + padding,
+            inputs,
+            shard: Shard::Whole,
         }
+    }
+
+    fn divided(&mut self, matrix: Matrix, shard: Shard) -> Matrix {
+        Matrix { shard, ..matrix }
     }
 
     fn random_matrix(&mut self, parts: &[RandomTensor], _: &[MatrixRole]) -> Matrix {
@@ -144,6 +156,7 @@ impl Backend for CudaBackend {
             elements,
             outputs: parts.iter().map(|part| part.shape[0]).sum(),
             inputs: parts.first().map_or(0, |part| part.shape[1]),
+            shard: Shard::Whole,
         }
     }
 
@@ -442,7 +455,12 @@ impl Backend for CudaBackend {
 
     fn project_add(&mut self, residual: &mut Tensor, x: &Tensor, linear: &Linear<Self>) {
         let bias = linear.bias.as_ref();
-        self.multiply(x, &linear.weight, bias, residual, GemmWrite::AddF32);
+        match linear.weight.shard {
+            Shard::Inputs => self.add_over_ranks(residual, x, linear),
+            Shard::Whole | Shard::Outputs => {
+                self.multiply(x, &linear.weight, bias, residual, GemmWrite::AddF32);
+            }
+        }
     }
 
     fn pick(&mut self, x: &Tensor, tokens: &TokenList) -> Tensor {
@@ -475,6 +493,9 @@ impl Backend for CudaBackend {
         let normed = self.norm(x, *tokens, norm, eps);
         let out = self.f32(tokens.len, vocab.outputs);
         self.multiply(&normed, vocab, None, &out, GemmWrite::StoreF32);
-        out
+        match vocab.shard {
+            Shard::Outputs => self.gather_from_ranks(&out),
+            Shard::Whole | Shard::Inputs => out,
+        }
     }
 }
