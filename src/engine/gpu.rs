@@ -9,12 +9,12 @@ use souffleur_actors::kv_store::StoreSetup;
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_base::kv_layout::KvDtype;
 use souffleur_config::{Device as Wanted, DtypeChoice, EngineConfig, Gpus, KvCacheDtype};
+use souffleur_executor::Executor;
 use souffleur_executor::cpu::CpuDescription;
 use souffleur_executor::cuda::{
     CudaExecutor, CudaOptions, DtypeOrigin, check_model, element_of, staging_bytes,
 };
 use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
-use souffleur_executor::{Executor, Placement};
 use souffleur_kernels::cuda::backend::{CudaSizes, activation_bytes, check_layout};
 use souffleur_kernels::cuda::driver::{self, Claim, Device};
 use souffleur_kernels::cuda::gemm::Products;
@@ -261,7 +261,6 @@ fn options(
             config.cuda_graph_max_bs
         },
         load_format: config.load_format,
-        placement: Placement::WHOLE,
         plan: None,
         eos_token_ids: [].into(),
     })

@@ -123,30 +123,3 @@ pub enum Launch {
     /// The device runs the step, or will after the previous one; [`Executor::finish`] returns the output.
     UnderWay,
 }
-
-/// Which part of a model an executor runs, when several share it (tensor parallelism). So far one rank runs all of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
-    rank: u32,
-    world_size: u32,
-}
-
-impl Placement {
-    pub const WHOLE: Self = Self {
-        rank: 0,
-        world_size: 1,
-    };
-
-    /// Rank `rank` of `world_size`; `None` if there is no such rank.
-    pub fn new(rank: u32, world_size: u32) -> Option<Self> {
-        (rank < world_size).then_some(Self { rank, world_size })
-    }
-
-    pub fn rank(self) -> u32 {
-        self.rank
-    }
-
-    pub fn world_size(self) -> u32 {
-        self.world_size
-    }
-}

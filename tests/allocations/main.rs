@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+use souffleur_executor::Executor;
 use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur_executor::cuda::{CudaExecutor, CudaOptions};
-use souffleur_executor::{Executor, Placement};
 use souffleur_kernels::cpu::Numa;
 use souffleur_kernels::cuda::driver::Device;
 use souffleur_kernels::cuda::gemm::GemmWish;
@@ -215,7 +215,6 @@ fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
         step_tokens: 128,
         gemm: GemmWish::Own,
         graph_rows,
-        placement: Placement::WHOLE,
         plan: None,
         eos_token_ids: [1].into(),
     };

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use souffleur_executor::Placement;
 use souffleur_executor::cuda::{CudaExecutor, CudaOptions};
 use souffleur_kernels::cuda::gemm::GemmWish;
 use souffleur_kernels::cuda::params::ElementType;
@@ -24,7 +23,6 @@ pub fn options() -> CudaOptions {
         step_tokens: 256,
         gemm: GemmWish::Own,
         graph_rows: 4,
-        placement: Placement::WHOLE,
         plan: None,
         eos_token_ids: [].into(),
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crossbeam_channel::Receiver;
 use souffleur_config::{Device, DtypeChoice, EngineConfig};
 use souffleur_engine::{Engine, EngineParts, Progress};
-use souffleur_executor::Placement;
 use souffleur_executor::cuda::{CudaExecutor, CudaOptions};
 use souffleur_kernels::cuda::gemm::GemmWish;
 use souffleur_kernels::cuda::params::ElementType;
@@ -112,7 +111,6 @@ impl Setup {
             step_tokens: chunk + info.max_running_requests,
             gemm: GemmWish::Own,
             graph_rows: if self.graphs { GRAPH_ROWS } else { 0 },
-            placement: Placement::WHOLE,
             plan: None,
             eos_token_ids: info.eos_token_ids.as_slice().into(),
         }

@@ -2,15 +2,38 @@
 
 use std::collections::BTreeMap;
 
+use souffleur_kernels::cuda::backend::Tensor;
 use souffleur_kernels::cuda::driver::{DevicePtr, Graph};
 
 /// Batch sizes up to this one are powers of two, larger ones its multiples; the last is always `max_rows`.
 const BUCKET_STEP: usize = 8;
 
+/// Logits on the device.
+#[derive(Clone, Copy)]
+pub(super) struct Logits {
+    pub(super) start: DevicePtr<f32>,
+    /// From one row to the next; ranks may pad the vocabulary.
+    pub(super) stride: u32,
+}
+
+impl Logits {
+    pub(super) const NULL: Self = Self {
+        start: DevicePtr::NULL,
+        stride: 0,
+    };
+
+    pub(super) fn of(tensor: &Tensor) -> Self {
+        Self {
+            start: tensor.f32(),
+            stride: tensor.width() as u32,
+        }
+    }
+}
+
 pub(super) struct DecodeGraph {
     pub(super) graph: Graph,
-    /// Address of the logits, which are valid until the next launch.
-    pub(super) logits: DevicePtr<f32>,
+    /// The logits, which are valid until the next launch.
+    pub(super) logits: Logits,
 }
 
 pub(super) struct Graphs {

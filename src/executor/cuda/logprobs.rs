@@ -44,13 +44,13 @@ impl CudaExecutor {
         let params = LogprobParams {
             out: self.arrays.logprobs.ptr().cast(),
             sampled: self.arrays.sampled.ptr().cast(),
-            logits: rows.logits,
+            logits: rows.logits.start,
             works: lists.logprob_works.at(uploaded.start).add(first_work),
             ids: lists.logprob_ids.at(uploaded.start),
             masses: self.arrays.logprob_space.ptr(),
             highest: self.arrays.logprob_space.at(shape.masses_bytes),
             vocab: self.vocab_size as u32,
-            stride: self.vocab_size as u32,
+            stride: rows.logits.stride,
             n_works: n_works as u32,
             n_chunks: shape.n_logprob_chunks,
             max_top: lists.max_top,
@@ -79,8 +79,9 @@ impl CudaExecutor {
             } else {
                 *token
             };
-            let logits = self.backend.read_row(logits, index - rows.first)?;
-            let found = token_logprobs(&logits, token, wish.top, &wish.token_ids);
+            let row = self.backend.read_row(logits, index - rows.first)?;
+            let row = &row[..self.vocab_size];
+            let found = token_logprobs(row, token, wish.top, &wish.token_ids);
             ranked.push((index, found));
         }
         Ok(())

@@ -24,6 +24,7 @@ mod logprobs;
 mod masks;
 mod options;
 mod pinned;
+mod ranks;
 mod row_outputs;
 mod samplers;
 mod stage;
@@ -43,10 +44,12 @@ use self::graphs::Graphs;
 use self::layout::{Layout, StepShape};
 use self::options::check_options;
 pub use self::options::{CudaOptions, DtypeOrigin, element_of};
+pub use self::ranks::{LoadModules, load_modules, load_ranks};
 use self::row_outputs::{Logprobs, RowOutput, SAMPLED_WORDS, read_logprobs};
 use self::samplers::RowSamplers;
 use self::stage::{N_SLOTS, Readback, ReadbackRing, UploadRing};
 use crate::check::Limits;
+use crate::ranks::LoadFailure;
 use crate::results::ResultBuffers;
 use crate::rows::Rows;
 use crate::{DeviceLost, Executor, Launch};
@@ -57,6 +60,7 @@ use souffleur_kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes, chec
 use souffleur_kernels::cuda::driver::{Device, DriverError, LaunchState, Priority, Stream};
 use souffleur_kernels::cuda::pack::Modules;
 use souffleur_kernels::cuda::params::ElementType;
+use souffleur_kernels::cuda::ranks::CudaLink;
 use souffleur_kernels::cuda::sampling::{MAX_TOP, Sampled, SamplingKernels, TokenLogprob};
 use souffleur_kernels::dtype::Dtype;
 use souffleur_kernels::shard::Rank;
@@ -71,10 +75,11 @@ const UPLOAD_WORDS: usize = 64 << 10;
 const MASK_WORDS: usize = 4 << 10;
 
 pub struct CudaExecutor {
-    /// Dropped first: graphs refer to buffers of all other fields.
+    /// Dropped first: graphs refer to buffers of all other fields, and to the collectives of the backend.
     graphs: Graphs,
-    model: Decoder<CudaBackend>,
+    /// Dropped before the weights: freeing memory waits for the GPU, which may wait for other ranks.
     backend: CudaBackend,
+    model: Decoder<CudaBackend>,
     compute: Arc<Stream>,
     kernels: SamplingKernels,
     samplers: RowSamplers,
@@ -123,8 +128,7 @@ impl CudaExecutor {
         options: &CudaOptions,
         progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
-        let modules = Modules::load(&device);
-        let modules = modules.map_err(|error| LoadError::Device(error.to_string()))?;
+        let modules = load_modules(&device)?;
         Self::load_with(device, &modules, dir, options, progress)
     }
 
@@ -136,11 +140,20 @@ impl CudaExecutor {
         options: &CudaOptions,
         progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
-        let dtype = match options.element {
-            ElementType::F32 => Dtype::F32,
-            ElementType::Bf16 => Dtype::BF16,
-        };
-        let checkpoint = Checkpoint::open(dir, Some(dtype), options.load_format)?;
+        let checkpoint = open(dir, options)?;
+        let whole = (&checkpoint, Rank::ONLY);
+        let loaded = Self::of_checkpoint((device, modules), whole, options, |_| Ok(None), progress);
+        loaded.map_err(LoadFailure::into_error)
+    }
+
+    /// Loads a rank's part of a model, and then calls `join` to connect the rank to the others.
+    fn of_checkpoint(
+        (device, modules): (Device, &Modules),
+        (checkpoint, rank): (&Checkpoint, Rank),
+        options: &CudaOptions,
+        join: impl FnOnce(&Device) -> Result<Option<CudaLink>, LoadFailure>,
+        progress: LoadProgress<'_>,
+    ) -> Result<Self, LoadFailure> {
         let config = &checkpoint.config;
         check_model(config)?;
         check_options(options, config.vocab_size)?;
@@ -159,24 +172,30 @@ impl CudaExecutor {
                 checkpoint.weights_bytes(None, |_, _| None) as usize,
                 config.tensors().len() + 1,
             ),
-            rank: Rank::ONLY,
+            rank,
         };
         let shape = config.shape();
         let compute = Arc::new(device.stream(Priority::High).map_err(to_load_error)?);
         let mut backend = CudaBackend::new(&device, compute.clone(), modules, &shape, &sizes)
             .map_err(to_load_error)?;
         let model =
-            souffleur_model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+            souffleur_model::blocks::load(&mut Loader::new(checkpoint, &mut backend, progress))?;
         let free_bytes = backend.end_loading().map_err(to_load_error)?;
         if let Some(plan) = &options.plan {
             plan.check_loaded(free_bytes)?;
+        }
+        // NCCL takes memory of the plan's reserve.
+        if let Some(link) = join(&device)? {
+            let joined = backend.join(link, sizes.logit_rows);
+            joined.map_err(to_load_error)?;
         }
         backend
             .take_memory(&shape, &kv, &sizes)
             .map_err(to_load_error)?;
         let widths = (config.vocab_size, config.hidden_size);
         let parts = (model, backend, compute);
-        Self::new(device, modules, options, widths, parts).map_err(to_load_error)
+        let made = Self::new(device, modules, options, widths, parts);
+        made.map_err(|failure| to_load_error(failure).into())
     }
 
     fn new(
@@ -201,8 +220,8 @@ impl CudaExecutor {
         let readback_words = SAMPLED_WORDS * options.logit_rows();
         let mut executor = Self {
             graphs: Graphs::new(options.graph_rows.min(options.max_rows)),
-            model,
             backend,
+            model,
             compute,
             kernels: SamplingKernels::load(modules)?,
             samplers: RowSamplers::new(&device, n_rows, vocab_size, options.eos_token_ids.clone())?,
@@ -352,6 +371,14 @@ impl CudaExecutor {
             rows: step.rows,
         })
     }
+}
+
+fn open(dir: &Path, options: &CudaOptions) -> Result<Checkpoint, LoadError> {
+    let dtype = match options.element {
+        ElementType::F32 => Dtype::F32,
+        ElementType::Bf16 => Dtype::BF16,
+    };
+    Checkpoint::open(dir, Some(dtype), options.load_format)
 }
 
 type ModelParts = (Decoder<CudaBackend>, CudaBackend, Arc<Stream>);

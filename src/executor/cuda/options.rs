@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::Placement;
 use crate::memory_plan::MemoryPlan;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::cuda::gemm::GemmWish;
@@ -30,7 +29,6 @@ pub struct CudaOptions {
     pub gemm: GemmWish,
     /// Maximum number of rows of a decode step that runs as a CUDA graph; 0 disables graphs.
     pub graph_rows: usize,
-    pub placement: Placement,
     pub plan: Option<MemoryPlan>,
     /// Tokens that end an output: none is sampled before a request's `min_new_tokens`.
     pub eos_token_ids: Arc<[u32]>,
@@ -103,10 +101,5 @@ pub(super) fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<
              use --device cpu"
         )));
     }
-    match options.placement.world_size() {
-        1 => Ok(()),
-        n => Err(LoadError::Device(format!(
-            "{n} ranks requested, but a model can run on one GPU only"
-        ))),
-    }
+    Ok(())
 }

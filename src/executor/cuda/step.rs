@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use crate::cuda::blocks::StepFailure;
-use crate::cuda::graphs::DecodeGraph;
+use crate::cuda::graphs::{DecodeGraph, Logits};
 use crate::cuda::layout::Lists;
 use crate::cuda::masks::{MaskedWorks, Masks};
 use crate::cuda::row_outputs::{LOGPROB_WORDS, SAMPLED_WORDS};
 use crate::cuda::stage::{ReadbackPart, Upload};
 use crate::cuda::{CudaExecutor, DeviceStep};
 use crate::wanted::next_run;
+use souffleur_kernels::cpu::ranks::Moment;
 use souffleur_kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
 use souffleur_kernels::cuda::driver::{DeviceBuffer, DevicePtr, DriverError};
 use souffleur_kernels::cuda::sampling::{
@@ -20,9 +21,9 @@ use souffleur_model::blocks::ReadTokens;
 use souffleur_state::sampling::TokenLogprobs;
 use souffleur_state::step::{RowResult, StepPlan};
 
-/// Rows of logits: their address, and the range of their entries in the layout's `wanted`.
+/// Rows of logits, and the range of their entries in the layout's `wanted`.
 pub(super) struct LogitRows {
-    pub(super) logits: DevicePtr<f32>,
+    pub(super) logits: Logits,
     pub(super) first: usize,
     pub(super) len: usize,
 }
@@ -45,8 +46,9 @@ impl CudaExecutor {
 
     fn record_graph(&mut self, bucket: usize) -> Result<(), CudaFailure> {
         let compute = self.compute.clone();
-        let mut logits = DevicePtr::NULL;
+        let mut logits = Logits::NULL;
         let graph = compute.capture(|| {
+            self.backend.strike(Moment::Recording);
             logits = self.decode(bucket)?;
             Ok::<_, CudaFailure>(())
         })?;
@@ -56,8 +58,8 @@ impl CudaExecutor {
     }
 
     /// Launches a decode of the rows in [`StepArrays`](crate::cuda::arrays::StepArrays), the work that graphs record.
-    /// Returns the address of the logits.
-    fn decode(&mut self, n_rows: usize) -> Result<DevicePtr<f32>, CudaFailure> {
+    /// Returns the logits.
+    fn decode(&mut self, n_rows: usize) -> Result<Logits, CudaFailure> {
         let rows = self.arrays.decode_rows.ptr().cast();
         self.begin_decode(rows, n_rows)?;
         let batch = self.batch(n_rows, 0);
@@ -68,7 +70,7 @@ impl CudaExecutor {
         };
         let logits = self.model.logits(&mut self.backend, &hidden, &all);
         let rows = LogitRows {
-            logits: logits.f32(),
+            logits: Logits::of(&logits),
             first: 0,
             len: n_rows,
         };
@@ -227,7 +229,7 @@ impl CudaExecutor {
             let logits = self.model.logits(&mut self.backend, &hidden, &list);
             self.backend.take_failure()?;
             let rows = LogitRows {
-                logits: logits.f32(),
+                logits: Logits::of(&logits),
                 first,
                 len: list.len,
             };
@@ -363,13 +365,13 @@ impl CudaExecutor {
         self.backend.take_failure()?;
         let params = SampleParams {
             out: self.arrays.sampled.at(rows.first * SAMPLED_WORDS).cast(),
-            logits: rows.logits,
+            logits: rows.logits.start,
             works,
             peaks: peaks.bytes(),
             block_sums: block_sums.bytes(),
             classes: classes.bytes(),
             tie_margin: TIE_MARGIN,
-            stride: self.vocab_size as u32,
+            stride: rows.logits.stride,
             n_works: rows.len as u32,
             chunk: shape.chunk,
             n_chunks: shape.n_chunks,

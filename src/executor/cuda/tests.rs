@@ -5,7 +5,6 @@ use std::path::Path;
 use souffleur_cusim::Fault;
 
 use super::*;
-use crate::Placement;
 use souffleur_base::ids::{PageId, RowId, SeqId};
 use souffleur_kernels::cuda::gemm::GemmWish;
 use souffleur_model::loader::LoadFormat;
@@ -31,7 +30,6 @@ fn options() -> CudaOptions {
         gemm: GemmWish::Own,
         // Without graphs, kernels read the uploaded lists themselves; graphs read copies.
         graph_rows: 0,
-        placement: Placement::WHOLE,
         plan: None,
         eos_token_ids: [].into(),
     }

@@ -39,6 +39,15 @@ pub(crate) enum LoadFailure {
     Others(String),
 }
 
+impl LoadFailure {
+    pub(crate) fn into_error(self) -> LoadError {
+        match self {
+            Self::Own(error) => error,
+            Self::Others(reason) => LoadError::Device(reason),
+        }
+    }
+}
+
 impl From<LoadError> for LoadFailure {
     fn from(error: LoadError) -> Self {
         Self::Own(error)

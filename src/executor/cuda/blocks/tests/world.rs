@@ -11,7 +11,6 @@ use souffleur_cusim::Fault;
 
 use super::super::*;
 use crate::Executor;
-use crate::Placement;
 use crate::cuda::{CudaExecutor, CudaOptions};
 use crate::host::{LoadedPart, Wanted};
 use souffleur_base::ids::{SeqId, StepId};
@@ -166,7 +165,6 @@ pub(super) fn plain_executor(ordinal: usize) -> CudaExecutor {
         step_tokens: 32,
         gemm: GemmWish::Own,
         graph_rows: 0,
-        placement: Placement::WHOLE,
         plan: None,
         eos_token_ids: [].into(),
     };
