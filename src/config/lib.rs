@@ -82,7 +82,8 @@ crate::keys! {
         /// be requested explicitly.
         ///
         /// With `--dp-size`, cuda means a GPU for each replica, from number 0 on. If there are fewer GPUs than
-        /// replicas, the replicas have them in turn, and those on one GPU share its memory.
+        /// replicas, the replicas have them in turn, and those on one GPU share its memory. With `--tp-size`, each rank
+        /// has a GPU, and cuda:N is the first of them.
         #[flag(MODEL.takes("DEVICE"))]
         device: Device = Device::Auto,
         /// Kernels of attention: auto or native, the only backend of each device.
@@ -128,8 +129,8 @@ crate::keys! {
         /// have the fewest tokens (total_tokens).
         #[flag(SCHEDULING.takes("METHOD"))]
         load_balance_method: LoadBalance = LoadBalance::Prefix,
-        /// Ranks that share the model (tensor parallelism), each with a part of the weights, of the KV memory and of
-        /// the threads; CPU only.
+        /// Ranks that share the model (tensor parallelism), each with a part of the weights and of the KV memory, and on
+        /// a CPU of the threads, on GPUs with a GPU.
         ///
         /// Outputs may differ from those of one rank, as sums are rounded differently. The flag is also called --tp and
         /// --tensor-parallel-size.

@@ -239,8 +239,16 @@ impl EngineConfig {
     fn validate_replicas(&self) -> Result<(), ConfigError> {
         let n = self.dp_size;
         if let Device::Cuda(Gpus::Listed(ordinals)) = &self.device {
-            let n_gpus = ordinals.len();
-            check(n_gpus <= n, "device", || {
+            let (n_gpus, n_ranks) = (ordinals.len(), self.tp_size);
+            let n_needed = n * n_ranks;
+            let is_exact = n_ranks == 1 || n_gpus == 1 || n_gpus == n_needed;
+            check(is_exact, "device", || {
+                format!(
+                    "names {n_gpus} GPUs, but tp_size {n_ranks} with dp_size {n} needs {n_needed}: name the first one, \
+                     or all"
+                )
+            })?;
+            check(n_gpus <= n_needed, "device", || {
                 format!(
                     "names {n_gpus} GPUs, but dp_size is {n}, and a replica uses one GPU: raise dp_size or name fewer"
                 )

@@ -34,7 +34,10 @@ pub(super) fn memory_plan(
     model: &CpuDescription,
     gpus: &[Gpu],
 ) -> Result<(MemoryPlan, Vec<GpuShare>), StartError> {
-    let shares = gpus.iter().map(|gpu| gpu_share(config, model, gpu));
+    let on_ranks = model.on_ranks(config.tp_size)?;
+    let shares = gpus
+        .iter()
+        .map(|gpu| gpu_share(config, model, (gpu, &on_ranks)));
     let shares = shares.collect::<Result<Vec<_>, StartError>>()?;
     let plans = shares.iter().map(|share| &share.memory);
     let smallest = plans.min_by_key(|plan| (plan.max_total_tokens, plan.max_running_requests));
@@ -56,16 +59,17 @@ pub(super) fn memory_plan(
 fn gpu_share(
     config: &EngineConfig,
     model: &CpuDescription,
-    gpu: &Gpu,
+    (gpu, on_ranks): (&Gpu, &OnRanks),
 ) -> Result<GpuShare, StartError> {
     gpu.check(config, model)?;
     let context_tokens = context_length(config, model)?;
     // The CUDA kernels have one page table, so layers with windows keep all tokens.
-    let wish = memory_wish(config, &model.kv_layout, context_tokens);
+    let wish = memory_wish(config, &on_ranks.kv_layout, context_tokens);
+    let budget = |rows| gpu.budget(config, (model, on_ranks), context_tokens, rows);
     Ok(GpuShare {
         name: gpu.name(),
         replicas: gpu.replicas(),
-        memory: MemoryPlan::by_rows(wish, |rows| gpu.budget(config, model, context_tokens, rows))?,
+        memory: MemoryPlan::by_rows(wish, budget)?,
     })
 }
 

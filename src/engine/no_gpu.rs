@@ -7,7 +7,7 @@ use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_config::{Device, EngineConfig};
-use souffleur_executor::cpu::CpuDescription;
+use souffleur_executor::cpu::{CpuDescription, OnRanks};
 use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan};
 
 pub(super) enum Gpu {}
@@ -41,7 +41,7 @@ impl Gpu {
     pub(super) fn budget(
         &self,
         _: &EngineConfig,
-        _: &CpuDescription,
+        _: (&CpuDescription, &OnRanks),
         _: usize,
         _: u32,
     ) -> Result<MemoryBudget, LoadError> {
@@ -56,16 +56,15 @@ impl Gpu {
         match *self {}
     }
 
-    pub(super) fn executor(
-        self,
+    pub(super) fn executors(
+        _: Vec<Self>,
         _: &EngineConfig,
-        _: &CpuDescription,
-        _: usize,
+        _: (&CpuDescription, usize),
         _: (&MemoryPlan, Option<Arc<StoreSetup>>),
         _: &[u32],
         _: Progress,
-    ) -> Result<Arc<ExecutorFactory>, LoadError> {
-        match self {}
+    ) -> Result<Vec<Arc<ExecutorFactory>>, LoadError> {
+        Ok(Vec::new())
     }
 }
 

@@ -8,14 +8,13 @@ use std::iter;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use crate::card::ModelCard;
 use crate::gpu::{self, Gpu};
 use crate::memory::{context_length, memory_plan};
 use crate::origin::from_the_same_files;
 use crate::progress::Progress;
-use crate::replicas::{GpuShare, unit_executors};
+use crate::replicas::{GpuShare, rank_limit, unit_executors};
 use crate::store::{record_weight_files, store_setup, tier_limits};
 use crate::text::ModelText;
 use crate::threads::ReplicaThreads;
@@ -50,8 +49,6 @@ use souffleur_state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Page ids have 32 bits, and page 0 is the dummy page.
 const MAX_PAGES: usize = u32::MAX as usize - 1;
-/// How long a rank waits for the others in a step, without a watchdog.
-const RANK_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
@@ -90,11 +87,12 @@ pub struct EngineParts {
     pub info: ModelInfo,
     /// `None`: token ids in, token ids out.
     pub text: Option<Arc<TextModel>>,
-    /// Makes the executors of all replicas, or of those on the first GPU.
+    /// Makes the executors of all replicas, or of those on the first GPU, or the first group of GPUs if a replica has
+    /// several ranks.
     pub executor: Arc<ExecutorFactory>,
     /// Factories of the executors on the other GPUs: replicas have the GPUs in turn.
     pub other_executors: Vec<Arc<ExecutorFactory>>,
-    /// The GPUs; empty on a CPU and for a host's executor.
+    /// The GPUs, those of a group in the order of its ranks; empty on a CPU and for a host's executor.
     pub gpus: Vec<GpuShare>,
     pub store: Option<Arc<StoreSetup>>,
 }
@@ -129,18 +127,9 @@ impl EngineParts {
             let parts = (&memory, sparsity, store.clone());
             vec![cpu_executor(config, parts, &eos_token_ids, progress)]
         } else {
-            let on_gpu = |gpu: Gpu| {
-                let (parts, progress) = ((&memory, store.clone()), progress.clone());
-                gpu.executor(
-                    config,
-                    &model,
-                    context_length,
-                    parts,
-                    &eos_token_ids,
-                    progress,
-                )
-            };
-            gpus.into_iter().map(on_gpu).collect::<Result<_, _>>()?
+            let parts = (&memory, store.clone());
+            let model = (&model, context_length);
+            Gpu::executors(gpus, config, model, parts, &eos_token_ids, progress)?
         };
         let mut executors = from_the_same_files(dir, executors).into_iter();
         let info = ModelInfo {
@@ -334,18 +323,16 @@ fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadErro
 
 /// Refuses settings that several ranks do not support.
 fn check_ranks(config: &EngineConfig) -> Result<(), ConfigError> {
-    let unsupported = [
-        (matches!(config.device, Device::Cuda(_)), "on a GPU"),
-        (config.enable_double_sparsity, "with enable_double_sparsity"),
-    ];
-    let found = unsupported.into_iter().find(|(is_set, _)| *is_set);
-    match found.filter(|_| config.tp_size > 1) {
-        None => Ok(()),
-        Some((_, setting)) => Err(ConfigError {
-            key: "tp_size".to_owned(),
-            reason: format!("is {}, expected 1 {setting}", config.tp_size),
-        }),
+    if config.tp_size == 1 || !config.enable_double_sparsity {
+        return Ok(());
     }
+    Err(ConfigError {
+        key: "tp_size".to_owned(),
+        reason: format!(
+            "is {}, expected 1 with enable_double_sparsity",
+            config.tp_size
+        ),
+    })
 }
 
 fn describe(config: &EngineConfig) -> Result<(CpuDescription, Option<ModelSparsity>), StartError> {
@@ -422,11 +409,7 @@ fn cpu_executor(
     let dir = config.model_path.clone();
     let threads = ReplicaThreads::of(config);
     threads.warn(config);
-    let count = config.tp_size;
-    // A rank that hangs is named before the watchdog ends the engine: the others wait for it first, then their leader.
-    let limit = config
-        .watchdog_timeout()
-        .map_or(RANK_LIMIT, |timeout| timeout / 4);
+    let ranks = GroupRules::new(config.tp_size, rank_limit(config));
     let of_all = CpuOptions {
         dtype: config.dtype.named(),
         kv_dtype: config.kv_cache_dtype.named(),
@@ -452,8 +435,7 @@ fn cpu_executor(
             threads: threads.of_this_thread(),
             ..of_all.clone()
         };
-        if count > 1 {
-            let ranks = GroupRules::new(count, limit);
+        if ranks.count > 1 {
             let store = store.as_ref();
             let store = store.map(|store| (store.geometry.block_tokens, store.desk.port()));
             let executor = cpu::load_ranks(&dir, &options, &ranks, store, &mut report)?;

@@ -73,6 +73,11 @@ pub(super) fn store_setup(
     let geometry = geometry(&of_rank, config.page_size as usize)
         .map_err(|reason| invalid("kv_disk_path", reason))?;
     let geometry = of_all_ranks(geometry, config.tp_size);
+    // A GPU's memory plan has the memory of a rank.
+    let kv_bytes = match gpu {
+        Some(_) => memory.kv_bytes.saturating_mul(config.tp_size as u64),
+        None => memory.kv_bytes,
+    };
     let store = StoreConfig {
         path: path.clone(),
         disk_bytes: config.kv_disk_bytes,
@@ -80,10 +85,10 @@ pub(super) fn store_setup(
             // A GPU's memory plan leaves out host memory.
             0 => {
                 let available = available_bytes().map_err(StartError::from)?;
-                checked_host_bytes(config, memory.kv_bytes, available)
+                checked_host_bytes(config, kv_bytes, available)
                     .map_err(|reason| invalid("kv_host_bytes", reason))?
             }
-            planned => host_bytes(config, memory.kv_bytes).min(planned),
+            planned => host_bytes(config, kv_bytes).min(planned),
         },
         prefetch_timeout: prefetch_timeout(config),
         drop_behind: false,

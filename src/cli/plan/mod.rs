@@ -15,7 +15,7 @@ use souffleur::config::EngineConfig;
 use souffleur::engine::{EngineParts, GpuShare, ModelInfo, Progress, ReplicaThreads};
 use souffleur::error::StartError;
 use souffleur::executor::cpu::{describe_checkpoint, widening_bytes};
-use souffleur::executor::memory_plan::Bytes;
+use souffleur::executor::memory_plan::{Bytes, MemoryPlan};
 use souffleur::model::loader::Checkpoint;
 use souffleur::model::sparsity::LayersToLabel;
 use souffleur::model::weights::TypeCount;
@@ -59,7 +59,7 @@ pub fn run(args: &PlanArgs, settings: Settings) -> Result<(), Failure> {
     };
     let parts = EngineParts::from_model(&no_tokenizer, Progress::silent())?;
     show(&parts, &Replicas::of(&config));
-    show_ranks(&config, &parts.info)?;
+    show_ranks(&config, &parts)?;
     show_files(&config, &parts.info)?;
     show_tokenizer(tokenizer);
     Ok(())
@@ -74,10 +74,10 @@ fn show_tokenizer(tokenizer: Result<(), StartError>) {
     }
 }
 
-/// Prints the part of the memory and of the threads that each of several ranks has.
-fn show_ranks(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
+/// Prints the part of the memory and of the threads that each of several ranks has, or its GPUs.
+fn show_ranks(config: &EngineConfig, parts: &EngineParts) -> Result<(), Failure> {
     let count = config.tp_size;
-    let Some(plan) = model.memory.as_ref().filter(|_| count > 1) else {
+    let Some(plan) = parts.info.memory.as_ref().filter(|_| count > 1) else {
         return Ok(());
     };
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
@@ -87,6 +87,10 @@ fn show_ranks(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     say(format_args!(
         "ranks                 {count}: each has a part of the weights and of the KV pool"
     ));
+    if !parts.gpus.is_empty() {
+        show_gpus_of_ranks(&parts.gpus, &on_ranks.decoded_weights_bytes, plan);
+        return Ok(());
+    }
     let kv = Bytes(plan.kv_bytes / count as u64);
     let threads = ReplicaThreads::of(config).per_rank();
     for (rank, weights) in on_ranks.weights_bytes.iter().enumerate() {
@@ -97,6 +101,26 @@ fn show_ranks(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// Prints the memory of each rank, and the GPUs of the rank in all replicas.
+fn show_gpus_of_ranks(gpus: &[GpuShare], weights_bytes: &[u64], plan: &MemoryPlan) {
+    let kv = Bytes(plan.kv_bytes);
+    for (rank, weights) in weights_bytes.iter().enumerate() {
+        let label = format!("  rank {rank}");
+        say(format_args!(
+            "{label:<21} {} of weights, {kv} of KV",
+            Bytes(*weights)
+        ));
+        for gpu in gpus.iter().skip(rank).step_by(weights_bytes.len()) {
+            let GpuShare { name, memory, .. } = gpu;
+            say(format_args!(
+                "    on {name}: {} free, enough for a pool of {} tokens",
+                Bytes(memory.budget.free_before_bytes),
+                memory.max_total_tokens
+            ));
+        }
+    }
 }
 
 /// Prints the number of layers by kind of cache, and of tensors by element type.

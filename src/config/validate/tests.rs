@@ -50,6 +50,36 @@ fn more_gpus_than_replicas_are_refused() {
 }
 
 #[test]
+fn the_gpus_of_ranks_are_the_first_or_all() {
+    let refusal = |ordinals: &[usize], tp_size, dp_size| {
+        let config = EngineConfig {
+            device: Device::Cuda(Gpus::Listed(ordinals.to_vec())),
+            tp_size,
+            dp_size,
+            ..EngineConfig::default()
+        };
+        config.validate().err().map(|error| error.to_string())
+    };
+    for (ordinals, tp_size, dp_size) in [
+        (&[3][..], 2, 1),
+        (&[3, 5], 2, 1),
+        (&[3], 2, 2),
+        (&[0, 1, 2, 3], 2, 2),
+    ] {
+        assert_eq!(refusal(ordinals, tp_size, dp_size), None);
+    }
+    for (ordinals, tp_size, dp_size) in [
+        (&[0, 1, 2][..], 2, 1),
+        (&[0, 1], 2, 2),
+        (&[0, 1, 2, 3], 2, 1),
+    ] {
+        let refused = refusal(ordinals, tp_size, dp_size).expect("another number");
+        assert!(refused.starts_with("device names"), "{refused}");
+        assert!(refused.contains("tp_size 2"), "{refused}");
+    }
+}
+
+#[test]
 fn replicas_are_refused_with_parts_that_serve_one() {
     let two = EngineConfig {
         dp_size: 2,

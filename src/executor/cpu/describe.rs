@@ -31,11 +31,15 @@ pub struct CpuDescription {
     pub stored_as: String,
 }
 
-/// The memory of a model on CPU ranks.
+/// A model on ranks, and the memory that each needs.
 #[derive(Clone, Debug)]
 pub struct OnRanks {
+    /// The configuration of the part of a rank. Those of the others have the same sizes.
+    pub config: ModelConfig,
     /// Approximate bytes of the weights of each rank, in rank order.
     pub weights_bytes: Vec<u64>,
+    /// As [`CpuDescription::decoded_weights_bytes`], likewise.
+    pub decoded_weights_bytes: Vec<u64>,
     /// The memory that each layer keeps of a sequence, on each rank.
     pub kv_layout: KvLayout,
 }
@@ -52,6 +56,19 @@ pub struct LoadedMatrix {
     pub product: WeightProduct,
     /// Consecutive inputs that no rank may have only a part of, as they share a scale; 1 without scales.
     pub border: usize,
+}
+
+/// The elements of all weights, and those that a rank has.
+struct Share {
+    elements: u128,
+    of_rank: u128,
+}
+
+impl Share {
+    /// The rank's part of all weights' bytes, in proportion to its elements.
+    fn of(&self, bytes: u64) -> u64 {
+        (u128::from(bytes) * self.of_rank / self.elements.max(1)) as u64
+    }
 }
 
 impl CpuDescription {
@@ -71,20 +88,25 @@ impl CpuDescription {
         let first = Rank::new(0, count).filter(|rank| *rank != Rank::ONLY);
         let Some(first) = first else {
             return Ok(OnRanks {
+                config: self.config.clone(),
                 weights_bytes: vec![self.weights_bytes],
+                decoded_weights_bytes: vec![self.decoded_weights_bytes],
                 kv_layout: self.kv_layout.clone(),
             });
         };
         let config = ranks::of_rank(&self.config, first)?;
-        let weights_bytes = Rank::all(count).map(|rank| self.weights_bytes_of(rank));
+        let shares = Rank::all(count).map(|rank| self.share_of(rank));
+        let shares: Vec<Share> = shares.collect::<Result<_, _>>()?;
+        let of = |bytes: u64| -> Vec<u64> { shares.iter().map(|share| share.of(bytes)).collect() };
         Ok(OnRanks {
-            weights_bytes: weights_bytes.collect::<Result<_, _>>()?,
+            weights_bytes: of(self.weights_bytes),
+            decoded_weights_bytes: of(self.decoded_weights_bytes),
             kv_layout: config.kv_layout(self.kv_dtype),
+            config,
         })
     }
 
-    /// The bytes of all weights, in proportion to the elements that the rank has.
-    fn weights_bytes_of(&self, rank: Rank) -> Result<u64, ConfigError> {
+    fn share_of(&self, rank: Rank) -> Result<Share, ConfigError> {
         let borders = self.matrices.iter();
         let borders = borders.map(|matrix| (matrix.name.as_str(), matrix.border));
         let borders: FxHashMap<&str, usize> = borders.collect();
@@ -100,7 +122,7 @@ impl CpuDescription {
             elements += u128::from(spec.elements());
             of_rank += shape.iter().product::<usize>() as u128;
         }
-        Ok((u128::from(self.weights_bytes) * of_rank / elements.max(1)) as u64)
+        Ok(Share { elements, of_rank })
     }
 
     pub fn sparsify(&mut self, wish: &SparsityWish) -> Result<ModelSparsity, LoadError> {
