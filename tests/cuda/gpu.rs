@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use souffleur_base::error::LoadError;
 use souffleur_kernels::cuda::driver::Device;
 use souffleur_kernels::cuda::pack::Modules;
 
@@ -44,6 +45,13 @@ pub fn open(emulated: usize) -> (Device, Modules) {
     let device = Device::open(ordinal).unwrap();
     let modules = Modules::load(&device).unwrap();
     (device, modules)
+}
+
+/// The tests' own kernels for an emulated GPU.
+pub fn kernels(device: &Device) -> Result<Modules, LoadError> {
+    // SAFETY: to the emulated driver this text is an image that has every kernel.
+    let modules = unsafe { Modules::from_images(device, |_| b"cusim\0".to_vec()) };
+    modules.map_err(|error| LoadError::Device(error.to_string()))
 }
 
 /// The root of the repository. `SOUFFLEUR_REPOSITORY` sets it for a test binary that was copied elsewhere.

@@ -26,6 +26,8 @@ mod model;
 mod plans;
 mod pooling;
 mod prompt_embeddings;
+mod rank_faults;
+mod ranks;
 mod replicas;
 #[path = "../common/repository.rs"]
 mod repository;
