@@ -9,6 +9,8 @@
 
 mod parts;
 mod store;
+#[cfg(test)]
+mod tests;
 mod thread;
 
 use std::sync::Arc;
