@@ -1,5 +1,7 @@
 //! Tests of streams, events and graphs.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use souffleur::kernels::cuda::driver::{DriverError, HostUse, Priority};
 
 use crate::device;
@@ -89,6 +91,8 @@ fn calls_that_cannot_be_recorded_are_errors_and_the_stream_stays_usable() {
         })
     });
     assert_eq!(given_up.unwrap_err().name, "given up");
+    let panics = || stream.capture::<DriverError>(|| panic!("planted"));
+    assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
     stream.write(&buffer, 0, &[2; 4]).unwrap();
     assert_eq!(stream.read(&buffer, 0..4).unwrap(), [2; 4]);
 }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use cudarc::driver::sys::{CUgraphExec, CUstreamCaptureMode};
@@ -97,28 +98,33 @@ impl Stream {
         // SAFETY: the handle is valid while `self` lives.
         let code = unsafe { (functions.stream_begin_capture)(self.raw(), mode) };
         check("cuStreamBeginCapture", code)?;
-        let outcome = work();
+        // A panic must not leave the stream capturing: it could not be synchronized any more.
+        let outcome = catch_unwind(AssertUnwindSafe(work));
         let mut graph = std::ptr::null_mut();
         // SAFETY: a capture was begun on this thread; `graph` outlives the call.
         let code = unsafe { (functions.stream_end_capture)(self.raw(), &mut graph) };
         let ended = check("cuStreamEndCapture", code);
         drop(capture);
-        let made = outcome.and_then(|()| {
+        let instantiate = || -> Result<CUgraphExec, E> {
             ended?;
             let mut exec = std::ptr::null_mut();
             // SAFETY: `graph` is the finished capture, `exec` outlives the call.
             let code = unsafe { (functions.graph_instantiate)(&mut exec, graph, 0) };
             check("cuGraphInstantiate", code)?;
             Ok(exec)
-        });
+        };
+        let made = outcome.map(|outcome| outcome.and_then(|()| instantiate()));
         if !graph.is_null() {
             // SAFETY: made by the capture and no longer used: the executable graph does not depend on it.
             let _ = unsafe { (functions.graph_destroy)(graph) };
         }
-        Ok(Graph {
-            exec: made?,
-            device,
-        })
+        match made {
+            Ok(made) => Ok(Graph {
+                exec: made?,
+                device,
+            }),
+            Err(panic) => resume_unwind(panic),
+        }
     }
 }
 
