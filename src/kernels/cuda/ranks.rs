@@ -1,5 +1,7 @@
 //! The collectives of CUDA ranks: the link of each rank, and the group, by which any thread ends them on all ranks.
 
+use std::cell::Cell;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use super::driver::{Device, DevicePtr, Stream};
@@ -12,7 +14,62 @@ use crate::shard::Rank;
 #[derive(Default)]
 pub struct CollectiveGroup {
     members: Mutex<Vec<Member>>,
+    calls: Mutex<CallLog>,
     end: OnceLock<End>,
+}
+
+/// The calls that some ranks have made and others have not, in order. NCCL compares no calls: ranks whose calls differ
+/// would wait for each other, or add up unrelated values. Calls in recordings are compared once.
+#[derive(Default)]
+struct CallLog {
+    /// The number of calls that all ranks have made.
+    n_complete: u64,
+    pending: VecDeque<Pending>,
+}
+
+struct Pending {
+    call: Call,
+    /// The first rank that made it.
+    by: Rank,
+    n_ranks: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Sum { values: usize },
+    Gather { values: usize },
+}
+
+impl CallLog {
+    /// Takes note of a rank's call, the `number`-th.
+    ///
+    /// # Errors
+    /// If another rank has made another call: names both.
+    fn note(&mut self, rank: Rank, number: u64, call: Call) -> Result<(), String> {
+        let index = (number - self.n_complete) as usize;
+        match self.pending.get_mut(index) {
+            Some(first) if first.call != call => {
+                return Err(format!(
+                    "rank {} calls {call:?} as collective {number}, rank {} calls {:?}",
+                    rank.index(),
+                    first.by.index(),
+                    first.call
+                ));
+            }
+            Some(first) => first.n_ranks += 1,
+            None => self.pending.push_back(Pending {
+                call,
+                by: rank,
+                n_ranks: 1,
+            }),
+        }
+        let is_complete = |first: &Pending| first.n_ranks == rank.count();
+        while self.pending.front().is_some_and(is_complete) {
+            self.pending.pop_front();
+            self.n_complete += 1;
+        }
+        Ok(())
+    }
 }
 
 struct Member {
@@ -72,6 +129,10 @@ impl CollectiveGroup {
         });
     }
 
+    fn calls(&self) -> MutexGuard<'_, CallLog> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn members(&self) -> MutexGuard<'_, Vec<Member>> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,6 +152,7 @@ pub struct CudaLink {
     communicator: Arc<Communicator>,
     group: Arc<CollectiveGroup>,
     host: RankLink,
+    n_calls: Cell<u64>,
 }
 
 impl CudaLink {
@@ -116,6 +178,7 @@ impl CudaLink {
             communicator,
             group,
             host,
+            n_calls: Cell::new(0),
         };
         link.host.barrier()?;
         Ok(link)
@@ -145,17 +208,28 @@ impl CudaLink {
         self.group.reason_of_others(self.rank())
     }
 
+    fn begin(&self, name: &'static str, call: Call) -> Result<(), NcclError> {
+        self.strike(Moment::Collective);
+        let number = self.n_calls.get();
+        self.n_calls.set(number + 1);
+        let noted = self.group.calls().note(self.rank(), number, call);
+        noted.map_err(|text| NcclError::Invalid { call: name, text })
+    }
+
     /// Enqueues the sum of all ranks' `len` values in place of the values.
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
+    ///
+    /// # Errors
+    /// As for [`Communicator::all_reduce`], and if another rank calls another collective.
     pub unsafe fn sum(
         &self,
         stream: &Stream,
         values: DevicePtr<f32>,
         len: usize,
     ) -> Result<(), NcclError> {
-        self.strike(Moment::Collective);
+        self.begin("ncclAllReduce", Call::Sum { values: len })?;
         let (values, to) = (f32_values(values, len), values.cast());
         // SAFETY: guaranteed by the caller.
         unsafe { self.communicator.all_reduce(stream, values, to) }
@@ -165,13 +239,16 @@ impl CudaLink {
     ///
     /// # Safety
     /// As for [`Communicator::all_gather`].
+    ///
+    /// # Errors
+    /// As for [`Self::sum`].
     pub unsafe fn gather(
         &self,
         stream: &Stream,
         (part, len): (DevicePtr<f32>, usize),
         to: DevicePtr<f32>,
     ) -> Result<(), NcclError> {
-        self.strike(Moment::Collective);
+        self.begin("ncclAllGather", Call::Gather { values: len })?;
         let part = f32_values(part, len);
         // SAFETY: guaranteed by the caller.
         unsafe { self.communicator.all_gather(stream, part, to.cast()) }
@@ -190,5 +267,37 @@ impl Drop for CudaLink {
     /// Ends the collectives of all ranks: NCCL would otherwise wait for collectives that the others do not reach.
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_compared_in_the_order_of_each_rank() {
+        let (sum, other) = (Call::Sum { values: 4 }, Call::Sum { values: 3 });
+        let gather = Call::Gather { values: 4 };
+        let ranks: Vec<Rank> = Rank::all(3).collect();
+        let mut log = CallLog::default();
+        let mut note = |rank: usize, number, call| log.note(ranks[rank], number, call);
+        for (rank, number, call) in [
+            (1, 0, sum),
+            (1, 1, gather),
+            (0, 0, sum),
+            (2, 0, sum),
+            (2, 1, gather),
+            (2, 2, sum),
+            (0, 1, gather),
+        ] {
+            assert_eq!(note(rank, number, call), Ok(()));
+        }
+        let differ = note(0, 2, other).expect_err("it has fewer values");
+        assert_eq!(
+            differ,
+            "rank 0 calls Sum { values: 3 } as collective 2, rank 2 calls Sum { values: 4 }"
+        );
+        assert!(note(1, 2, gather).is_err());
+        assert_eq!((log.n_complete, log.pending.len()), (2, 1));
     }
 }
