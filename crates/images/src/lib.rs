@@ -6,6 +6,8 @@ mod picture;
 mod processor;
 mod read;
 mod resample;
+#[cfg(test)]
+mod tests;
 
 pub use limits::{ImageError, Kind, Limits};
 pub use picture::{Orientation, Picture};
