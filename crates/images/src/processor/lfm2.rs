@@ -38,14 +38,14 @@ pub struct Lfm2 {
 impl Lfm2 {
     pub(super) fn read(fields: &Fields) -> Result<Self, SettingsError> {
         let splits = fields.bool("do_image_splitting", true)?;
-        let max_tiles = fields.number("max_tiles", 10, 64)?;
+        let max_tiles = fields.number("max_tiles", 10, 32)?;
         let settings = Self {
-            patch: fields.number("encoder_patch_size", 16, 256)?,
-            merge: fields.number("downsample_factor", 2, 16)?,
+            patch: fields.number("encoder_patch_size", 16, 64)?,
+            merge: fields.number("downsample_factor", 2, 8)?,
             min_tokens: fields.number("min_image_tokens", 64, 4096)?,
             max_tokens: fields.number("max_image_tokens", 256, 4096)?,
-            tile: fields.number("tile_size", 512, 4096)?,
-            min_tiles: fields.number("min_tiles", 2, 64)?,
+            tile: fields.number("tile_size", 512, 1024)?,
+            min_tiles: fields.number("min_tiles", 2, 32)?,
             max_tiles: if splits { max_tiles } else { 1 },
             has_thumbnail: fields.bool("use_thumbnail", true)?,
             tolerance: fields.factor("max_pixels_tolerance", 2.0)?,
@@ -57,7 +57,7 @@ impl Lfm2 {
             let key = "min_image_tokens";
             return Err(SettingsError::bad_value(key, settings.min_tokens, expected));
         }
-        if settings.tile % settings.unit() != 0 {
+        if !settings.tile.is_multiple_of(settings.unit()) {
             let expected = format!("a multiple of {}", settings.unit());
             return Err(SettingsError::bad_value(
                 "tile_size",
@@ -99,7 +99,7 @@ impl Lfm2 {
         let mut best = (1, 1);
         let mut least = f64::INFINITY;
         for n_tiles in self.min_tiles..=self.max_tiles {
-            for columns in (1..=n_tiles).filter(|columns| n_tiles % columns == 0) {
+            for columns in (1..=n_tiles).filter(|columns| n_tiles.is_multiple_of(*columns)) {
                 let rows = n_tiles / columns;
                 let difference = (aspect_ratio - f64::from(columns) / f64::from(rows)).abs();
                 let pixels = f64::from(self.tile) * f64::from(self.tile) * f64::from(n_tiles);

@@ -1,10 +1,9 @@
 //! Patches: the tower's input, in the order of transformers.
 
+use super::normalise::Normalisation;
 use super::{Prepared, Processor};
 use crate::picture::Picture;
 use crate::resample::Filter;
-
-use super::normalise::Normalisation;
 
 /// The order of patches, and of the values within one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,7 +33,7 @@ pub struct Patches {
     pub values: Vec<f32>,
 }
 
-/// Appends the patch of `side` pixels whose top left corner is at `left`, `top`.
+/// Appends the floats of patches, each by the place (left, top) of its first pixel.
 struct Cutter<'a> {
     picture: &'a Picture,
     table: &'a [[f32; 256]; 3],

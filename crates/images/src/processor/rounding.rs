@@ -3,17 +3,17 @@
 /// A side in units of `unit` pixels, rounded half to even, in pixels.
 pub(super) fn round_to(side: u32, unit: u32) -> u32 {
     let units = (f64::from(side) / f64::from(unit)).round_ties_even();
-    units as u32 * unit
+    (units as u32).saturating_mul(unit)
 }
 
 /// `side` in units of `unit` pixels, rounded down, in pixels.
 pub(super) fn floor_to(side: f64, unit: u32) -> u32 {
-    (side / f64::from(unit)).floor() as u32 * unit
+    ((side / f64::from(unit)).floor() as u32).saturating_mul(unit)
 }
 
 /// `side` in units of `unit` pixels, rounded up, in pixels.
 pub(super) fn ceil_to(side: f64, unit: u32) -> u32 {
-    (side / f64::from(unit)).ceil() as u32 * unit
+    ((side / f64::from(unit)).ceil() as u32).saturating_mul(unit)
 }
 
 /// The bounds of a scaled picture.

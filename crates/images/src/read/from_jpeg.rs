@@ -98,7 +98,7 @@ fn segment(file: &File, marker: u8, at: usize, found: &mut Found) -> Result<(), 
         return Err(file.damaged(format!("a segment's length is {length}")));
     }
     let data = file.at(at + 2, length - 2)?;
-    let unsupported = |variant| Err(ImageError::unsupported(Kind::Jpeg, variant));
+    let unsupported = |variant: &str| Err(ImageError::unsupported(Kind::Jpeg, variant));
     match marker {
         0xc0..=0xc2 if found.frame.is_some() => return Err(file.damaged("it has two frames")),
         0xc0..=0xc2 => found.frame = Some(frame(file, at, marker == 0xc2)?),

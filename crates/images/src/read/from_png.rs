@@ -120,8 +120,9 @@ fn n_rows((width, height): (u32, u32), is_interlaced: bool) -> u32 {
 
 /// The pixels as RGB. Rows are converted one by one: the picture exists once.
 pub(super) fn pixels(bytes: &[u8], header: &Header) -> Result<Vec<u8>, ImageError> {
+    // It holds other chunks for a while, which are parts of the file.
     let limits = Limits {
-        bytes: header.decoder_bytes as usize,
+        bytes: header.decoder_bytes as usize + bytes.len(),
     };
     let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), limits);
     decoder.set_ignore_text_chunk(true);
