@@ -5,7 +5,7 @@ use std::io::Cursor;
 use image_webp::{DecodingError, WebPDecoder};
 
 use super::header::{File, Header};
-use super::{alpha, exif};
+use super::{alpha, exif, lossless};
 use crate::limits::{ImageError, Kind};
 use crate::picture::Orientation;
 
@@ -19,6 +19,8 @@ const LOSSY_ALPHA_BYTES: u64 = 11;
 const LOSSLESS_BYTES: u64 = 8;
 /// A frame with alpha, the canvas and the output.
 const ANIMATED_BYTES: u64 = 15;
+/// A mark, two sides, two flags and a version.
+const LOSSLESS_HEADER_BITS: usize = 8 + 28 + 4;
 
 /// A chunk: its name, and the place and length of its data.
 struct Chunk<'a> {
@@ -64,14 +66,29 @@ fn lossless_size(file: &File, at: usize) -> Result<(u32, u32), ImageError> {
 }
 
 /// Checks that the bitstream in `chunk`, if it is one, has the size of its frame: the decoder allocates by either.
-fn check_bitstream(file: &File, chunk: &Chunk, size: (u32, u32)) -> Result<(), ImageError> {
-    let found = match chunk.name {
-        b"VP8 " => lossy_size(file, chunk.at)?,
-        b"VP8L" => lossless_size(file, chunk.at)?,
-        _ => return Ok(()),
+/// Returns the bytes of its codes.
+fn check_bitstream(
+    file: &File,
+    chunk: &Chunk,
+    size: (u32, u32),
+    max_bytes: u64,
+) -> Result<u64, ImageError> {
+    let data = file.at(chunk.at, chunk.length)?;
+    let (found, code_bytes) = match chunk.name {
+        b"VP8 " => (lossy_size(file, chunk.at)?, 0),
+        b"VP8L" => {
+            let header_bits = LOSSLESS_HEADER_BITS;
+            let code_bytes = lossless::code_bytes(data, header_bits, size, max_bytes);
+            (lossless_size(file, chunk.at)?, code_bytes)
+        }
+        // Alpha is a lossless picture without a header, after a byte that says so.
+        b"ALPH" if data.first().is_some_and(|flags| flags & 3 == 1) => {
+            return Ok(lossless::code_bytes(data, 8, size, max_bytes));
+        }
+        _ => return Ok(0),
     };
     if found == size {
-        return Ok(());
+        return Ok(code_bytes);
     }
     let ((width, height), (found_width, found_height)) = (size, found);
     Err(file.damaged(format!(
@@ -79,21 +96,38 @@ fn check_bitstream(file: &File, chunk: &Chunk, size: (u32, u32)) -> Result<(), I
     )))
 }
 
-/// Checks the first frame of an animation.
-fn check_frame(file: &File, frame: &Chunk, canvas: (u32, u32)) -> Result<(), ImageError> {
+/// Counts bitstreams: a picture has one, and one for its alpha.
+fn count_bitstream(file: &File, chunk: &Chunk, n: &mut u32) -> Result<(), ImageError> {
+    *n += u32::from(matches!(chunk.name, b"VP8 " | b"VP8L" | b"ALPH"));
+    if *n > 2 {
+        return Err(file.damaged("it has several pictures"));
+    }
+    Ok(())
+}
+
+/// Checks the first frame of an animation. Returns the bytes of its codes.
+fn check_frame(
+    file: &File,
+    frame: &Chunk,
+    canvas: (u32, u32),
+    max_bytes: u64,
+) -> Result<u64, ImageError> {
     let field = |at: usize| file.u24_le(frame.at + at);
     let (x, y) = (field(0)? * 2, field(3)? * 2);
     let size = (field(6)? + 1, field(9)? + 1);
     if x + size.0 > canvas.0 || y + size.1 > canvas.1 {
         return Err(file.damaged("its first frame is not within its canvas"));
     }
+    let mut code_bytes = 0;
+    let mut n_bitstreams = 0;
     let mut at = frame.at + 16;
     while at + 8 <= frame.at + frame.length {
         let inner = chunk(file, at)?;
-        check_bitstream(file, &inner, size)?;
+        count_bitstream(file, &inner, &mut n_bitstreams)?;
+        code_bytes += check_bitstream(file, &inner, size, max_bytes)?;
         at = inner.end();
     }
-    Ok(())
+    Ok(code_bytes)
 }
 
 /// The header of a file of one chunk, or of an extended file's canvas.
@@ -133,7 +167,8 @@ fn canvas(file: &File, first: &Chunk) -> Result<Canvas, ImageError> {
     })
 }
 
-pub(super) fn header(bytes: &[u8]) -> Result<Header, ImageError> {
+/// Reads the header, and counts the codes of lossless bitstreams no further than `max_bytes`.
+pub(super) fn header(bytes: &[u8], max_bytes: u64) -> Result<Header, ImageError> {
     let file = File {
         kind: Kind::Webp,
         bytes,
@@ -147,20 +182,25 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, ImageError> {
     }
     let canvas = canvas(&file, &chunk(&file, FIRST_CHUNK)?)?;
     let mut orientation = None;
+    let mut code_bytes = 0;
     let mut has_frame = false;
+    let mut n_bitstreams = 0;
     let mut at = FIRST_CHUNK;
     while at + 8 <= end {
         let chunk = chunk(&file, at)?;
         match chunk.name {
             b"ANMF" if canvas.is_animated && !has_frame => {
                 has_frame = true;
-                check_frame(&file, &chunk, canvas.size)?;
+                code_bytes += check_frame(&file, &chunk, canvas.size, max_bytes)?;
             }
             b"EXIF" if orientation.is_none() => {
                 orientation = Some(exif::orientation(file.at(chunk.at, chunk.length)?));
             }
             _ if canvas.is_animated => {}
-            _ => check_bitstream(&file, &chunk, canvas.size)?,
+            _ => {
+                count_bitstream(&file, &chunk, &mut n_bitstreams)?;
+                code_bytes += check_bitstream(&file, &chunk, canvas.size, max_bytes)?;
+            }
         }
         at = chunk.end();
     }
@@ -169,7 +209,7 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, ImageError> {
         kind: Kind::Webp,
         orientation: orientation.unwrap_or(Orientation::UPRIGHT),
         stored: canvas.size,
-        decoder_bytes: n_pixels * canvas.bytes_of_pixel,
+        decoder_bytes: n_pixels * canvas.bytes_of_pixel + code_bytes,
     })
 }
 

@@ -10,6 +10,7 @@ mod from_jpeg;
 mod from_png;
 mod from_webp;
 mod header;
+mod lossless;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -53,7 +54,7 @@ pub fn inspect(bytes: &[u8], limits: &Limits) -> Result<Header, ImageError> {
     let header = match kind {
         Kind::Png => from_png::header(bytes),
         Kind::Jpeg => from_jpeg::header(bytes, limits.max_scans),
-        Kind::Webp => from_webp::header(bytes),
+        Kind::Webp => from_webp::header(bytes, limits.max_bytes),
         Kind::Gif => from_gif::header(bytes),
     }?;
     limits.check(kind, header.stored, header.decoder_bytes)?;

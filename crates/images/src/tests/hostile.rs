@@ -8,6 +8,7 @@ use flate2::write::ZlibEncoder;
 use super::files::{file, files};
 use super::memory::peak_of;
 use super::png_writer::{Source, chunk, header, stored};
+use super::prefix_codes;
 use crate::{ImageError, Limits, read};
 use Outcome::{Any, Read, Refused};
 
@@ -259,6 +260,7 @@ fn bombs() -> Vec<Hostile> {
     let pixels = chunk(b"IDAT", &rows);
     let with = |name: &[u8; 4], data: &[u8]| png(&small, &[chunk(name, data), pixels.clone()]);
     let scans_code: &[&str] = &["image_scans"];
+    let codes = prefix_codes::webp(1000);
     vec![
         hostile(
             "PNG that inflates on",
@@ -269,6 +271,7 @@ fn bombs() -> Vec<Hostile> {
         hostile("PNG with a large text", with(b"zTXt", &long_text), Read),
         hostile("JPEG of 1,000 scans", scans(1000), Refused(scans_code)),
         hostile("JPEG of 33 scans", scans(33), Refused(scans_code)),
+        hostile("WebP of deep codes", codes, Refused(&["image_too_costly"])),
         hostile("GIF of 10,000 frames", gif_frames(10_000), Read),
         hostile("WebP of 1,000 frames", webp_frames(1000), Read),
         hostile(

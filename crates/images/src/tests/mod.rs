@@ -6,6 +6,7 @@ mod hostile;
 mod memory;
 mod names;
 mod png_writer;
+mod prefix_codes;
 mod settings;
 
 use std::fs;
