@@ -498,7 +498,7 @@ def files():
         saved(image, "webp-lossy", 2, format="WEBP", quality=90),
         saved(clear, "webp-lossy-alpha", 2, format="WEBP", quality=90),
         saved(image, "webp-exif-5", 0, 5, format="WEBP", lossless=True),
-        saved(table, "gif", 0, format="GIF"),
+        saved(table, "gif", 0, format="GIF", interlace=0),
         saved(table, "gif-interlaced", 0, format="GIF", interlace=1),
         saved(holes, "gif-transparent", 0, format="GIF", transparency=5),
         saved(image.convert("P"), "gif-two-frames", 0, format="GIF", save_all=True, append_images=[grey.convert("P")]),
