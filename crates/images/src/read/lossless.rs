@@ -77,7 +77,7 @@ impl Code {
         let n_long = sorted
             .iter()
             .filter(|(length, _)| usize::from(*length) > MAX_TABLE_BITS);
-        let tables = 4 << longest.min(MAX_TABLE_BITS);
+        let tables = 4_u64 << longest.min(MAX_TABLE_BITS);
         let bytes = tables + LONG_CODE_BYTES * n_long.count() as u64;
         Some(Self {
             bytes: if sorted.len() == 1 { 0 } else { bytes },
