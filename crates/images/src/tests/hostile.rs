@@ -326,6 +326,36 @@ fn hostile_files_are_refused_within_the_limits() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// A file with one to four changes: bytes that are replaced, left out or written twice.
+fn changed(mut bytes: Vec<u8>, random: &mut fastrand::Rng) -> Vec<u8> {
+    for _ in 0..random.usize(1..5) {
+        let at = random.usize(..bytes.len());
+        let end = bytes.len().min(at + random.usize(1..9));
+        match random.u8(..4) {
+            0 => bytes[at..end].fill(random.u8(..)),
+            1 => bytes[at] ^= 1 << random.u8(..8),
+            2 => bytes.truncate(end),
+            _ => bytes.extend_from_within(at..end),
+        }
+    }
+    bytes
+}
+
+/// `SOUFFLEUR_IMAGE_CHANGES` sets the number of files.
+#[test]
+fn changed_files_stay_within_the_limits() {
+    let number = std::env::var("SOUFFLEUR_IMAGE_CHANGES").ok();
+    let number = number.and_then(|number| number.parse().ok());
+    let files = files();
+    for seed in 0..number.unwrap_or(400) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let file = &files[random.usize(..files.len())];
+        let bytes = changed(file.bytes.clone(), &mut random);
+        let name = format!("{} of seed {seed}", file.name);
+        check(&hostile(name, bytes, Any)).expect("the limits hold");
+    }
+}
+
 #[test]
 fn colours_that_would_be_shown_wrongly_are_refused_by_name() {
     let mut cmyk = file("jpeg-444");
