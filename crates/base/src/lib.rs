@@ -7,6 +7,7 @@ pub mod field;
 pub mod ids;
 pub mod in_hand;
 pub mod kv_layout;
+pub mod prompt_images;
 pub mod prompt_vectors;
 pub mod request_limits;
 pub mod row_state;
