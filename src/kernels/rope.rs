@@ -7,6 +7,9 @@ pub struct Rope {
     pub inv_freq: Vec<f32>,
     /// The frequencies for long sequences, if the model has separate ones.
     pub long_inv_freq: Option<Vec<f32>>,
+    /// M-RoPE: for each pair, the number of a token's rotary position (0 time, 1 row, 2 column) by which it rotates.
+    /// `None` if all pairs rotate by the position in the sequence.
+    pub axes: Option<Vec<usize>>,
     /// Factor on cos and sin, for q and k both.
     pub attention_scale: f32,
 }
@@ -16,6 +19,7 @@ impl Rope {
         Self {
             inv_freq: Vec::new(),
             long_inv_freq: None,
+            axes: None,
             attention_scale: 1.0,
         }
     }

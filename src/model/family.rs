@@ -15,7 +15,7 @@ use crate::config::scales::{Scales, Widths};
 use crate::gguf::keys::Keys;
 use crate::json_file::JsonFile;
 use crate::layer_spec::{BlockNorms, LayerSpec, QkNorm};
-use crate::rope::{self, RopeConfig, RopeContext};
+use crate::rope::{self, MropeSections, RopeConfig, RopeContext};
 use souffleur_base::error::LoadError;
 use souffleur_kernels::Gate;
 use souffleur_kernels::routing::Routing;
@@ -87,6 +87,8 @@ pub(crate) struct Family {
     /// The recurrent layers, from `config.json` and the number of layers.
     pub states: fn(&JsonFile, usize) -> Result<Option<RecurrentConfig>, LoadError>,
     pub rope: fn(&JsonFile, &RopeContext) -> Result<RopeConfig, LoadError>,
+    /// The sections of M-RoPE if the file has none; `None` if the family has no M-RoPE.
+    pub mrope: Option<MropeSections>,
     pub scales: fn(&JsonFile, &Widths) -> Result<Scales, LoadError>,
     pub layer: fn(&ModelConfig, usize) -> LayerSpec,
     pub gguf: GgufFamily,
@@ -123,6 +125,7 @@ impl Family {
             experts: |_, _| Ok(None),
             states: |_, _| Ok(None),
             rope: rope::of_all_layers,
+            mrope: None,
             scales: |_, _| Ok(Scales::NONE),
             layer,
             gguf: GgufFamily::named(None),

@@ -11,6 +11,7 @@ use crate::json_file::JsonFile;
 use crate::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
 use crate::qwen2;
 use crate::qwen3_moe;
+use crate::rope::MropeSections;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
 
@@ -20,6 +21,7 @@ pub(crate) static FAMILY: Family = Family {
         ..DEFAULTS
     },
     states: |json, layers| states(json, layers, &DENSE),
+    mrope: Some(MROPE),
     gguf: GgufFamily {
         states: |keys, layers| gguf_states(keys, layers, &DENSE),
         other_names: OTHER_NORMS,
@@ -32,6 +34,7 @@ pub(crate) static MOE: Family = Family {
     intermediate: MlpWidth::Default(0),
     experts: moe_experts,
     states: |json, layers| states(json, layers, &SPARSE),
+    mrope: Some(MROPE),
     gguf: GgufFamily {
         states: |keys, layers| gguf_states(keys, layers, &SPARSE),
         ..gguf_with_experts("qwen35moe")
@@ -60,6 +63,11 @@ const fn hybrid(name: &'static str, model_type: &'static str) -> Family {
         ..Family::new(name, model_type, layer)
     }
 }
+
+const MROPE: MropeSections = MropeSections {
+    rows: 11,
+    columns: 10,
+};
 
 const DEFAULTS: Defaults = Defaults {
     kv_heads: Some(2),

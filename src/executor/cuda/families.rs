@@ -49,6 +49,7 @@ fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
         windows: _,
         max_position_embeddings: _,
         rope,
+        mrope,
         bos_token_id: _,
         eos_token_ids: _,
         dtype: _,
@@ -72,6 +73,7 @@ fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
             rope.long_above().is_some(),
             "length-dependent RoPE (longrope)",
         ),
+        (mrope.is_some(), "rotation by rows and columns (M-RoPE)"),
     ];
     let mut parts = parts.into_iter();
     parts.find_map(|(has, part)| has.then_some(part))

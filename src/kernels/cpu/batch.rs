@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::kv::{KvPool, PageTable};
 use souffleur_base::ids::{RowId, StateSlot};
+use souffleur_base::prompt_images::PromptImages;
 use souffleur_base::prompt_vectors::VectorRun;
 use souffleur_base::row_state::StateSave;
 
@@ -52,6 +53,9 @@ pub struct CpuBatch {
     states: Vec<SegmentState>,
     saves: Vec<StateSave>,
     prompt_embeddings: Vec<VectorRun>,
+    /// Rotary positions (time, row, column) of the tokens up to the last one of a row with images. Empty without such
+    /// rows.
+    rotary_positions: Vec<[u32; 3]>,
     /// Unique number of this content among all batches.
     serial: u64,
 }
@@ -66,6 +70,7 @@ impl CpuBatch {
         self.states.clear();
         self.saves.clear();
         self.prompt_embeddings.clear();
+        self.rotary_positions.clear();
     }
 
     /// Adds the query tokens of a row, the first one at `first_position`.
@@ -133,6 +138,25 @@ impl CpuBatch {
         &self.prompt_embeddings
     }
 
+    /// Rotates the row that was added last by its images' rows and columns, if the model has M-RoPE.
+    pub fn place_images(&mut self, images: &PromptImages) {
+        let Some(&Segment { first_token, .. }) = self.segments.last() else {
+            return;
+        };
+        let n_known = self.rotary_positions.len();
+        let before = &self.positions[n_known..first_token];
+        self.rotary_positions
+            .extend(before.iter().map(|position| [*position; 3]));
+        let own = self.positions[first_token..].iter();
+        self.rotary_positions
+            .extend(own.map(|position| images.rotary_position(*position)));
+    }
+
+    /// The rotary position of a token; `None` if all its numbers are the token's position.
+    pub(super) fn rotary_position(&self, token: usize) -> Option<[u32; 3]> {
+        self.rotary_positions.get(token).copied()
+    }
+
     /// Sets the live state of the row that was added last, and the copies to save, ordered by position.
     pub fn keep_state(&mut self, live: StateSlot, saves: &[StateSave]) {
         let first_save = self.saves.len();
@@ -197,6 +221,9 @@ impl CpuBatch {
             self.positions.push(position);
             self.slots.push(step.slots[index]);
             self.window_slots.extend(step.window_slots.get(index));
+            // The tokens are ascending, and those without a rotary position are the last ones.
+            self.rotary_positions
+                .extend(step.rotary_positions.get(index));
         }
     }
 

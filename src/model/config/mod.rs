@@ -24,8 +24,9 @@ use self::recurrent::{RecurrentConfig, StoredForm};
 
 pub use crate::family::Architecture;
 use crate::layer_spec::{BlockNorms, QkNorm};
-use crate::rope::RopeConfig;
+use crate::rope::{MropeSections, RopeConfig};
 use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
+use souffleur_base::prompt_images::ImageSupport;
 use souffleur_kernels::Gate;
 use souffleur_kernels::dtype::Dtype;
 use souffleur_kernels::rope::PositionScale;
@@ -80,6 +81,8 @@ pub struct ModelConfig {
     /// Context length in the file, in tokens; see [`Self::context_tokens`].
     pub max_position_embeddings: usize,
     pub rope: RopeConfig,
+    /// The sections of M-RoPE, which rotates images by their rows and columns.
+    pub mrope: Option<MropeSections>,
     pub bos_token_id: Option<u32>,
     pub eos_token_ids: Vec<u32>,
     /// The element type of the weights, if the file names one.
@@ -186,6 +189,18 @@ impl ModelConfig {
                 .gemma
                 .as_ref()
                 .is_some_and(|gemma| gemma.norms_minus_one)
+    }
+
+    pub fn images(&self) -> ImageSupport {
+        // Only the small models of Gemma 4, which have per-layer inputs, read images causally.
+        let sees_ahead = self.gemma.is_some() && self.layer_inputs().is_none();
+        match self.mrope {
+            _ if sees_ahead => {
+                ImageSupport::Missing("attention to the later positions of an image")
+            }
+            Some(_) => ImageSupport::Grid,
+            None => ImageSupport::Sequence,
+        }
     }
 
     pub fn gates_attention(&self) -> bool {

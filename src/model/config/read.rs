@@ -14,7 +14,7 @@ use super::{Architecture, BiasConfig, ModelConfig, windows};
 use crate::families;
 use crate::family::{AttentionBias, Defaults, Family};
 use crate::json_file::JsonFile;
-use crate::rope::RopeContext;
+use crate::rope::{MropeSections, RopeContext};
 use souffleur_base::error::LoadError;
 use souffleur_kernels::dtype::Dtype;
 
@@ -91,6 +91,7 @@ impl ModelConfig {
             windows,
             max_position_embeddings,
             rope: (family.rope)(json, &rope)?,
+            mrope: MropeSections::from_json(json, family.mrope)?,
             bos_token_id,
             eos_token_ids,
             dtype: dtype(json)?,

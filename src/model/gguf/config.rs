@@ -22,6 +22,7 @@ use crate::config::scales::Scales;
 use crate::config::{Architecture, BiasConfig, ModelConfig};
 use crate::families;
 use crate::family::{AttentionBias, Family, MlpWidth};
+use crate::rope::MropeSections;
 use souffleur_base::error::LoadError;
 use souffleur_gguf::Metadata;
 
@@ -85,6 +86,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         embedding_scale: scales.embedding,
         score_scale: scales.scores,
         rope: rope(gguf, &keys, &family.gguf, rope_dims)?,
+        mrope: MropeSections::from_gguf(&keys, family.mrope)?,
         gemma: gemma::read(&keys, family)?.map(|gemma| GemmaConfig {
             gemma4: heads.gemma4.map(|sizes| sizes.config),
             ..gemma

@@ -426,7 +426,10 @@ impl<'a, B: Backend> Loader<'a, B> {
         let config = self.config();
         let wide = config.gemma4().map(|gemma4| gemma4.full_head_dim);
         let dim = wide.unwrap_or(config.rotary_dim);
-        self.backend.rope(&config.rope.frequencies(dim))
+        let mut rope = config.rope.frequencies(dim);
+        let n_pairs = rope.inv_freq.len();
+        rope.axes = config.mrope.map(|sections| sections.axes(n_pairs));
+        self.backend.rope(&rope)
     }
 
     /// `None` if window layers have the same RoPE as the others.

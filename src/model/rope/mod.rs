@@ -4,6 +4,7 @@
 //! ([`RopeConfig::long_above`]), so that cached keys stay valid.
 
 mod long;
+mod sections;
 
 use std::f64::consts::PI;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 pub use self::long::LongRope;
+pub use self::sections::MropeSections;
 use crate::json_file::JsonFile;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::rope::Rope;
@@ -234,6 +236,7 @@ impl RopeConfig {
             return Rope {
                 inv_freq: divided(&long_rope.short),
                 long_inv_freq: Some(divided(&long_rope.long)),
+                axes: None,
                 attention_scale: long_rope.attention_factor as f32,
             };
         }
@@ -270,6 +273,7 @@ impl RopeConfig {
         Rope {
             inv_freq: frequencies.map(|frequency| frequency as f32).collect(),
             long_inv_freq: None,
+            axes: None,
             attention_scale: match &self.scaling {
                 RopeScaling::Yarn(yarn) => yarn.attention_scale() as f32,
                 _ => 1.0,

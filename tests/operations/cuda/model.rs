@@ -93,6 +93,7 @@ fn rope(head_dim: usize) -> Rope {
             .map(|exponent| 10_000f32.powf(-exponent))
             .collect(),
         long_inv_freq: None,
+        axes: None,
         attention_scale: 1.0,
     }
 }

@@ -19,7 +19,7 @@ use souffleur_base::kv_layout::Values;
 const ANGLE_COST: usize = 1024;
 
 /// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each. Tokens of long sequences
-/// use `long_inv_freq`, if the model has it.
+/// use `long_inv_freq`, if the model has it. With M-RoPE the position of a pair is the one of its axis.
 pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: Tensor) -> Tensor {
     let half = rope.inv_freq.len();
     let long = rope.long_inv_freq.as_ref().unwrap_or(&rope.inv_freq);
@@ -32,8 +32,13 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: 
         } else {
             &rope.inv_freq
         };
+        let by_axis = rope.axes.as_deref().zip(batch.rotary_position(row));
         for (i, frequency) in frequencies.iter().enumerate() {
-            let angle = batch.positions[row] as f32 * frequency;
+            let position = match by_axis {
+                None => batch.positions[row],
+                Some((axes, position)) => position[axes[i]],
+            };
+            let angle = position as f32 * frequency;
             cos[i] = angle.cos() * rope.attention_scale;
             sin[i] = angle.sin() * rope.attention_scale;
         }
@@ -262,8 +267,76 @@ pub fn rotate_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, cos_
 mod tests {
     use super::*;
     use crate::cpu::element::Borrowed;
+    use crate::cpu::kv::PageTable;
     use crate::cpu::tensor::Scratch;
+    use souffleur_base::ids::{PageId, RowId};
     use souffleur_base::kv_layout::KvDtype;
+    use souffleur_base::prompt_images::{ImageDigest, ImageGrid, PromptImage, PromptImages};
+
+    /// A token, an image of two rows of two vectors, and two tokens.
+    fn with_an_image() -> PromptImages {
+        let image = PromptImage {
+            positions: 1..5,
+            pad: 9,
+            digest: ImageDigest([0; 32]),
+            grid: ImageGrid {
+                rows: 2,
+                columns: 2,
+            },
+            vectors: None,
+        };
+        PromptImages::new(&[5, 9, 9, 9, 9, 5, 5], &[image]).expect("a valid image")
+    }
+
+    #[test]
+    fn pairs_rotate_by_the_numbers_of_their_axes() {
+        let rope = Rope {
+            inv_freq: vec![1.0, 0.5, 0.25, 0.125],
+            long_inv_freq: None,
+            axes: Some(vec![0, 1, 2, 0]),
+            attention_scale: 2.0,
+        };
+        let mut table = PageTable::new(4, 16);
+        (1..4).for_each(|row| table.row_mut(RowId::new(row)).push(PageId::new(row)));
+        let mut batch = CpuBatch::default();
+        batch.push(RowId::new(1), 3, &[5, 5], &table);
+        // The prompt after its first two tokens, which are cached.
+        batch.push(RowId::new(2), 2, &[0, 0, 0, 5, 5], &table);
+        batch.place_images(&with_an_image());
+        batch.push(RowId::new(3), 7, &[5], &table);
+        let mut picked = CpuBatch::default();
+        picked.pick(&batch, &[1, 3, 7]);
+        let text = |position: u32| [position; 4];
+        let expected = [
+            text(3),
+            text(4),
+            // Vectors 1 to 3 of the image, whose rows and columns begin at 1: by time, row, column, time.
+            [1, 1, 2, 1],
+            [1, 2, 1, 1],
+            [1, 2, 2, 1],
+            text(3),
+            text(4),
+            text(7),
+        ];
+        let (scratch, mut pool) = (
+            Scratch::default(),
+            ThreadPool::new(1).expect("threads start"),
+        );
+        let mut check = |batch: &CpuBatch, expected: &[[u32; 4]]| {
+            let out = scratch.tensor(expected.len(), 8);
+            let out = rotations(&mut pool, &rope, batch, out);
+            for (row, positions) in expected.iter().enumerate() {
+                let angles = positions.iter().zip(&rope.inv_freq);
+                let angles: Vec<f32> = angles.map(|(at, freq)| *at as f32 * freq).collect();
+                let cos = angles.iter().map(|angle| angle.cos() * 2.0);
+                let sin = angles.iter().map(|angle| angle.sin() * 2.0);
+                let expected: Vec<f32> = cos.chain(sin).collect();
+                assert_eq!(out.row(row), expected, "row {row}");
+            }
+        };
+        check(&batch, &expected);
+        check(&picked, &[text(4), expected[3], text(7)]);
+    }
 
     #[test]
     fn a_norm_as_wide_as_all_heads_spans_them() {
