@@ -99,6 +99,7 @@ impl NoiseContext {
             }),
             grammar: None,
             vectors: None,
+            images: None,
             pooling: None,
             prefix,
             state: self.executor.keeps_states().then_some(StateStart {

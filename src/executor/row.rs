@@ -1,9 +1,11 @@
 //! The executor's record of one row of the page table.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use souffleur_base::ids::{SeqId, StateSlot};
 use souffleur_state::pooling::PoolSum;
+use souffleur_state::prompt_images::PromptImages;
 use souffleur_state::prompt_vectors::PromptVectors;
 
 pub(super) struct Row {
@@ -15,6 +17,8 @@ pub(super) struct Row {
     pub(super) has_prompt_embeds: bool,
     /// The prompt embeddings, until the step that computes the last of them is launched.
     pub(super) prompt_embeds: Option<Arc<PromptVectors>>,
+    /// The images of the prompt, at whose positions `tokens` has keys.
+    pub(super) images: Option<RowImages>,
     /// The pooled hidden states of an embedding request, until its embedding is complete.
     pub(super) pool: Option<PoolSum>,
     pub(super) n_pages: usize,
@@ -29,4 +33,33 @@ pub(super) struct Row {
     pub(super) live: Option<StateSlot>,
     /// Whether the sequence uses the RoPE of long sequences.
     pub(super) is_long: bool,
+}
+
+pub(super) struct RowImages {
+    pub(super) table: Arc<PromptImages>,
+    /// The row's tokens, with true ids in place of keys.
+    inputs: Arc<[u32]>,
+}
+
+impl RowImages {
+    pub(super) fn new(table: &Arc<PromptImages>, tokens: &[u32]) -> Self {
+        Self {
+            table: table.clone(),
+            inputs: table.inputs(tokens),
+        }
+    }
+}
+
+impl Row {
+    /// The ids to look up at positions of `tokens`.
+    pub(super) fn inputs(&self, positions: Range<usize>) -> &[u32] {
+        let inputs = self.images.as_ref().map(|images| &images.inputs);
+        &inputs.unwrap_or(&self.tokens)[positions]
+    }
+
+    /// Positions before this must come from the cache: they belong to images without vectors.
+    pub(super) fn cached_until(&self) -> usize {
+        let images = self.images.as_ref();
+        images.map_or(0, |images| images.table.cached_until() as usize)
+    }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use rustc_hash::FxHashSet;
 
 use crate::check::{self, Limits};
-use crate::row::Row;
+use crate::row::{Row, RowImages};
 use souffleur_base::error::StepError;
 use souffleur_base::ids::RowId;
 use souffleur_state::pooling::{PoolSum, Pooling};
@@ -87,6 +87,10 @@ impl Rows {
             prompt_tokens: start.prompt_tokens as usize,
             has_prompt_embeds: start.vectors.is_some(),
             prompt_embeds: start.vectors.clone(),
+            images: start
+                .images
+                .as_ref()
+                .map(|images| RowImages::new(images, &start.tokens)),
             pool: start.pooling.map(PoolSum::new),
             n_pages: start.prefix.len(),
             n_windows: match self.limits.windows {
@@ -146,13 +150,37 @@ impl Rows {
         row.pool = None;
     }
 
-    /// Returns the prompt embeddings at the positions of `work`, whose first token has index `first_token` in the step.
-    /// The row drops the prompt embeddings with the last position, since each is computed once.
-    pub(super) fn take_embeds(&mut self, work: &StepRow, first_token: usize) -> Option<VectorRun> {
+    /// Calls `place` for each run of vectors at the positions of `work`, whose first token has index `first_token` in
+    /// the step: prompt embeddings, or those of images. A row keeps the vectors of its images, because a position that
+    /// was computed may be computed again.
+    pub(super) fn take_vectors(
+        &mut self,
+        work: &StepRow,
+        first_token: usize,
+        mut place: impl FnMut(VectorRun),
+    ) {
         let RowWork::Prefill { positions } = &work.work else {
-            return None;
+            return;
         };
-        let row = self.row_mut(work.row);
+        match &self.row(work.row).images {
+            Some(images) => images
+                .table
+                .for_each_run(positions.clone(), first_token, place),
+            None => self
+                .take_embeds(work.row, positions, first_token)
+                .into_iter()
+                .for_each(&mut place),
+        }
+    }
+
+    /// The row drops its prompt embeddings with the last position, since each is computed once.
+    fn take_embeds(
+        &mut self,
+        row: RowId,
+        positions: &Range<u32>,
+        first_token: usize,
+    ) -> Option<VectorRun> {
+        let row = self.row_mut(row);
         let (first, end) = (positions.start as usize, positions.end as usize);
         let prompt = if end >= row.prompt_tokens {
             row.prompt_embeds.take()?

@@ -79,6 +79,7 @@ mod tests {
             sampling: Arc::new(SamplingParams::default()),
             grammar: None,
             vectors: None,
+            images: None,
             pooling: None,
             prefix: PageRun::default(),
             state: None,

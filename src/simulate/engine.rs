@@ -244,6 +244,7 @@ impl<'a> VirtualEngine<'a> {
             anchors: Arc::default(),
             grammar: None,
             vectors: None,
+            images: None,
             bypasses_cache: false,
             pooling: None,
             priority: None,

@@ -1,5 +1,6 @@
 //! The data of a step: the scheduler's plan for an executor, and the results.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ pub use souffleur_base::row_state::{StateSave, StateStart};
 use crate::grammar::{Grammar, GrammarFailure, GrammarProgress, RowGrammar};
 use crate::pool::pages::PageRun;
 use crate::pooling::Pooling;
+use crate::prompt_images::PromptImages;
 use crate::prompt_vectors::PromptVectors;
 use crate::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId, Ticket};
@@ -140,6 +142,8 @@ pub struct RowStart {
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Prompt embeddings; the prompt's tokens are then placeholders.
     pub vectors: Option<Arc<PromptVectors>>,
+    /// The prompt's images, at whose positions `tokens` has keys.
+    pub images: Option<Arc<PromptImages>>,
     /// For an embedding request; the result of the prompt's last token includes the embedding.
     pub pooling: Option<Pooling>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
@@ -149,13 +153,15 @@ pub struct RowStart {
 }
 
 impl RowStart {
-    /// Prompt and output as penalties count them: a prompt of embeddings has no tokens.
-    pub fn counted_tokens(&self) -> (&[u32], &[u32]) {
+    /// Prompt and output as penalties count them: embeddings and images have no tokens.
+    pub fn counted_tokens(&self) -> (Cow<'_, [u32]>, &[u32]) {
         let (prompt, output) = self.tokens.split_at(self.prompt_tokens as usize);
-        match &self.vectors {
-            Some(_) => (&[], output),
-            None => (prompt, output),
-        }
+        let prompt = match (&self.vectors, &self.images) {
+            (Some(_), _) => Cow::Borrowed(&[][..]),
+            (None, Some(images)) => Cow::Owned(images.text_tokens(prompt)),
+            (None, None) => Cow::Borrowed(prompt),
+        };
+        (prompt, output)
     }
 }
 

@@ -134,6 +134,7 @@ fn first_plan(n_rows: usize) -> StepPlan {
             prompt_tokens: PROMPT_TOKENS,
             grammar: None,
             vectors: None,
+            images: None,
             pooling: None,
             sampling: Arc::new(sampling.clone()),
             prefix: PageRun::empty(),

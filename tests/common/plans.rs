@@ -64,6 +64,7 @@ pub fn start(
         prompt_tokens: prompt_tokens as u32,
         grammar: None,
         vectors: None,
+        images: None,
         pooling: None,
         sampling: sampling.clone(),
         prefix: PageRun::empty(),

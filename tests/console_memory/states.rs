@@ -63,6 +63,7 @@ pub fn requests() -> impl Iterator<Item = Submission> {
         opening: Arc::default(),
         grammar: None,
         vectors: None,
+        images: None,
         bypasses_cache: false,
         pooling: None,
         anchors: Arc::default(),

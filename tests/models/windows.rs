@@ -122,6 +122,7 @@ impl Engine {
             anchors: Arc::default(),
             grammar: None,
             vectors: None,
+            images: None,
             bypasses_cache: false,
             pooling: None,
             priority: None,

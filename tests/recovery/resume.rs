@@ -102,6 +102,7 @@ fn submission() -> Submission {
         anchors: Arc::default(),
         grammar: None,
         vectors: None,
+        images: None,
         bypasses_cache: false,
         pooling: None,
         priority: None,

@@ -76,6 +76,7 @@ impl World<'_> {
             anchors: Arc::default(),
             grammar: None,
             vectors: None,
+            images: None,
             bypasses_cache: false,
             pooling: None,
             priority: None,

@@ -71,6 +71,7 @@ impl Row {
             prompt_tokens: PROMPT,
             grammar: None,
             vectors: None,
+            images: None,
             pooling: None,
             sampling: Arc::new(SamplingParams::default()),
             prefix: PageRun::empty(),

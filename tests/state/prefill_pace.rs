@@ -164,6 +164,7 @@ impl World {
             anchors: Arc::default(),
             grammar: None,
             vectors: None,
+            images: None,
             bypasses_cache: false,
             pooling: None,
             priority: None,

@@ -69,6 +69,7 @@ pub fn request(number: u64, prompt: &[u32], max_new_tokens: u32) -> Submission {
         opening: Arc::default(),
         grammar: None,
         vectors: None,
+        images: None,
         bypasses_cache: false,
         pooling: None,
         anchors: Default::default(),

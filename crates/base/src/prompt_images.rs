@@ -290,6 +290,11 @@ impl ImageSpan {
         found.ok().map(|index| self.marks[index].1)
     }
 
+    /// The token ids of the marks, in order.
+    pub fn marks(&self) -> impl Iterator<Item = u32> {
+        self.marks.iter().map(|(_, id)| *id)
+    }
+
     /// Whether no mark is between vectors, as the positions of M-RoPE require.
     pub fn is_contiguous(&self) -> bool {
         self.pads.len() as u64 == self.grid.n_vectors()

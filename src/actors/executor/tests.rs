@@ -307,6 +307,7 @@ fn opening(step: u64) -> RunStep {
         sampling: Arc::new(SamplingParams::default()),
         grammar: None,
         vectors: None,
+        images: None,
         pooling: None,
         prefix: PageRun::empty(),
         state: None,

@@ -400,6 +400,7 @@ impl Tokenizer {
             grammar: prepared.grammar,
             bypasses_cache: prepared.prompt_embeds.is_some(),
             vectors: prepared.prompt_embeds,
+            images: prepared.images,
             pooling: request.pooling,
             namespace: request.namespace.with_long_rotation(is_long),
             sampling: Arc::new(sampling),

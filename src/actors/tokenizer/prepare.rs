@@ -11,6 +11,7 @@ use souffleur_model::text::{self, TextModel};
 use souffleur_request::{ChatPrompt, GenerateRequest, Prompt, PromptVectors};
 use souffleur_state::grammar::Grammar;
 use souffleur_state::output::{OutputStart, ReasoningFormat};
+use souffleur_state::prompt_images::PromptImages;
 use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
@@ -56,6 +57,8 @@ pub(super) struct PreparedPrompt {
     pub(super) tokens: Arc<[u32]>,
     /// The prompt embeddings (`input_embeds`), if the prompt has no token ids: `tokens` are then placeholders.
     pub(super) prompt_embeds: Option<Arc<PromptVectors>>,
+    /// The prompt's images, if it has some: `tokens` then has keys at their positions.
+    pub(super) images: Option<Arc<PromptImages>>,
     /// Positions at which other prompts are likely to diverge, so that recurrent states are saved there.
     pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
@@ -136,6 +139,7 @@ pub(super) fn prepare(
         anchors: turns.map_or_else(Arc::default, |turns| turns.anchors(&tokens, replies).into()),
         tokens,
         prompt_embeds: given_embeds,
+        images: None,
         grammar,
         ends,
         start: prompt_end.start(),

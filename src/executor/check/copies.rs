@@ -139,6 +139,7 @@ mod tests {
             sampling: Arc::new(SamplingParams::default()),
             grammar: None,
             vectors: None,
+            images: None,
             pooling: None,
             prefix: run,
             state: None,

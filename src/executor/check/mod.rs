@@ -1,6 +1,7 @@
 //! Checks a step plan before the step writes anything: rejects a plan that contradicts itself or the rows' state.
 
 mod copies;
+mod images;
 mod limits;
 mod states;
 mod windows;
@@ -23,6 +24,8 @@ struct PlannedRow {
     sampled_tokens: usize,
     computed: usize,
     has_prompt_embeds: bool,
+    /// Positions before this must come from the cache.
+    cached_until: usize,
     /// The slot of the row's recurrent state.
     live: Option<StateSlot>,
     windows: RowWindows,
@@ -134,6 +137,7 @@ impl Check<'_> {
                 sampled_tokens: current.sampled_tokens,
                 computed: current.computed,
                 has_prompt_embeds: current.has_prompt_embeds,
+                cached_until: current.cached_until(),
                 live: current.live,
                 windows: RowWindows {
                     n_pages: current.n_windows,
@@ -164,16 +168,9 @@ impl Check<'_> {
                 start.prompt_tokens
             ));
         }
-        let vocab_size = self.limits.vocab_size;
-        if let Some(token) = start
-            .tokens
-            .iter()
-            .find(|token| **token as usize >= vocab_size)
-        {
-            return Err(format!(
-                "the row has token {token}, but the vocabulary size is {vocab_size}"
-            ));
-        }
+        let images = start.images.as_deref();
+        images::check_tokens(&start.tokens, images, self.limits)?;
+        images::check(start, self.limits)?;
         self.prompt_embeds(start)?;
         self.pages(start.prefix.iter())?;
         self.fits(start.prefix.len())?;
@@ -185,6 +182,7 @@ impl Check<'_> {
             sampled_tokens: 0,
             computed,
             has_prompt_embeds: start.vectors.is_some(),
+            cached_until: images.map_or(0, |images| images.cached_until() as usize),
             live: start.state.map(|state| state.live),
             windows: RowWindows::after_prefix(start.prefix.len(), self.limits),
             starts: true,
@@ -300,6 +298,7 @@ impl Check<'_> {
                 row.computed
             ));
         }
+        images::check_cached(first, row.cached_until)?;
         match row.live {
             Some(live) => {
                 if first != row.computed {

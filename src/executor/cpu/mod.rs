@@ -297,6 +297,7 @@ impl CpuExecutor {
             sampling: greedy.into(),
             grammar: None,
             vectors: None,
+            images: None,
             pooling: None,
             prefix: PageRun::empty(),
             state: self.keeps_states().then_some(StateStart {
@@ -415,7 +416,7 @@ impl CpuExecutor {
         });
         self.sampling[start.row.index()] = Some(RowSampling {
             grammar,
-            sampler: RowSampler::new(sampling, self.vocab_size, eos_ids, prompt, output),
+            sampler: RowSampler::new(sampling, self.vocab_size, eos_ids, &prompt, output),
             last_token: 0,
         });
     }
@@ -446,7 +447,7 @@ impl CpuExecutor {
         let sampling = self.sampling[work.row.index()].as_ref();
         let decoded = sampling.map_or(0, |sampling| sampling.last_token);
         let tokens = match work.work {
-            RowWork::Prefill { .. } => &self.rows.row(work.row).tokens[first..end],
+            RowWork::Prefill { .. } => self.rows.row(work.row).inputs(first..end),
             RowWork::Decode { .. } => &[decoded],
         };
         let first_token = self.batch.n_tokens();
@@ -455,8 +456,11 @@ impl CpuExecutor {
         if self.rows.has_windows() {
             self.batch.place_windows(self.backend.window_table());
         }
-        if let Some(run) = self.rows.take_embeds(work, first_token) {
-            self.batch.place_vectors(run);
+        let batch = &mut self.batch;
+        self.rows
+            .take_vectors(work, first_token, |run| batch.place_vectors(run));
+        if let Some(images) = &self.rows.row(work.row).images {
+            self.batch.place_images(&images.table);
         }
         if self.rows.row(work.row).is_long {
             self.batch.mark_long();

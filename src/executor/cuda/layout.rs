@@ -10,6 +10,7 @@ use souffleur_kernels::cuda::params::{Segment, Tile};
 use souffleur_kernels::cuda::sampling::{
     DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun,
 };
+use souffleur_state::prompt_images::is_key;
 use souffleur_state::prompt_vectors::VectorRun;
 use souffleur_state::sampling::LogprobWish;
 use souffleur_state::step::{RowWork, StepPlan, TableDelta};
@@ -215,9 +216,9 @@ impl Layout {
             };
             let range = positions.start as usize..positions.end as usize;
             self.lists
-                .extend(rows.row(work.row).tokens[range].iter().copied());
-            let prompt_embeds = rows.take_embeds(work, first_token as usize);
-            self.prompt_embeds.extend(prompt_embeds);
+                .extend(rows.row(work.row).inputs(range).iter().copied());
+            let runs = &mut self.prompt_embeds;
+            rows.take_vectors(work, first_token as usize, |run| runs.push(run));
             self.segments.push(Segment {
                 row: work.row.get(),
                 first_token,
@@ -291,7 +292,8 @@ impl Layout {
             };
             let logprobs = match &work.logprobs {
                 None => Logprobs::Unwanted,
-                Some(wish) if n_ranked(wish, shape.vocab_size) > MAX_TOP => {
+                // The kernel has no log probability for an image.
+                Some(wish) if n_ranked(wish, shape.vocab_size) > MAX_TOP || is_key(token) => {
                     let wish = wish.clone();
                     Logprobs::Host { token, wish }
                 }

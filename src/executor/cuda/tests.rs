@@ -83,6 +83,7 @@ fn plan(step: u64) -> StepPlan {
             prompt_tokens: PROMPT_TOKENS,
             grammar: None,
             vectors: None,
+            images: None,
             pooling: None,
             // The high temperature makes it unlikely that a token repeats.
             sampling: Arc::new(SamplingParams {

@@ -148,6 +148,7 @@ impl From<&RowStart> for StartDigest {
             // Copied from the submission: see `SubmitEntry`.
             grammar: _,
             vectors: _,
+            images: _,
             pooling: _,
             prefix,
             state,

@@ -63,6 +63,7 @@ impl From<&Submission> for SubmitEntry {
             grammar: _,
             // Only the executor reads them.
             vectors: _,
+            images: _,
             // In the entry's variant.
             bypasses_cache: _,
             pooling: _,
@@ -114,6 +115,7 @@ impl SubmitEntry {
             anchors,
             grammar: None,
             vectors: None,
+            images: None,
             bypasses_cache: false,
             pooling: None,
             priority: self.priority,

@@ -102,6 +102,7 @@ impl Engine {
             opening: Arc::default(),
             grammar: None,
             vectors: None,
+            images: None,
             bypasses_cache: self.n_submitted % 7 == 3,
             pooling: (self.n_submitted % 5 == 2).then_some(Pooling::Mean),
             anchors: self.anchors(prompt),

@@ -146,6 +146,7 @@ fn start(from: Option<StateSlot>) -> RowStart {
         seq: SeqId::new(1),
         tokens: [7].into(),
         vectors: None,
+        images: None,
         pooling: None,
         prompt_tokens: 1,
         grammar: None,

@@ -3,6 +3,8 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use souffleur_base::prompt_images::is_key;
+
 /// The log probabilities that a request selects. Names follow SGLang. Clones share the list.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LogprobWish {
@@ -27,7 +29,8 @@ pub struct RowLogprobs {
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct TokenLogprobs {
     pub token: u32,
-    /// Its log probability in nats, before temperature and penalties; `None` for the first token of a prompt.
+    /// Its log probability in nats, before temperature and penalties; `None` for the first token of a prompt, and for
+    /// keys of images.
     pub logprob: Option<f32>,
     /// The most likely tokens at this position, in descending order.
     pub top: Vec<(u32, f32)>,
@@ -37,8 +40,15 @@ pub struct TokenLogprobs {
 /// Returns the log probabilities of `token`, of the `top` most likely tokens and of the tokens `ids`.
 ///
 /// `logits` are raw: before temperature, penalties and masks. The softmax is summed in f64 in token order, so the
-/// result depends only on the logits. Ties rank by lower id. An id outside the vocabulary gets minus infinity.
+/// result depends only on the logits. Ties rank by lower id. An id outside the vocabulary gets minus infinity. The key
+/// of an image has no log probability, and no other token has one in its place.
 pub fn token_logprobs(logits: &[f32], token: u32, top: u32, ids: &[u32]) -> TokenLogprobs {
+    if is_key(token) {
+        return TokenLogprobs {
+            token,
+            ..TokenLogprobs::default()
+        };
+    }
     let log_normalizer = log_sum_exp(logits);
     let logprob = |id: u32| match logits.get(id as usize) {
         Some(&logit) => (f64::from(logit) - log_normalizer) as f32,
@@ -127,6 +137,17 @@ mod tests {
         close(got.chosen[0].1, expect(4));
         close(got.chosen[1].1, expect(0));
         assert_eq!(got.chosen[2], (99, f32::NEG_INFINITY));
+    }
+
+    #[test]
+    fn keys_of_images_have_no_log_probabilities() {
+        let token = souffleur_base::prompt_images::KEY_BIT + 5;
+        let got = token_logprobs(&[0.0, 1.0], token, 2, &[0]);
+        let none = TokenLogprobs {
+            token,
+            ..TokenLogprobs::default()
+        };
+        assert_eq!(got, none);
     }
 
     #[test]

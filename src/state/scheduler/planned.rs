@@ -262,8 +262,7 @@ impl Scheduler {
         self.begin_load((seq, row, live), prefix_len, load);
         self.report_departure(seq);
         let loaded_len = load.map_or(prefix_len, |load| load.to);
-        let sequence = &mut self.requests[seq];
-        let mut cached_tokens = loaded_len;
+        let (sequence, mut cached_tokens) = (&mut self.requests[seq], loaded_len);
         if sequence.has_ended {
             // The sequence ended while the plan was open: nothing is loaded or computed for it.
             sequence.publish = false;
@@ -297,6 +296,7 @@ impl Scheduler {
             sampling: sequence.request.sampling.clone(),
             grammar: sequence.request.grammar.clone(),
             vectors: sequence.request.vectors.clone(),
+            images: sequence.request.images.clone(),
             pooling: sequence.request.pooling,
             prefix,
             state: state_start,

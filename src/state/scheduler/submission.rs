@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::cache::namespace::Namespace;
 use crate::grammar::Grammar;
 use crate::pooling::Pooling;
+use crate::prompt_images::PromptImages;
 use crate::prompt_vectors::PromptVectors;
 use crate::sampling::{LogprobWish, SamplingParams};
 use souffleur_base::error::RequestError;
@@ -33,6 +34,9 @@ pub struct Submission {
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Prompt embeddings (`input_embeds`), for the executor. `prompt` has a placeholder token for each of them.
     pub vectors: Option<Arc<PromptVectors>>,
+    /// The images of the prompt, for the executor. `prompt` has keys at their positions, which tell images apart, so
+    /// such requests use the cache as others do.
+    pub images: Option<Arc<PromptImages>>,
     /// The request's K/V neither comes from the cache nor enters it, since its prompt consists of embeddings, whose
     /// placeholders are all equal. The request saves no states and does not wait for another request's prefill.
     pub bypasses_cache: bool,

@@ -109,6 +109,7 @@ impl<'a> Replica<'a> {
             anchors: Arc::default(),
             grammar: None,
             vectors: None,
+            images: None,
             bypasses_cache: false,
             pooling: None,
             priority: None,

@@ -66,6 +66,7 @@ impl World {
                 .map(|grammar| Arc::new(grammar) as Arc<dyn Grammar>),
             anchors: ask.anchors.as_slice().into(),
             vectors: None,
+            images: None,
             bypasses_cache: ask.bypasses_cache,
             pooling: None,
             priority: ask.priority,

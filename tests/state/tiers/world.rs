@@ -190,6 +190,7 @@ impl TierWorld {
             grammar: None,
             anchors: Arc::default(),
             vectors: None,
+            images: None,
             bypasses_cache: false,
             pooling: None,
             priority: None,

@@ -63,6 +63,7 @@ fn start(row: u32, random: &mut fastrand::Rng) -> RowStart {
         prompt_tokens: n_prompt as u32,
         grammar: None,
         vectors: None,
+        images: None,
         pooling: None,
         sampling: params(random).into(),
         prefix: PageRun::empty(),

@@ -203,6 +203,7 @@ pub(super) fn begin(
         prompt_tokens: PROMPT_TOKENS,
         grammar: None,
         vectors: None,
+        images: None,
         pooling: None,
         sampling: Arc::new(SamplingParams {
             sampling_seed: Some(u64::from(seed)),
