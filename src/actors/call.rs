@@ -81,7 +81,8 @@ impl WeightedPrompt {
             parsing: request.parsing.clone(),
         };
         let values = match prompt {
-            Prompt::Text(_) | Prompt::Tokens(_) | Prompt::Vectors(_) | Prompt::Infill(_) => 0,
+            Prompt::Text(_) | Prompt::Tokens(_) | Prompt::Infill(_) => 0,
+            Prompt::Vectors(_) | Prompt::Images(_) => 0,
             Prompt::Chat(chat) => {
                 let tools = chat.tools.as_ref();
                 let tools = tools.map_or(0, |tools| count_values(tools.get().as_bytes()));
@@ -138,6 +139,7 @@ impl Address {
                 Prompt::Chat(chat) => Arc::as_ptr(chat).cast(),
                 Prompt::Infill(infill) => Arc::as_ptr(infill).cast(),
                 Prompt::Vectors(vectors) => Arc::as_ptr(vectors).cast(),
+                Prompt::Images(prompt) => Arc::as_ptr(prompt).cast(),
             },
             constraint: request.constraint.as_ref().map(Arc::as_ptr),
             tools: tools.map(|tools| Arc::as_ptr(tools).cast()),

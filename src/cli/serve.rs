@@ -294,6 +294,7 @@ mod tests {
             max_running_requests: 4,
             vocab_size: 100,
             hidden_size: None,
+            images: souffleur::request::ImageSupport::Sequence,
             long_above: None,
             eos_token_ids: Vec::new(),
             generation: Default::default(),

@@ -15,13 +15,13 @@ use crate::memory::{context_length, memory_plan};
 use crate::origin::from_the_same_files;
 use crate::progress::Progress;
 use crate::replicas::{GpuShare, rank_limit, unit_executors};
-use crate::store::{record_weight_files, store_setup, tier_limits};
+use crate::store::{image_secret, record_weight_files, store_setup, tier_limits};
 use crate::text::ModelText;
 use crate::threads::ReplicaThreads;
 use souffleur_actors::beats::Beats;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
-use souffleur_actors::tokenizer::{AnswerFormats, TokenizerSettings};
+use souffleur_actors::tokenizer::{AnswerFormats, ImageSettings, TokenizerSettings};
 use souffleur_actors::unit::{BindThread, Blueprint};
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_bundled as bundled;
@@ -40,6 +40,7 @@ use souffleur_model::sparsity::ModelSparsity;
 use souffleur_model::text::{TextModel, TurnMarks};
 use souffleur_record::LogSink;
 use souffleur_record::file::Header;
+use souffleur_request::ImageSupport;
 use souffleur_request::admission::Admission;
 use souffleur_state::cache::prefix_history::HistoryLimits;
 use souffleur_state::control::ControlSetup;
@@ -62,6 +63,7 @@ pub struct ModelInfo {
     pub vocab_size: usize,
     /// The size of a prompt embedding; `None` if the executor takes no prompt embeddings.
     pub hidden_size: Option<usize>,
+    pub images: ImageSupport,
     /// The length (prompt and longest output) above which a sequence uses long-context RoPE factors, if any.
     pub long_above: Option<usize>,
     pub eos_token_ids: Vec<u32>,
@@ -141,6 +143,7 @@ impl EngineParts {
             max_running_requests: memory.max_running_requests as usize,
             vocab_size: model.config.vocab_size,
             hidden_size: Some(model.config.hidden_size),
+            images: model.config.images(),
             long_above: model.config.rope.long_above(),
             eos_token_ids,
             generation,
@@ -286,6 +289,10 @@ impl EngineParts {
             },
             vocab_size: info.vocab_size,
             hidden_size: info.hidden_size,
+            images: ImageSettings {
+                support: info.images,
+                secret: image_secret(self.store.as_deref()),
+            },
             limits: IntakeLimits {
                 context_length: info.context_length,
                 capacity_tokens: page_size.tokens_in(limits.total_pages),

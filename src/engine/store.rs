@@ -21,7 +21,7 @@ use souffleur_state::scheduler::tier::TierLimits;
 use souffleur_store::weights::{WeightFiles, digest};
 use souffleur_store::{
     BLOCK_TOKENS, BlockKind, BlockPools, FingerprintParts, Geometry, Identify, Needs, Plane,
-    PrefetchTimeout, Stop, StoreConfig, block_tokens,
+    PrefetchTimeout, Secret, Stop, StoreConfig, block_tokens, random_secret, secret_of,
 };
 
 /// Incremented manually whenever the CPU kernels give other bits for the same weights and tokens: earlier blocks are
@@ -118,6 +118,17 @@ pub(super) fn store_setup(
         identify: Box::new(identify),
         desk: BlockDesk::default(),
     }))
+}
+
+/// The secret for the keys of images: the store's, or a random one. `None` if there are no random bytes.
+pub(super) fn image_secret(store: Option<&StoreSetup>) -> Option<Secret> {
+    let of_store = store.map(|store| secret_of(&store.config.path));
+    if let Some(Err(error)) = &of_store {
+        tracing::warn!(%error, "images are not found in the KV store after a restart: failed to read its secret");
+    }
+    of_store
+        .and_then(Result::ok)
+        .or_else(|| random_secret().ok())
 }
 
 pub(super) fn tier_limits(config: &EngineConfig, setup: &StoreSetup) -> Option<TierLimits> {

@@ -13,6 +13,7 @@ use souffleur_state::grammar::Constraint;
 use souffleur_state::output::push_piece;
 pub use souffleur_state::output::{OutputPiece, Tool, ToolChoice, ToolUse};
 pub use souffleur_state::pooling::Pooling;
+pub use souffleur_state::prompt_images::{ImageDigest, ImageGrid, ImageSupport, PromptImage};
 pub use souffleur_state::prompt_vectors::PromptVectors;
 use souffleur_state::sampling::SamplingParams;
 use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
@@ -77,6 +78,8 @@ pub enum Prompt {
     Infill(Arc<InfillPrompt>),
     /// Prompt embeddings: a vector in place of each token. Such a prompt neither uses nor enters the cache.
     Vectors(Arc<PromptVectors>),
+    /// Token ids with images. Unlike a prompt of vectors, such a prompt uses the cache.
+    Images(Arc<ImagePrompt>),
 }
 
 impl Prompt {
@@ -84,7 +87,7 @@ impl Prompt {
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
-            Self::Tokens(_) | Self::Vectors(_) => 0,
+            Self::Tokens(_) | Self::Vectors(_) | Self::Images(_) => 0,
             Self::Chat(chat) => {
                 let tools = chat.tools.as_ref().map_or(0, |tools| tools.get().len());
                 let messages = text_bytes_of(&chat.messages);
@@ -99,6 +102,7 @@ impl Prompt {
         match self {
             Self::Tokens(tokens) => tokens.len(),
             Self::Vectors(vectors) => vectors.len(),
+            Self::Images(prompt) => prompt.tokens.len(),
             Self::Text(_) | Self::Chat(_) | Self::Infill(_) => {
                 self.text_bytes().div_ceil(BYTES_PER_TOKEN)
             }
@@ -166,6 +170,22 @@ impl ChatPrompt {
 impl From<ChatPrompt> for Prompt {
     fn from(chat: ChatPrompt) -> Self {
         Self::Chat(Arc::new(chat))
+    }
+}
+
+/// A prompt of token ids with images, whose vectors the caller has computed. In [`Finished::prompt`] and in KV events,
+/// the positions of images have keys, which are not token ids.
+#[derive(Clone, Debug)]
+pub struct ImagePrompt {
+    /// True token ids, also of the images' marks. Each vector has the position of a pad token.
+    pub tokens: Arc<[u32]>,
+    /// In the order of their positions.
+    pub images: Vec<PromptImage>,
+}
+
+impl From<ImagePrompt> for Prompt {
+    fn from(prompt: ImagePrompt) -> Self {
+        Self::Images(Arc::new(prompt))
     }
 }
 
@@ -315,7 +335,8 @@ pub struct Finished {
     pub e2e_latency_s: f64,
     /// Times of the request's stages; `None` if it was cancelled before its prompt was encoded.
     pub timings: Option<Timings>,
-    /// The prompt's tokens; none if the request was cancelled before they were known.
+    /// The prompt's tokens, with keys at the positions of images; none if the request was cancelled before they were
+    /// known.
     pub prompt: Arc<[u32]>,
     /// The embedding of the prompt, a unit vector of the model's hidden size, if it was requested and the request was
     /// not cancelled.

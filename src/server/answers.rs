@@ -94,6 +94,7 @@ fn answer_bytes(request: &GenerateRequest, context_tokens: usize) -> usize {
     let tokens = match &request.prompt {
         Prompt::Tokens(tokens) => tokens.len(),
         Prompt::Vectors(vectors) => vectors.len(),
+        Prompt::Images(prompt) => prompt.tokens.len(),
         text => text.text_bytes(),
     };
     let positions = tokens.min(context_tokens).saturating_sub(start as usize);

@@ -29,12 +29,15 @@ use souffleur_base::field::{Field, check_count};
 use souffleur_model::text::TextModel;
 use souffleur_request::Prompt;
 use souffleur_state::detok::TokenText;
+use souffleur_state::prompt_images::{decode_around, is_key};
 
 const MAX_TOKENS: usize = 1 << 20;
 /// Bytes of a token id in memory and as JSON; a text has at most one id per byte.
 const ID_BYTES: usize = 12;
 /// Bytes of a token id and the token's text, in memory and as JSON.
 const TEXT_BYTES: usize = 52;
+/// Bytes of the text that shows an image.
+const IMAGE_BYTES: usize = "[image 0000…]".len();
 
 /// Fields of other servers that would change the tokens. Sampling fields are ignored, since a chat's body has them.
 const FOREIGN: [&str; 8] = [
@@ -122,7 +125,8 @@ async fn tokenize_content(
     Ok(whole::json(json, charge))
 }
 
-/// Answers `POST /detokenize`: the text of a list of token ids, or of each of several lists.
+/// Answers `POST /detokenize`: the text of a list of token ids, or of each of several lists. Keys of images, as KV events
+/// have them, are shown as images.
 pub(super) async fn detokenize(
     state: Data<AppState>,
     body: JsonBody,
@@ -137,6 +141,7 @@ pub(super) async fn detokenize(
     let n_tokens = total(&prompts, Prompt::estimated_tokens);
     check_count(NAME, n_tokens, MAX_TOKENS, "token ids")?;
     let longest = encode::tokenizer(&state.serving()?.engine)?.max_token_bytes();
+    let longest = longest.max(IMAGE_BYTES);
     let charge = state
         .answers()
         .charge_bytes(n_tokens.saturating_mul(longest))?;
@@ -234,7 +239,7 @@ fn encode(
         Prompt::Text(prompt) => (prompt.clone(), adds_special.unwrap_or(true)),
         Prompt::Tokens(tokens) => return Ok(tokens.to_vec()),
         // Neither endpoint reads other prompts.
-        Prompt::Infill(_) | Prompt::Vectors(_) => return Ok(Vec::new()),
+        Prompt::Infill(_) | Prompt::Vectors(_) | Prompt::Images(_) => return Ok(Vec::new()),
     };
     encode::encode(tokenizer, &prompt, adds_special, limit_tokens)
 }
@@ -277,11 +282,15 @@ fn decode(
         return Ok(String::new());
     };
     let vocab_size = tokenizer.vocab_size();
-    match tokens.iter().find(|token| **token as usize >= vocab_size) {
+    let is_known = |token: u32| (token as usize) < vocab_size || is_key(token);
+    match tokens.iter().find(|token| !is_known(**token)) {
         Some(token) => Err(RequestError::Invalid(format!(
             "tokens contains token id {token}, but the vocabulary has {vocab_size} tokens: use ids below {vocab_size}"
         ))),
-        None => Ok(tokenizer.decode(tokens, skips_special, true)),
+        None => {
+            let decode = |tokens: &[u32]| tokenizer.decode(tokens, skips_special, true);
+            Ok(decode_around(tokens, decode))
+        }
     }
 }
 

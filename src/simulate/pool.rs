@@ -11,6 +11,7 @@ use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Plac
 use souffleur_kernels::dtype::Dtype;
 use souffleur_model::config::ModelConfig;
 use souffleur_model::generation::GenerationConfig;
+use souffleur_request::ImageSupport;
 use souffleur_state::pool::pages::PageSize;
 
 use super::SimulateError;
@@ -85,6 +86,7 @@ pub fn model_info(
         max_running_requests: memory.max_running_requests as usize,
         vocab_size: model.vocab_size,
         hidden_size: None,
+        images: ImageSupport::Sequence,
         long_above: None,
         eos_token_ids: Vec::new(),
         generation: GenerationConfig::default(),

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::Geometry;
-use crate::files::{Files, Lock};
+use crate::files::{Files, Lock, SystemFiles};
 use crate::record::VERSION;
 use souffleur_state::tiers::{BlockKind, Fingerprint, FingerprintParts, Keys, Secret};
 
@@ -138,6 +138,25 @@ fn with_format(parts: FingerprintParts, geometry: &Geometry) -> FingerprintParts
         parts = parts.part(format!("{} planes", kind.name()), planes.trim_end());
     }
     parts
+}
+
+/// The secret of the store in a folder. Both are made if they are missing.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn secret_of(root: &Path) -> io::Result<Secret> {
+    SystemFiles.make_folder(root)?;
+    secret(&SystemFiles, root)
+}
+
+/// A secret for an engine without a store.
+///
+/// # Errors
+/// There are no random bytes.
+pub fn random_secret() -> io::Result<Secret> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(Secret::new(bytes))
 }
 
 fn secret(files: &dyn Files, root: &Path) -> io::Result<Secret> {

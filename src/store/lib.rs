@@ -35,6 +35,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError};
 
 pub use block::{BlockCounts, BlockPool, BlockPools, BlockUse, HostBlock};
 pub use config::{PrefetchTimeout, StoreConfig, StoreError};
+pub use folder::{random_secret, secret_of};
 pub use geometry::{Geometry, Plane};
 pub use pace::StepActivity;
 pub use request::{Answer, Commit, Fetch, Find, Loaded, Outcome, Refusal, Short, Sink, TierState};

@@ -11,7 +11,7 @@ use souffleur_config::EngineConfig;
 use souffleur_engine::{Engine, EngineHandle, EngineParts, Generation, ModelInfo};
 use souffleur_executor::fake::{FakeExecutor, FakeOptions, expected_output};
 use souffleur_executor::{DeviceLost, Executor, Launch};
-use souffleur_request::{Event, FinishReason, GenerateRequest, Prompt};
+use souffleur_request::{Event, FinishReason, GenerateRequest, ImageSupport, Prompt};
 use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
 
@@ -66,6 +66,7 @@ impl Build {
             max_running_requests: self.rows,
             vocab_size: VOCAB as usize,
             hidden_size: self.hidden_size,
+            images: ImageSupport::Sequence,
             long_above: None,
             eos_token_ids: vec![EOS],
             generation: Default::default(),

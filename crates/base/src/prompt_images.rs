@@ -28,7 +28,7 @@ pub const MAX_IMAGES: usize = 1024;
 const FIELD: &str = "images";
 
 pub fn is_key(token: u32) -> bool {
-    token >= KEY_BIT
+    token >> 30 == KEY_BIT >> 30
 }
 
 /// The identity of an image: SHA-256 over the pixels that the encoder sees and everything else that its vectors depend
@@ -145,12 +145,18 @@ impl PromptImages {
         span.positions.contains(&position).then_some(span)
     }
 
-    /// The prompt with `key(image, position)` at each position of an image.
-    pub fn keyed(&self, tokens: &[u32], key: impl Fn(&ImageSpan, u32) -> u32) -> Arc<[u32]> {
+    /// The prompt with a key at each position of an image. `of_image` returns the function that makes an image's keys,
+    /// from the offset in the image and from the mark there, if there is one.
+    pub fn keyed<K>(&self, tokens: &[u32], of_image: impl Fn(&ImageSpan) -> K) -> Arc<[u32]>
+    where
+        K: FnMut(u32, Option<u32>) -> u32,
+    {
         let mut keyed = tokens.to_vec();
         for span in &self.spans {
+            let (start, mut key) = (span.positions.start, of_image(span));
             for position in span.positions.clone() {
-                keyed[position as usize] = KEY_BIT | (key(span, position) & (KEY_BIT - 1));
+                let key = key(position - start, span.mark_at(position));
+                keyed[position as usize] = KEY_BIT | (key & (KEY_BIT - 1));
             }
         }
         keyed.into()

@@ -9,6 +9,7 @@ use souffleur_state::cache::prefix_history::{
     HistoryLimits, PrefixEvent, PrefixHistory, PrefixReport, PrefixTexts, changing_value,
 };
 use souffleur_state::detok::TokenText;
+use souffleur_state::prompt_images::{decode_around, is_key};
 
 pub(super) struct Misses {
     history: PrefixHistory,
@@ -67,11 +68,15 @@ fn texts(report: &PrefixReport, text: &dyn TokenText) -> PrefixTexts {
 }
 
 fn decode(tokens: &[u32], text: &dyn TokenText) -> String {
-    text.decode(tokens, false, false)
+    decode_around(tokens, |tokens| text.decode(tokens, false, false))
 }
 
 /// Decodes tokens in their context: decoded alone, a token may lose the space before it.
 fn decode_after(before: &[u32], tokens: &[u32], text: &dyn TokenText) -> String {
+    if tokens.first().is_some_and(|token| is_key(*token)) {
+        // After another image, both would be one run of keys.
+        return decode(tokens, text);
+    }
     let whole = decode(&[before, tokens].concat(), text);
     match whole.strip_prefix(&decode(before, text)) {
         Some(rest) => rest.to_owned(),

@@ -4,6 +4,7 @@ pub mod arbiter;
 mod call;
 mod contain;
 mod estate;
+mod images;
 mod infill;
 mod inline;
 mod intake;
@@ -48,6 +49,7 @@ use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
 
 use contain::{contain, panicked};
 pub use estate::{Estate, HandOver};
+pub use images::ImageSettings;
 use live::Progress;
 use misses::Misses;
 pub use output::AnswerFormats;
@@ -68,6 +70,7 @@ pub struct TokenizerSettings {
     pub vocab_size: usize,
     /// Size of the embeddings in prompts and results; `None` if the executor supports neither.
     pub hidden_size: Option<usize>,
+    pub images: ImageSettings,
     pub limits: IntakeLimits,
     /// The length (prompt and longest output) above which a sequence uses LongRoPE's long factors; `None` if the
     /// model has none.

@@ -15,6 +15,7 @@ use souffleur_state::prompt_images::PromptImages;
 use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
+use super::images;
 use super::infill;
 use super::logprob_checks::{check_entries, check_wish};
 
@@ -32,6 +33,7 @@ pub(super) fn refuse_oversized(
     let (least, prompt_tokens) = match (prompt, settings.text.as_deref()) {
         (Prompt::Tokens(tokens), _) => exactly(tokens.len()),
         (Prompt::Vectors(embeds), _) => exactly(embeds.len()),
+        (Prompt::Images(prompt), _) => exactly(prompt.tokens.len()),
         (_, None) => return Ok(()),
         (Prompt::Infill(infill), _) if infill.may_be_cut => return Ok(()),
         (_, Some(_)) if prompt.text_bytes() <= text::MAX_COUNTED_BYTES => return Ok(()),
@@ -95,7 +97,7 @@ pub(super) fn prepare(
     let mut prompt_end = PromptEnd::Plain;
     let mut replies = 0;
     let is_chat = matches!(prompt, Prompt::Chat(_));
-    let mut given_embeds = None;
+    let (mut given_embeds, mut given_images) = (None, None);
     let mut ends: Arc<[u32]> = Arc::default();
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
@@ -103,13 +105,12 @@ pub(super) fn prepare(
             check_prompt_embeds(&embeds, settings)?;
             given_embeds.insert(embeds).placeholders()
         }
-        Prompt::Text(text) => {
-            let tokenizer = tokenizer()?;
-            let over_limit =
-                tokenizer.count_prompt_above(&text, settings.limits.max_prompt_tokens())?;
-            refuse_too_long(over_limit, settings)?;
-            tokenizer.encode(&text)?.into()
+        Prompt::Images(prompt) => {
+            let (keyed, table) = images::prepare(&prompt, settings)?;
+            given_images = Some(table);
+            keyed
         }
+        Prompt::Text(text) => encode_text(tokenizer()?, &text, settings)?.into(),
         Prompt::Chat(chat) => {
             let tokenizer = tokenizer()?;
             let rendered = render(tokenizer, &chat)?;
@@ -126,7 +127,9 @@ pub(super) fn prepare(
             infill::encode(tokenizer, &infill, settings)?.into()
         }
     };
-    check_prompt(&tokens, settings.vocab_size)?;
+    if given_images.is_none() {
+        check_prompt(&tokens, settings.vocab_size)?;
+    }
     refuse_unreadable_calls(form, settings)?;
     let grammar = if form.is_constrained() {
         compile(form, prompt_end, settings, metrics, is_cancelled)
@@ -135,15 +138,28 @@ pub(super) fn prepare(
         None
     };
     let turns = settings.turns.as_ref().filter(|_| is_chat);
+    let anchors = turns.map(|turns| turns.anchors(&tokens, replies));
+    let of_images = given_images.as_deref();
+    let of_images = of_images.map(|table| images::anchors(table, tokens.len()));
     Ok(PreparedPrompt {
-        anchors: turns.map_or_else(Arc::default, |turns| turns.anchors(&tokens, replies).into()),
+        anchors: of_images.or(anchors).unwrap_or_default().into(),
         tokens,
         prompt_embeds: given_embeds,
-        images: None,
+        images: given_images,
         grammar,
         ends,
         start: prompt_end.start(),
     })
+}
+
+fn encode_text(
+    tokenizer: &TextModel,
+    text: &str,
+    settings: &TokenizerSettings,
+) -> Result<Vec<u32>, RequestError> {
+    let over_limit = tokenizer.count_prompt_above(text, settings.limits.max_prompt_tokens())?;
+    refuse_too_long(over_limit, settings)?;
+    tokenizer.encode(text)
 }
 
 /// Number of replies after the user's last message, including the one that the prompt opens.
@@ -339,7 +355,7 @@ fn for_template(chat: &ChatPrompt) -> text::ChatPrompt<'_> {
     }
 }
 
-fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
+pub(super) fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
     if prompt.is_empty() {
         return Err(invalid(
             "the prompt has no tokens: send at least one".to_owned(),

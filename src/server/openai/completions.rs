@@ -226,7 +226,8 @@ impl Writer {
             _ if !call.echo => None,
             Prompt::Text(text) => Some(text.clone()),
             Prompt::Tokens(tokens) => Some(spelling.text(tokens).into()),
-            Prompt::Chat(_) | Prompt::Infill(_) | Prompt::Vectors(_) => None,
+            Prompt::Chat(_) | Prompt::Infill(_) => None,
+            Prompt::Vectors(_) | Prompt::Images(_) => None,
         };
         let echoes = call.prompts.iter().map(echo);
         let echoes: Vec<Option<Arc<str>>> = echoes

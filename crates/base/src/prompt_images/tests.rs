@@ -89,13 +89,15 @@ fn rotary_positions_add_up_over_images() {
 fn positions_have_keys_marks_and_vectors() {
     let (tokens, images) = prompt(&[(1, 2), (2, 1)], (1, 2));
     let images = table(&tokens, &images);
-    let keyed = images.keyed(&tokens, |span, position| {
-        u32::from(span.digest().0[0]) << 8 | position
+    let keyed = images.keyed(&tokens, |span| {
+        let name = u32::from(span.digest().0[0]) << 8;
+        move |offset: u32, mark: Option<u32>| name | offset | u32::from(mark.is_some()) << 16
     });
     let is_image: Vec<bool> = keyed.iter().map(|token| is_key(*token)).collect();
     let expected: Vec<bool> = (0..11).map(|at| images.at(at).is_some()).collect();
     assert_eq!(is_image, expected);
-    assert_eq!((keyed[1], keyed[5]), (KEY_BIT | 1, KEY_BIT | 0x105));
+    assert_eq!(keyed[1..4], [0x10000, 1, 2].map(|key| KEY_BIT | key));
+    assert_eq!(keyed[5..7], [0x10100, 0x101].map(|key| KEY_BIT | key));
     let output = [keyed.to_vec(), vec![3]].concat();
     assert_eq!(
         *images.inputs(&output),

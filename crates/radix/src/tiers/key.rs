@@ -6,7 +6,6 @@ use ring::hmac;
 use sha2::{Digest, Sha256};
 
 use crate::cache::namespace::Namespace;
-use souffleur_base::prompt_images::ImageSpan;
 
 /// Tokens of a block, unless a page holds more.
 pub const BLOCK_TOKENS: usize = 64;
@@ -55,25 +54,7 @@ impl Secret {
         self.hash([b"souffleur secret check".as_slice()])
     }
 
-    /// Bits of the key at a position of an image in a prompt: `HMAC-SHA256(secret, digest ‖ grid ‖ offset ‖ mark)`.
-    ///
-    /// The hash covers everything that the position's embedding and rotation depend on, so equal prefixes of keys have
-    /// equal K/V. The smallest image has 90 bits in its three positions, two of them marks, and a search for images with
-    /// equal keys needs the secret.
-    pub fn image_key(&self, image: &ImageSpan, position: u32) -> u32 {
-        let offset = position - image.positions().start;
-        let grid = image.grid();
-        let mark = image.mark_at(position).unwrap_or(u32::MAX);
-        let numbers = [grid.rows, grid.columns, offset, mark].map(u32::to_le_bytes);
-        let hash = self.hash([
-            b"souffleur image".as_slice(),
-            &image.digest().0,
-            numbers.as_flattened(),
-        ]);
-        u32::from_le_bytes([hash[0], hash[1], hash[2], hash[3]])
-    }
-
-    fn hash<'a>(&self, parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
+    pub(super) fn hash<'a>(&self, parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
         let mut mac = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &self.0));
         for part in parts {
             mac.update(part);
@@ -217,12 +198,7 @@ fn namespace_bytes(namespace: &Namespace) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
-    use souffleur_base::prompt_images::{
-        ImageDigest, ImageGrid, PromptImage, PromptImages, is_key,
-    };
 
     fn keys(secret: u8, part: &str) -> Keys {
         let parts = FingerprintParts::new().part("weights", part);
@@ -270,58 +246,6 @@ mod tests {
         }
         assert_eq!(path[0].key.0[..], Sha256::digest(&bytes)[..]);
         assert_eq!((path[1].parent, path[1].block), (path[0].key, 1));
-    }
-
-    /// The keys of an image of one vector between two marks.
-    fn image_keys(secret: &Secret, digest: [u8; 32], ends: (u32, u32)) -> Vec<u32> {
-        let tokens = [ends.0, 9, ends.1];
-        let image = PromptImage {
-            positions: 0..3,
-            pad: 9,
-            digest: ImageDigest(digest),
-            grid: ImageGrid {
-                rows: 1,
-                columns: 1,
-            },
-            vectors: None,
-        };
-        let images = PromptImages::new(&tokens, &[image]).expect("valid images");
-        let key = |span: &ImageSpan, position| secret.image_key(span, position);
-        images.keyed(&tokens, key).to_vec()
-    }
-
-    #[test]
-    fn images_with_other_pixels_marks_and_secrets_share_no_key() {
-        let of = |secret: u8, digest: u8, ends| {
-            image_keys(&Secret::new([secret; 32]), [digest; 32], ends)
-        };
-        let keys = of(1, 1, (6, 7));
-        assert_eq!(keys, of(1, 1, (6, 7)));
-        assert!(keys.iter().all(|key| is_key(*key) && *key >> 31 == 0));
-        // A mark changes the key of its position alone.
-        assert_eq!(keys[..2], of(1, 1, (6, 8))[..2]);
-        let others = [of(2, 1, (6, 7)), of(1, 2, (6, 7)), of(1, 1, (8, 8))];
-        let mut all: Vec<u32> = others.concat();
-        all.remove(7);
-        all.extend(keys);
-        all.sort_unstable();
-        all.dedup();
-        assert_eq!(all.len(), 11);
-    }
-
-    /// At night, `SOUFFLEUR_IMAGE_DIGESTS` sets a number such as a million.
-    #[test]
-    fn random_images_have_different_runs_of_keys() {
-        let number = std::env::var("SOUFFLEUR_IMAGE_DIGESTS").ok();
-        let number = number
-            .and_then(|text| text.parse().ok())
-            .unwrap_or(20_000_u32);
-        let (mut random, secret) = (fastrand::Rng::with_seed(55), Secret::new([5; 32]));
-        let mut runs = HashSet::new();
-        for _ in 0..number {
-            let digest = std::array::from_fn(|_| random.u8(..));
-            assert!(runs.insert(image_keys(&secret, digest, (6, 7))));
-        }
     }
 
     #[test]

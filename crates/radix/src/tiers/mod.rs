@@ -5,12 +5,14 @@
 //! disk or a clock; the store and the simulation run the same [`BlockIndex`] and [`CostModel`].
 
 mod cost;
+mod image_keys;
 mod index;
 mod key;
 mod order;
 mod paths;
 
 pub use cost::{CostModel, PrefillRate};
+pub use image_keys::ImageKeys;
 pub use index::{BlockIndex, Stored, StoredBlock};
 pub use key::{
     BLOCK_TOKENS, BlockKey, BlockPlace, Fingerprint, FingerprintParts, KeyChain, Keys, Secret,

@@ -1,0 +1,86 @@
+//! Prepares prompts of token ids with images: checks them, and puts keys at the positions of images.
+
+use std::sync::Arc;
+
+use super::TokenizerSettings;
+use super::prepare::check_prompt;
+use souffleur_base::error::{FieldError, RequestError};
+use souffleur_request::{ImagePrompt, ImageSupport};
+use souffleur_state::prompt_images::{ImageSpan, PromptImages};
+use souffleur_state::tiers::{ImageKeys, Secret};
+
+/// The most images of a prompt at whose ends recurrent states are saved.
+const MAX_ANCHORS: usize = 8;
+
+#[derive(Clone, Debug)]
+pub struct ImageSettings {
+    pub support: ImageSupport,
+    /// Makes the keys of images: the KV store's secret, so that keys are the same after a restart, or a random one.
+    /// `None` if the operating system has no random bytes.
+    pub secret: Option<Secret>,
+}
+
+/// Returns the prompt's tokens, with keys at the positions of images, and the images' table.
+pub(super) fn prepare(
+    prompt: &ImagePrompt,
+    settings: &TokenizerSettings,
+) -> Result<(Arc<[u32]>, Arc<PromptImages>), RequestError> {
+    let ImageSettings { support, secret } = &settings.images;
+    let missing = match (support, secret, settings.hidden_size) {
+        (ImageSupport::Missing(part), _, _) => *part,
+        (_, None, _) => "random bytes of the operating system",
+        (_, _, None) => "an executor that takes vectors",
+        (_, Some(secret), Some(hidden_size)) => {
+            check_prompt(&prompt.tokens, settings.vocab_size)?;
+            let images = PromptImages::new(&prompt.tokens, &prompt.images)?;
+            for (index, image) in images.spans().iter().enumerate() {
+                let wrong = |reason: String| refused(format!("images[{index}] {reason}"));
+                check(image, *support, hidden_size).map_err(wrong)?;
+            }
+            let of_image = |image: &ImageSpan| {
+                let mut keys = ImageKeys::new(secret, image);
+                move |offset: u32, mark: Option<u32>| keys.at(offset, mark)
+            };
+            let keyed = images.keyed(&prompt.tokens, of_image);
+            return Ok((keyed, Arc::new(images)));
+        }
+    };
+    Err(refused(format!(
+        "images are not supported by this engine: missing is {missing}; send text alone"
+    )))
+}
+
+fn refused(reason: String) -> RequestError {
+    FieldError::new("images", reason).into()
+}
+
+fn check(image: &ImageSpan, support: ImageSupport, hidden_size: usize) -> Result<(), String> {
+    let Some(vectors) = image.vectors() else {
+        return Err("has no vectors: send them, as this engine does not encode images".to_owned());
+    };
+    let width = vectors.width();
+    if width != hidden_size {
+        return Err(format!(
+            "has vectors of {width} values, but the model's have {hidden_size}"
+        ));
+    }
+    if support == ImageSupport::Grid && !image.is_contiguous() {
+        return Err(
+            "has a mark between its pad tokens, but this model's images are contiguous".to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// The positions at which to save recurrent states: the ends of the last images, so that another question about them
+/// starts there, and the last token.
+pub(super) fn anchors(images: &PromptImages, n_tokens: usize) -> Vec<u32> {
+    let spans = images.spans();
+    let last = spans[spans.len().saturating_sub(MAX_ANCHORS)..].iter();
+    let mut anchors: Vec<u32> = last.map(|image| image.positions().end).collect();
+    let last_token = n_tokens as u32 - 1;
+    if anchors.last().is_none_or(|end| *end < last_token) {
+        anchors.push(last_token);
+    }
+    anchors
+}
