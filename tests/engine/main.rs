@@ -8,6 +8,7 @@ mod embeddings;
 mod ended;
 mod flow;
 mod identity;
+mod images;
 mod input_embeds;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;

@@ -16,6 +16,7 @@ mod gguf_files;
 #[allow(dead_code, reason = "shared with the tests of the scheduler")]
 #[path = "../common/grammars.rs"]
 mod grammars;
+mod images;
 mod int4;
 mod invariance;
 #[path = "../common/kernel_paths.rs"]
