@@ -111,6 +111,8 @@ fn hostile_values_are_refused_or_stay_within_bounds() {
         json!({"rope_type": "longrope", "factor": 1e6, "original_max_position_embeddings": 1,
             "short_factor": [1e-6, 1, 1, 1, 1, 1, 1, 1], "long_factor": [1e6, 1, 1, 1, 1, 1, 1, 1]}),
         json!({"rope_type": "longrope", "short_factor": [1], "long_factor": [-1, 0, null, "1"]}),
+        json!({"mrope_section": [1, u64::MAX, 1], "mrope_interleaved": true}),
+        json!({"mrope_section": [1e308, -1, null]}),
         json!({"rope_type": "yarn", "llama_4_scaling_beta": 1e3, "original_max_position_embeddings": 1}),
         json!(true),
         json!(null),

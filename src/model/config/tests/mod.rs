@@ -106,6 +106,21 @@ fn qwen_fixtures_have_the_biases_windows_and_heads_of_their_keys() {
 }
 
 #[test]
+fn images_rotate_by_rows_and_columns_in_families_with_m_rope() {
+    let of = |rows, columns| Some(MropeSections { rows, columns });
+    let usual = fixture("qwen3-5-interval").mrope;
+    assert_eq!((fixture("qwen3-5").mrope, usual), (of(1, 1), of(11, 10)));
+    assert_eq!(fixture("qwen3-5").images(), ImageSupport::Grid);
+    assert_eq!(fixture("qwen3-next").mrope, None);
+    assert_eq!(fixture("llama").images(), ImageSupport::Sequence);
+    assert_eq!(fixture("gemma4").images(), ImageSupport::Sequence);
+    for ahead in ["gemma3", "gemma4-plain"] {
+        let images = fixture(ahead).images();
+        assert!(matches!(images, ImageSupport::Missing(_)), "{ahead}");
+    }
+}
+
+#[test]
 fn experts_and_windows_of_fixtures_are_read_as_transformers_reads_them() {
     let experts = |name: &str| fixture(name).experts.expect("has experts");
     let moe = experts("qwen3-moe");
