@@ -63,6 +63,7 @@ pub struct ModelInfo {
     pub vocab_size: usize,
     /// The size of a prompt embedding; `None` if the executor takes no prompt embeddings.
     pub hidden_size: Option<usize>,
+    /// Whether prompts may have images, and how these rotate.
     pub images: ImageSupport,
     /// The length (prompt and longest output) above which a sequence uses long-context RoPE factors, if any.
     pub long_above: Option<usize>,

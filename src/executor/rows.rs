@@ -157,7 +157,7 @@ impl Rows {
         &mut self,
         work: &StepRow,
         first_token: usize,
-        mut place: impl FnMut(VectorRun),
+        place: impl FnMut(VectorRun),
     ) {
         let RowWork::Prefill { positions } = &work.work else {
             return;
@@ -169,7 +169,7 @@ impl Rows {
             None => self
                 .take_embeds(work.row, positions, first_token)
                 .into_iter()
-                .for_each(&mut place),
+                .for_each(place),
         }
     }
 

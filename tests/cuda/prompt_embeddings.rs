@@ -1,7 +1,10 @@
-//! Tests that prompt embeddings give bitwise the same log probabilities on the GPU as the tokens that they embed.
+//! Tests that prompt embeddings, and those of images, give bitwise the same log probabilities on the GPU as the tokens
+//! that they embed.
 
 use souffleur_config::EngineConfig;
-use souffleur_request::{GenerateRequest, Prompt};
+use souffleur_request::{
+    GenerateRequest, ImageDigest, ImageGrid, ImagePrompt, Prompt, PromptImage,
+};
 
 use crate::embeddings::embeddings;
 use crate::model::fixture;
@@ -29,6 +32,37 @@ fn embeddings_request(model: &str, index: u32) -> GenerateRequest {
     request
 }
 
+/// The request with an image in place of most of its tokens, whose vectors are the tokens' embeddings.
+fn image_request(model: &str, index: u32) -> GenerateRequest {
+    let mut request = token_request(index);
+    let Prompt::Tokens(tokens) = &request.prompt else {
+        panic!("the prompt is not a list of tokens");
+    };
+    let n_tokens = tokens.len();
+    let pads = 3..n_tokens - 3;
+    // The tokens at both ends of the image are its marks.
+    let mut ids = (0..).filter(|id| !tokens.contains(id));
+    let pad = ids.next().expect("an id that is no mark");
+    let vectors = embeddings(&fixture(model), &tokens[pads.clone()]);
+    let mut with_pads = tokens.to_vec();
+    with_pads[pads.clone()].fill(pad);
+    let image = PromptImage {
+        positions: 2..n_tokens as u32 - 2,
+        pad,
+        digest: ImageDigest([index as u8; 32]),
+        grid: ImageGrid {
+            rows: 1,
+            columns: pads.len() as u32,
+        },
+        vectors: Some(vectors),
+    };
+    request.prompt = Prompt::from(ImagePrompt {
+        tokens: with_pads.into(),
+        images: vec![image],
+    });
+    request
+}
+
 async fn check(setup: Setup, model: &str) {
     let config = EngineConfig {
         chunked_prefill_size: CHUNK as i64,
@@ -42,6 +76,8 @@ async fn check(setup: Setup, model: &str) {
         let expected = bits(world.generate(token_request(index))).await;
         let got = bits(world.generate(embeddings_request(model, index))).await;
         assert_eq!(got, expected, "{model}, request {index}, {setup:?}");
+        let got = bits(world.generate(image_request(model, index))).await;
+        assert_eq!(got, expected, "{model}, image {index}, {setup:?}");
     }
     // In a batch with prompts of tokens, the output is the same in f32; bfloat16 may round differently.
     let alone = collect(world.generate(token_request(2))).await.tokens;
