@@ -223,6 +223,17 @@ fn a_template_is_refused_as_the_chat_refuses_it() {
 }
 
 #[test]
+fn keys_of_images_are_shown_as_images() {
+    let world = World::scripted(&[]);
+    let mut tokens = tokens_of_content(&world, &json!({"content": "Look:"}));
+    let key = 1_u32 << 30 | 0x3f2a << 14;
+    tokens.extend([json!(key), json!(key + 1)]);
+    let text = post(world.addr, "/detokenize", &json!({"tokens": tokens})).ok();
+    assert_eq!(text["text"], "Look:[image 3f2a…]");
+    world.wait_until_idle();
+}
+
+#[test]
 fn invalid_calls_are_refused_by_their_field() {
     let world = World::scripted_with(&[], |_, server| server.max_batch_requests = 2);
     let messages = json!([{"role": "user", "content": "x"}]);
