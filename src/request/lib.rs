@@ -175,6 +175,30 @@ impl From<ChatPrompt> for Prompt {
 
 /// A prompt of token ids with images, whose vectors the caller has computed. In [`Finished::prompt`] and in KV events,
 /// the positions of images have keys, which are not token ids.
+///
+/// ```
+/// use std::sync::Arc;
+/// use souffleur_request::{
+///     GenerateRequest, ImageDigest, ImageGrid, ImagePrompt, PromptImage, PromptVectors,
+/// };
+///
+/// let (begin, pad, end) = (6, 9, 7);
+/// let vectors = PromptVectors::new(64, vec![0.5; 2 * 64])?;
+/// let image = PromptImage {
+///     positions: 1..5,
+///     pad,
+///     digest: ImageDigest([0; 32]), // SHA-256 of the pixels, and of all else that the vectors depend on
+///     grid: ImageGrid { rows: 1, columns: 2 },
+///     vectors: Some(Arc::new(vectors)),
+/// };
+/// let prompt = ImagePrompt {
+///     tokens: [5, begin, pad, pad, end, 8].into(),
+///     images: vec![image],
+/// };
+/// let request = GenerateRequest::new(prompt.into());
+/// # let _ = request;
+/// # Ok::<(), souffleur_base::error::FieldError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ImagePrompt {
     /// True token ids, also of the images' marks. Each vector has the position of a pad token.
