@@ -1,10 +1,11 @@
 //! Compiles the C++ tests of kernels, again only if their sources have changed, and runs them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Build {
@@ -46,16 +47,14 @@ pub fn kernels() -> PathBuf {
 /// # Panics
 /// If the compiler fails, with its messages.
 pub fn compile(source: &Path, build: Build) -> PathBuf {
-    // Several tests run the same program: one of them compiles it.
-    static LOCKS: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
     fs::create_dir_all(&folder).unwrap();
     let name = source.file_stem().unwrap().to_string_lossy().into_owned();
     let prefix = format!("{name}-{build:?}-");
     let program = folder.join(format!("{prefix}{:016x}", fingerprint(source, build)));
-    let _lock = LOCKS[build as usize]
-        .lock()
-        .unwrap_or_else(|held| held.into_inner());
+    // Several tests run the same program: one of them compiles it.
+    let lock = lock_of(&program);
+    let _held = lock.lock().unwrap_or_else(|held| held.into_inner());
     if !program.exists() {
         remove_older(&folder, &prefix);
         let unfinished = folder.join(format!("{prefix}unfinished"));
@@ -72,6 +71,12 @@ pub fn compile(source: &Path, build: Build) -> PathBuf {
         fs::rename(&unfinished, &program).unwrap();
     }
     program
+}
+
+fn lock_of(program: &Path) -> Arc<Mutex<()>> {
+    static LOCKS: Mutex<BTreeMap<PathBuf, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    let mut locks = LOCKS.lock().unwrap();
+    locks.entry(program.to_owned()).or_default().clone()
 }
 
 /// Removes older programs of the test.
