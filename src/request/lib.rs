@@ -13,7 +13,9 @@ use souffleur_state::grammar::Constraint;
 use souffleur_state::output::push_piece;
 pub use souffleur_state::output::{OutputPiece, Tool, ToolChoice, ToolUse};
 pub use souffleur_state::pooling::Pooling;
-pub use souffleur_state::prompt_images::{ImageDigest, ImageGrid, ImageSupport, PromptImage};
+pub use souffleur_state::prompt_images::{
+    ImageDigest, ImageGrid, ImageInput, ImageSupport, PromptImage,
+};
 pub use souffleur_state::prompt_vectors::PromptVectors;
 use souffleur_state::sampling::SamplingParams;
 use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
@@ -190,6 +192,7 @@ impl From<ChatPrompt> for Prompt {
 ///     digest: ImageDigest([0; 32]), // SHA-256 of the pixels, and of all else that the vectors depend on
 ///     grid: ImageGrid { rows: 1, columns: 2 },
 ///     vectors: Some(Arc::new(vectors)),
+///     input: None,
 /// };
 /// let prompt = ImagePrompt {
 ///     tokens: [5, begin, pad, pad, end, 8].into(),

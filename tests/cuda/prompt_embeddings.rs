@@ -55,6 +55,7 @@ fn image_request(model: &str, index: u32) -> GenerateRequest {
             columns: pads.len() as u32,
         },
         vectors: Some(vectors),
+        input: None,
     };
     request.prompt = Prompt::from(ImagePrompt {
         tokens: with_pads.into(),

@@ -64,6 +64,7 @@ fn prompt(model: &str, pictures: &[Picture], question: u32) -> ImagePrompt {
             digest: ImageDigest([digest; 32]),
             grid: ImageGrid { rows, columns },
             vectors: Some(embeddings(&folder(model), &pixels(picture))),
+            input: None,
         });
         tokens.extend((0..BETWEEN).map(|i| i + 60));
     }

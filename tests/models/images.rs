@@ -58,6 +58,7 @@ fn prompt(model: &str, grids: [(u32, u32); 2]) -> Prompt {
             digest: ImageDigest([number; 32]),
             grid: ImageGrid { rows, columns },
             vectors: Some(embeddings(&fixture(model), &pixels)),
+            input: None,
         });
         let from = 5 + 3 * usize::from(number);
         prompt.extend(&text[from..from + 3]);

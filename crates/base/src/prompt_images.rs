@@ -8,6 +8,7 @@
 //!
 //! Vectors replace the embeddings at an image's positions, its marks excepted. Only the executor reads them.
 
+mod input;
 mod positions;
 mod shown;
 
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use crate::error::FieldError;
 use crate::prompt_vectors::{PLACEHOLDER_TOKEN, PromptVectors, VectorRun};
 
+pub use input::ImageInput;
 pub use shown::decode_around;
 
 /// The bit of a key that no token id has: vocabularies are smaller. Keys stay positive as signed numbers of 32 bits.
@@ -82,8 +84,11 @@ pub struct PromptImage {
     pub pad: u32,
     pub digest: ImageDigest,
     pub grid: ImageGrid,
-    /// A vector for each position with the id `pad`; `None` if the K/V of all these positions comes from the cache.
+    /// A vector for each position with the id `pad`; `None` if the vectors are computed from `input`, or the K/V of all
+    /// these positions comes from the cache.
     pub vectors: Option<Arc<PromptVectors>>,
+    /// The pixels from which the vectors are computed, unless they are given.
+    pub input: Option<Arc<dyn ImageInput>>,
 }
 
 /// The images of one prompt, ascending and disjoint.
@@ -103,6 +108,7 @@ pub struct ImageSpan {
     /// From the first position with a vector to the last.
     pads: Range<u32>,
     vectors: Option<Arc<PromptVectors>>,
+    input: Option<Arc<dyn ImageInput>>,
     /// Sum of [`ImageGrid::shortening`] of the images before this one.
     shortened: u32,
 }
@@ -134,6 +140,35 @@ impl PromptImages {
 
     pub fn spans(&self) -> &[ImageSpan] {
         &self.spans
+    }
+
+    /// The same images, with the vectors that `of_image` returns for the index of an image without vectors, and without
+    /// the images' inputs.
+    ///
+    /// # Panics
+    /// If there is not one vector for each position of the image outside of its marks.
+    pub fn with_vectors(
+        &self,
+        mut of_image: impl FnMut(usize) -> Option<Arc<PromptVectors>>,
+    ) -> Self {
+        let spans = self.spans.iter().enumerate().map(|(index, span)| {
+            let vectors = span.vectors.clone().or_else(|| of_image(index));
+            if let Some(vectors) = &vectors {
+                let (got, wanted) = (vectors.len(), span.n_vectors());
+                assert_eq!(
+                    got, wanted,
+                    "an image of {wanted} positions got {got} vectors"
+                );
+            }
+            ImageSpan {
+                vectors,
+                input: None,
+                ..span.clone()
+            }
+        });
+        Self {
+            spans: spans.collect(),
+        }
     }
 
     /// The image that has this position.
@@ -270,6 +305,7 @@ impl ImageSpan {
             marks: marks.map(|(at, id)| (at, *id)).collect(),
             pads: pads().next().unwrap_or(start)..pads().next_back().map_or(end, |last| last + 1),
             vectors: image.vectors.clone(),
+            input: image.input.clone(),
             shortened,
         })
     }
@@ -288,6 +324,20 @@ impl ImageSpan {
 
     pub fn vectors(&self) -> Option<&Arc<PromptVectors>> {
         self.vectors.as_ref()
+    }
+
+    pub fn input(&self) -> Option<&Arc<dyn ImageInput>> {
+        self.input.as_ref()
+    }
+
+    /// Number of positions that have a vector: all but the marks.
+    pub fn n_vectors(&self) -> usize {
+        self.positions.len() - self.marks.len()
+    }
+
+    /// The position after the last one that has a vector.
+    pub fn vectors_end(&self) -> u32 {
+        self.pads.end
     }
 
     /// The token id of the mark at a position; `None` if a vector is there.

@@ -64,6 +64,11 @@ impl PromptVectors {
         self.width
     }
 
+    /// Bytes of the values.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.values.as_slice())
+    }
+
     /// The values of a range of vectors, concatenated.
     ///
     /// # Panics

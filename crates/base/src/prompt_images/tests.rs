@@ -26,6 +26,7 @@ fn prompt(grids: &[(u32, u32)], n_text: (usize, usize)) -> (Vec<u32>, Vec<Prompt
                 columns: *columns,
             },
             vectors: Some(Arc::new(vectors)),
+            input: None,
         });
     }
     tokens.extend(std::iter::repeat_n(TEXT, n_text.1));
@@ -135,6 +136,7 @@ fn every_chunk_gets_the_vectors_of_its_positions_once() {
             )
             .expect("valid vectors"),
         )),
+        input: None,
     };
     let images = table(&tokens, &[image(1..5, 1, 2, 20), image(5..9, 3, 1, 30)]);
     assert!(images.spans()[0].is_contiguous() && !images.spans()[1].is_contiguous());
@@ -162,6 +164,19 @@ fn every_chunk_gets_the_vectors_of_its_positions_once() {
     let partly = table(&tokens, &[without, image(5..9, 3, 1, 30)]);
     assert_eq!((images.cached_until(), partly.cached_until()), (0, 4));
     assert_eq!(runs(&partly, 0..8), [(105, vec![30.0, 31.0])]);
+    let encoded = images.spans()[0].vectors().cloned();
+    let filled = partly.with_vectors(|index| encoded.clone().filter(|_| index == 0));
+    assert_eq!(
+        (filled.cached_until(), runs(&filled, 0..10)),
+        (0, all.to_vec())
+    );
+    let unfilled = partly.with_vectors(|_| None);
+    assert_eq!(unfilled.cached_until(), 4);
+    let sizes = images
+        .spans()
+        .iter()
+        .map(|span| (span.n_vectors(), span.vectors_end()));
+    assert_eq!(sizes.collect::<Vec<_>>(), [(2, 4), (3, 9)]);
 }
 
 #[test]

@@ -85,6 +85,7 @@ mod tests {
                 columns: n_vectors,
             },
             vectors: None,
+            input: None,
         };
         let images = PromptImages::new(&tokens, &[image]).expect("valid images");
         let secret = Secret::new([secret; 32]);

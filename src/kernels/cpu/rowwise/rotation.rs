@@ -284,6 +284,7 @@ mod tests {
                 columns: 2,
             },
             vectors: None,
+            input: None,
         };
         PromptImages::new(&[5, 9, 9, 9, 9, 5, 5], &[image]).expect("a valid image")
     }
