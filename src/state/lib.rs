@@ -7,8 +7,9 @@
 //! [`prompt_images`], [`pooling`] (embeddings), [`pool`] (memory), [`cache`] (prefixes), [`tiers`] (the KV store),
 //! [`detok`] (detokenizer), [`output`] (parsers of tool calls and reasoning), [`answer`] (detokenizer and parsers),
 //! [`sampling`], [`grammar`] (constrained output), [`step`] (an executor's work), [`plan`] (transactions between
-//! scheduler, cache and pools), [`scheduler`], [`control`] (scheduler, cache and pools together), [`supervision`]
-//! (restarts after a death), [`docket`] (requests that survive a death), [`router`] (the replica of each request).
+//! scheduler, cache and pools), [`vision`] (images to encode), [`scheduler`], [`control`] (scheduler, cache and pools
+//! together), [`supervision`] (restarts after a death), [`docket`] (requests that survive a death), [`router`] (the
+//! replica of each request).
 
 pub mod control;
 pub mod docket;
@@ -22,6 +23,7 @@ pub mod sampling;
 pub mod scheduler;
 pub mod step;
 pub mod supervision;
+pub mod vision;
 
 pub use souffleur_base::{prompt_images, prompt_vectors, request_limits};
 pub use souffleur_output::{answer, detok, output};
