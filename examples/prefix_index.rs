@@ -161,6 +161,7 @@ impl WorkerIndex {
                 anchors: Arc::default(),
                 kv_tokens: 0,
                 stored: StoredPrefix::default(),
+                unencoded: Default::default(),
             }],
             max_new_rows: self.free_rows,
             prefix_wait: false,

@@ -218,6 +218,7 @@ impl EngineParts {
             states: info.memory.as_ref().and_then(MemoryPlan::state_limits),
             windows: info.memory.as_ref().and_then(MemoryPlan::window_limits),
             tier: None,
+            vision: None,
         })
     }
 

@@ -274,6 +274,7 @@ mod tests {
                 saves: smallvec![],
             }],
             copies: None,
+            vision: None,
         }
     }
 

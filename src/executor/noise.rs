@@ -134,6 +134,7 @@ impl NoiseContext {
                     saves: Default::default(),
                 }],
                 copies: None,
+                vision: None,
             })?;
             if n == 0 {
                 began = Instant::now();

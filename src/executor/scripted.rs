@@ -120,6 +120,7 @@ mod tests {
                 saves: smallvec![],
             }],
             copies: None,
+            vision: None,
         }
     }
 

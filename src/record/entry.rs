@@ -1,5 +1,6 @@
 //! The records of a message log: calls to the scheduler's state, and their outcomes.
 
+mod images;
 mod resume;
 mod step;
 mod submit;
@@ -9,6 +10,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::images::ImageEntry;
+pub(crate) use self::images::with_images;
 pub use self::resume::ResumeEntry;
 pub use self::step::StepRows;
 pub use self::submit::{NamespaceEntry, SubmitEntry};
@@ -18,7 +21,8 @@ use souffleur_base::error::StepError;
 use souffleur_base::ids::{IntakeId, RequestId, StepId, Ticket};
 use souffleur_state::cache::prefix_history::StoredMiss;
 use souffleur_state::pooling::Pooling;
-use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::scheduler::submission::{Resumption, Submission};
+use souffleur_state::vision::{Encoding, VisionNews};
 
 /// One record. A call is written before it is made, so that the log contains calls that panic; its outcome follows.
 ///
@@ -175,10 +179,62 @@ pub enum Entry {
         tokens: Arc<[u32]>,
         expires_s: u64,
     },
+    /// As `Submit`, for a request with images that must be encoded: the log omits their pixels.
+    SubmitImages {
+        submitted: Box<Submitted>,
+        images: Vec<ImageEntry>,
+    },
+    /// As `Resume`, for a request with images that must be encoded.
+    ResumeImages {
+        resumed: Box<ResumeEntry>,
+        images: Vec<ImageEntry>,
+    },
+    /// The next image to encode, or none.
+    VisionRun(Option<EncodingEntry>),
+    /// The vectors of these tickets' images are in memory.
+    Encoded {
+        tickets: Vec<Ticket>,
+    },
+    NotEncoded {
+        tickets: Vec<Ticket>,
+        reason: String,
+    },
 }
 
 impl Entry {
+    pub(super) fn resume(resumption: &Resumption, now_s: f64) -> Self {
+        let resumed = Box::new(ResumeEntry::new(resumption, now_s));
+        let images = images::without_vectors(&resumption.submission);
+        if images.is_empty() {
+            Self::Resume(resumed)
+        } else {
+            Self::ResumeImages { resumed, images }
+        }
+    }
+
+    pub(super) fn news_of_vision(news: &VisionNews) -> Self {
+        match news {
+            VisionNews::Run(encoding) => {
+                Self::VisionRun(encoding.as_ref().map(EncodingEntry::from))
+            }
+            VisionNews::Encoded { tickets, .. } => Self::Encoded {
+                tickets: tickets.to_vec(),
+            },
+            VisionNews::Failed { tickets, reason } => Self::NotEncoded {
+                tickets: tickets.to_vec(),
+                reason: reason.clone(),
+            },
+        }
+    }
+
     pub(super) fn submit(request: &Submission) -> Self {
+        let images = images::without_vectors(request);
+        if !images.is_empty() {
+            return Self::SubmitImages {
+                submitted: Box::new(request.into()),
+                images,
+            };
+        }
         let entry = Box::new(SubmitEntry::from(request));
         if request.namespace.has_long_rotation() {
             return Self::SubmitLong {
@@ -227,8 +283,9 @@ impl Entry {
             | Self::SubmitAnchored { .. }
             | Self::SubmitBypassing { .. }
             | Self::SubmitPooling { .. }
-            | Self::SubmitLong { .. } => "Submit",
-            Self::IdFloor { .. } | Self::Resume(_) => "Resume",
+            | Self::SubmitLong { .. }
+            | Self::SubmitImages { .. } => "Submit",
+            Self::IdFloor { .. } | Self::Resume(_) | Self::ResumeImages { .. } => "Resume",
             Self::Cancel { .. } => "CancelRequest",
             Self::CancelAll => "CancelAll",
             Self::StopFound { .. } => "StopFound",
@@ -252,6 +309,7 @@ impl Entry {
             | Self::FoundShort { .. }
             | Self::FetchedShort { .. }
             | Self::Written { .. } => "StoreNews",
+            Self::VisionRun(_) | Self::Encoded { .. } | Self::NotEncoded { .. } => "VisionTold",
             Self::FlushCache => "FlushCache",
             Self::SetPaused { .. } => "SetPaused",
             Self::ExpireRequests { .. } => "expiry of requests",
@@ -269,6 +327,36 @@ impl Entry {
                 | Self::Outcome(_)
                 | Self::News(_)
         )
+    }
+}
+
+/// The log's form of an [`Encoding`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EncodingEntry {
+    job: Ticket,
+    tickets: Vec<Ticket>,
+    /// Operations of each unit.
+    work: Vec<u64>,
+}
+
+impl From<&Encoding> for EncodingEntry {
+    fn from(encoding: &Encoding) -> Self {
+        Self {
+            job: encoding.job,
+            tickets: encoding.tickets.to_vec(),
+            work: encoding.work.to_vec(),
+        }
+    }
+}
+
+impl From<EncodingEntry> for Encoding {
+    fn from(entry: EncodingEntry) -> Self {
+        Self {
+            job: entry.job,
+            work: entry.work.into(),
+            tickets: entry.tickets.into(),
+            input: None,
+        }
     }
 }
 

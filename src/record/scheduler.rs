@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::digest::NewsDigest;
-use crate::entry::{Entry, FlagOf, ResumeEntry};
+use crate::entry::{Entry, FlagOf};
 use crate::sink::Recorder;
 use souffleur_base::error::{RequestError, StepError};
 use souffleur_base::ids::{RequestId, SeqId, StepId, Ticket};
@@ -22,6 +22,7 @@ use souffleur_state::scheduler::submission::{IdFloor, Resume, Submission};
 use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder};
 use souffleur_state::scheduler::{CacheFlushed, HeldPin, Next, Scheduler};
 use souffleur_state::step::{RowResult, StepOutput};
+use souffleur_state::vision::{VisionNews, VisionOrder};
 
 pub struct RecordedScheduler {
     /// Dropped first, so that it flushes its buffer before the state is dropped.
@@ -76,7 +77,7 @@ impl RecordedScheduler {
             self.state.resume(no_requests, now_s);
         }
         for resumption in requests {
-            self.write(|_| Entry::Resume(Box::new(ResumeEntry::new(&resumption, now_s))));
+            self.write(|_| Entry::resume(&resumption, now_s));
             let one_request = Resume {
                 requests: vec![resumption],
                 ..Resume::default()
@@ -265,6 +266,16 @@ impl RecordedScheduler {
     /// See [`Scheduler::take_store_orders`]. Not written: the orders' effects appear in steps and messages.
     pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {
         self.state.take_store_orders()
+    }
+
+    pub fn vision_told(&mut self, news: VisionNews) {
+        self.write(|_| Entry::news_of_vision(&news));
+        self.state.vision_told(news);
+    }
+
+    /// See [`Scheduler::take_vision_orders`]. Not written: the orders' effects appear in steps and messages.
+    pub fn take_vision_orders(&mut self) -> Vec<VisionOrder> {
+        self.state.take_vision_orders()
     }
 
     pub fn set_paused(&mut self, paused: bool) {

@@ -10,7 +10,7 @@ pub use souffleur_base::row_state::{StateSave, StateStart};
 use crate::grammar::{Grammar, GrammarFailure, GrammarProgress, RowGrammar};
 use crate::pool::pages::PageRun;
 use crate::pooling::Pooling;
-use crate::prompt_images::PromptImages;
+use crate::prompt_images::{ImageInput, PromptImages};
 use crate::prompt_vectors::PromptVectors;
 use crate::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId, Ticket};
@@ -29,6 +29,23 @@ pub struct StepPlan {
     pub rows: Vec<StepRow>,
     /// Copies between KV memory and the store's buffers, made before `rows`; `None` without any.
     pub copies: Option<Box<BlockCopies>>,
+    /// Work on an image without vectors; `None` without any.
+    pub vision: Option<Box<VisionSlice>>,
+}
+
+/// Consecutive units of the vision tower's work on an image.
+///
+/// Slices of one image come in order, in steps that may have other work between them. One image is encoded at a time:
+/// the first slice of another one ends the work on an unfinished one.
+#[derive(Clone, Debug)]
+pub struct VisionSlice {
+    /// Names the encoding.
+    pub job: Ticket,
+    /// The pixels; `None` in a replay of a message log.
+    pub input: Option<Arc<dyn ImageInput>>,
+    pub units: Range<u32>,
+    /// Units of the whole image. The slice that ends there completes the vectors.
+    pub n_units: u32,
 }
 
 impl StepPlan {

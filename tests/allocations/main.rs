@@ -123,6 +123,7 @@ fn first_plan(n_rows: usize) -> StepPlan {
         table: Vec::new(),
         rows: Vec::new(),
         copies: None,
+        vision: None,
     };
     for (index, sampling) in samplings.iter().cycle().take(n_rows).enumerate() {
         let (row, seq) = (RowId::new(index as u32 + 1), SeqId::new(index as u64 + 1));

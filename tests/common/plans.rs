@@ -47,6 +47,7 @@ pub fn plan(step: u64) -> StepPlan {
         table: Vec::new(),
         rows: Vec::new(),
         copies: None,
+        vision: None,
     }
 }
 

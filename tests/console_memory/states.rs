@@ -35,6 +35,7 @@ pub fn states() -> ControlStates {
         states: None,
         windows: None,
         tier: None,
+        vision: None,
     };
     let setup = ControlSetup {
         limits,

@@ -61,6 +61,7 @@ fn limits(page_size: u32, chunk: usize, windows: Option<usize>) -> SchedulerLimi
             tokens: WINDOW,
             total_pages,
         }),
+        vision: None,
     }
 }
 

@@ -265,6 +265,7 @@ pub fn setup(scenario: &Scenario) -> ControlSetup {
             states: None,
             windows: None,
             tier: None,
+            vision: None,
         },
         schedule_policy: scenario.policy.to_owned(),
         diagnoses_misses: false,

@@ -39,6 +39,7 @@ mod state_defects;
 mod states;
 mod tiers;
 mod tlru;
+mod vision;
 mod warm_up;
 mod window_defects;
 mod windows;

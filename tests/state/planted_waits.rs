@@ -107,6 +107,7 @@ fn step_with(log: &mut WaitLog, guarantee: Guarantee, rows: &[Row], free: Free) 
         table: Vec::new(),
         rows: rows.iter().map(|row| row.row()).collect(),
         copies: None,
+        vision: None,
     };
     let is_start = |row: &&Row| row.start().is_some();
     let starts: Vec<usize> = rows

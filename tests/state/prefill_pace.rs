@@ -85,6 +85,7 @@ fn setup(step_ms: Option<u32>, page_size: u32) -> ControlSetup {
             states: None,
             windows: None,
             tier: None,
+            vision: None,
         },
         schedule_policy: "fcfs".to_owned(),
         diagnoses_misses: false,

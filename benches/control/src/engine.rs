@@ -42,6 +42,7 @@ impl PoolSizes {
             states: None,
             windows: None,
             tier: None,
+            vision: None,
         };
         let setup = ControlSetup {
             limits,

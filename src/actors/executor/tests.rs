@@ -275,6 +275,7 @@ fn plan(step: u64, work: &RowWork, pages: std::ops::Range<u32>) -> StepPlan {
         table: Vec::new(),
         rows: Vec::new(),
         copies: None,
+        vision: None,
     };
     for number in 1..=ROWS {
         let (row, seq) = (RowId::new(number), SeqId::new(u64::from(number)));

@@ -174,6 +174,7 @@ mod tests {
                 saves: vec![save],
                 loads: vec![load],
             })),
+            vision: None,
         }
     }
 

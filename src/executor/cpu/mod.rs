@@ -312,6 +312,7 @@ impl CpuExecutor {
             table: vec![TableDelta::Append { row, pages }],
             rows: Vec::new(),
             copies: None,
+            vision: None,
         };
         if self.rows.has_windows() {
             let pages = (1..=n_pages as u32).map(PageId::new).collect();

@@ -53,6 +53,7 @@ fn plan(step: u64) -> StepPlan {
         table: Vec::new(),
         rows: Vec::new(),
         copies: None,
+        vision: None,
     };
     for row in 1..=ROWS {
         let (id, seq) = (RowId::new(row), SeqId::new(u64::from(row)));

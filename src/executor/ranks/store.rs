@@ -373,6 +373,7 @@ mod tests {
             table: Vec::new(),
             rows: Vec::new(),
             copies: Some(Box::new(copies)),
+            vision: None,
         }
     }
 

@@ -138,6 +138,7 @@ fn plan(step: u64) -> StepPlan {
         table: Vec::new(),
         rows: Vec::new(),
         copies: None,
+        vision: None,
     }
 }
 

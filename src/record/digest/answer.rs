@@ -91,8 +91,9 @@ impl From<&StepPlanned> for PlannedDigest {
             pinned,
             admitted,
             held,
-            // Differences appear in the orders to the store and in the step.
+            // Differences appear in the orders to the store and to the tower, and in the step.
             fetches: _,
+            encodings: _,
             saves: _,
             budget,
             mixed,
@@ -136,15 +137,18 @@ impl From<&StepPlanned> for PlannedDigest {
             refused: refused.map(Seq::from),
             evicted_tokens: *evicted_tokens as u64,
             evicted_nodes: *evicted_nodes as u64,
-            cache: cache.map(|cache| {
-                let (evictable, protected) = (cache.evictable_tokens, cache.protected_tokens);
-                (evictable as u64, protected as u64)
-            }),
+            cache: cache.map(tree_tokens),
             free_pages: *free_pages as u64,
             free_rows: *free_rows as u64,
             windows: window_counts(*free_windows, *evicted_windows, *cache),
         }
     }
+}
+
+/// Evictable and protected tokens.
+fn tree_tokens(cache: CacheCounts) -> (u64, u64) {
+    let (evictable, protected) = (cache.evictable_tokens, cache.protected_tokens);
+    (evictable as u64, protected as u64)
 }
 
 fn window_counts(free: usize, evicted: usize, cache: Option<CacheCounts>) -> Option<[u64; 4]> {

@@ -173,8 +173,9 @@ impl From<&AdmitRequest> for AdmitDigest {
                 anchors,
                 bypasses_cache,
                 kv_tokens,
-                // An input in the log; its effect appears in the step.
+                // Inputs in the log; their effect appears in the step.
                 stored: _,
+                unencoded: _,
             } = candidate;
             sum.add(tokens.len() as u64);
             sum.add(*match_limit as u64);

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{PageRuns, Seq, Sum};
 use souffleur_base::ids::{PageId, RowId, StateSlot, StepId, Ticket};
 use souffleur_state::step::{
-    BlockLoad, BlockSave, BlockSource, RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta,
+    BlockLoad, BlockSave, BlockSource, RowStart, RowWork, StateStart, StepPlan, StepRow,
+    TableDelta, VisionSlice,
 };
 
 /// Digest of a [`StepPlan`], with a checksum of the tokens and a seed: the submissions determine the other parameters.
@@ -72,6 +73,13 @@ enum EditDigest {
         ticket: Ticket,
         slot: StateSlot,
     },
+    /// Units of the tower's work on an image.
+    Encode {
+        job: Ticket,
+        first: u32,
+        end: u32,
+        n_units: u32,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,6 +127,7 @@ impl From<&StepPlan> for StepDigest {
             table,
             rows,
             copies,
+            vision,
         } = plan;
         let copies = copies.iter();
         let saves = copies.clone().flat_map(|copies| &copies.saves);
@@ -131,6 +140,7 @@ impl From<&StepPlan> for StepDigest {
                 .map(EditDigest::from)
                 .chain(saves.map(EditDigest::from))
                 .chain(loads.map(EditDigest::from))
+                .chain(vision.as_deref().map(EditDigest::from))
                 .collect(),
             rows: rows.iter().map(RowDigest::from).collect(),
         }
@@ -231,6 +241,24 @@ impl From<&BlockLoad> for EditDigest {
             start: positions.start,
             end: positions.end,
             states: states.to_vec(),
+        }
+    }
+}
+
+impl From<&VisionSlice> for EditDigest {
+    fn from(slice: &VisionSlice) -> Self {
+        let VisionSlice {
+            job,
+            // The submission has its digest.
+            input: _,
+            units,
+            n_units,
+        } = slice;
+        Self::Encode {
+            job: *job,
+            first: units.start,
+            end: units.end,
+            n_units: *n_units,
         }
     }
 }

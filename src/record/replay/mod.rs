@@ -251,6 +251,7 @@ impl Replay<'_> {
             Entry::News(recorded) => return self.compare_news(&recorded),
             Entry::Next => {
                 drop(unit.states.scheduler.take_store_orders());
+                drop(unit.states.scheduler.take_vision_orders());
                 unit.returned = Some(unit.states.scheduler.next());
                 return Ok(None);
             }
@@ -259,7 +260,7 @@ impl Replay<'_> {
         let entry = match Submitted::of(entry) {
             Ok(submitted) => {
                 self.counts.submitted(&submitted.request);
-                unit.submit(submitted, seen)?;
+                unit.submit(submitted, &[], seen)?;
                 return Ok(None);
             }
             Err(other) => other,
@@ -277,9 +278,17 @@ impl Replay<'_> {
                 };
                 unit.states.scheduler.step_done(step, output);
             }
+            Entry::SubmitImages { submitted, images } => {
+                self.counts.submitted(&submitted.request);
+                unit.submit(*submitted, &images, seen)?;
+            }
             Entry::Resume(resumed) => {
                 self.counts.resumed += 1;
-                unit.resume(*resumed, seen)?;
+                unit.resume(*resumed, &[], seen)?;
+            }
+            Entry::ResumeImages { resumed, images } => {
+                self.counts.resumed += 1;
+                unit.resume(*resumed, &images, seen)?;
             }
             Entry::Cancel { rid, flag } => unit.cancel(&rid, flag),
             Entry::StopFound { rid, kept } => unit.stop_found(&rid, kept),

@@ -3,15 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::entry::{Entry, FlagOf, ResumeEntry, Submitted};
+use crate::entry::{Entry, FlagOf, ImageEntry, ResumeEntry, Submitted, with_images};
 use souffleur_base::ids::{IntakeId, RequestId};
 use souffleur_request::CancelFlag;
 use souffleur_state::cache::prefix_history::StoredMiss;
 use souffleur_state::control::{ControlStates, Leg};
 use souffleur_state::pool::pages::PoolLedger;
-use souffleur_state::scheduler::submission::{IdFloor, Resume};
+use souffleur_state::scheduler::submission::{IdFloor, Resume, Resumption};
 use souffleur_state::scheduler::tier::PrefixFound;
 use souffleur_state::scheduler::{HeldPin, Next};
+use souffleur_state::vision::VisionNews;
 
 const MAX_PROMPT_TOKENS: usize = 1 << 28;
 const MAX_REQUESTS: usize = 1 << 20;
@@ -61,22 +62,39 @@ impl Unit {
         }
     }
 
-    pub(super) fn submit(&mut self, submitted: Submitted, seen: &[IntakeId]) -> Result<(), String> {
+    /// Submits a request, with these images to encode.
+    pub(super) fn submit(
+        &mut self,
+        submitted: Submitted,
+        images: &[ImageEntry],
+        seen: &[IntakeId],
+    ) -> Result<(), String> {
         let prompt_tokens = submitted.request.prompt.len();
         let flag = self.register(submitted.request.intake, prompt_tokens, seen)?;
-        self.states.scheduler.submit(submitted.submission(flag)?);
+        let submission = with_images(submitted.submission(flag)?, images)?;
+        self.states.scheduler.submit(submission);
         Ok(())
     }
 
-    /// Continues a request of an earlier generation.
-    pub(super) fn resume(&mut self, entry: ResumeEntry, seen: &[IntakeId]) -> Result<(), String> {
+    /// Continues a request of an earlier generation, with these images to encode.
+    pub(super) fn resume(
+        &mut self,
+        entry: ResumeEntry,
+        images: &[ImageEntry],
+        seen: &[IntakeId],
+    ) -> Result<(), String> {
         let request = &entry.submitted.request;
         // The told tokens are a part of the prefill, like the prompt.
         let prompt_tokens = request.prompt.len() + entry.told.len();
         let flag = self.register(request.intake, prompt_tokens, seen)?;
         let now_s = entry.now_s;
+        let resumption = entry.resumption(flag)?;
+        let resumption = Resumption {
+            submission: with_images(resumption.submission, images)?,
+            ..resumption
+        };
         let resume = Resume {
-            requests: vec![entry.resumption(flag)?],
+            requests: vec![resumption],
             ..Resume::default()
         };
         self.states.scheduler.resume(resume, now_s);
@@ -215,8 +233,26 @@ impl Unit {
             Entry::IdFloor { step, sequences } => {
                 self.begin_after(IdFloor { step, sequences })?;
             }
-            other => return Err(format!("unexpected record type {}", other.message())),
+            other => return self.repeat_news(other),
         }
+        Ok(())
+    }
+
+    /// Repeats news of the Vision actor.
+    fn repeat_news(&mut self, entry: Entry) -> Result<(), String> {
+        let news = match entry {
+            Entry::VisionRun(encoding) => VisionNews::Run(encoding.map(Into::into)),
+            Entry::Encoded { tickets } => VisionNews::Encoded {
+                tickets: tickets.into(),
+                vectors: None,
+            },
+            Entry::NotEncoded { tickets, reason } => VisionNews::Failed {
+                tickets: tickets.into(),
+                reason,
+            },
+            other => return Err(format!("unexpected record type {}", other.message())),
+        };
+        self.states.scheduler.vision_told(news);
         Ok(())
     }
 

@@ -78,6 +78,7 @@ fn setup_with(policy: &str) -> ControlSetup {
             states: None,
             windows: None,
             tier: None,
+            vision: None,
         },
         schedule_policy: policy.to_owned(),
         diagnoses_misses: false,

@@ -27,6 +27,7 @@ fn plan(works: &[(std::ops::Range<u32>, bool)]) -> StepPlan {
         table: Vec::new(),
         rows: works.iter().enumerate().map(row).collect(),
         copies: None,
+        vision: None,
     }
 }
 

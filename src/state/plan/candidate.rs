@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::cache::namespace::Namespace;
 use crate::plan::preemption::Rank;
 use souffleur_base::ids::{IntakeId, SeqId, Ticket};
@@ -45,6 +47,13 @@ pub struct FetchDemand {
     pub cached_tokens: usize,
 }
 
+/// A candidate that waits until its images after the first `cached_tokens` have vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodeDemand {
+    pub seq: SeqId,
+    pub cached_tokens: usize,
+}
+
 /// One waiting request, or the chunked one, whose prefill continues.
 #[derive(Clone, Debug)]
 pub struct Candidate {
@@ -72,6 +81,8 @@ pub struct Candidate {
     /// For the chunked request: tokens that had K/V in the cache when it was admitted.
     pub kv_tokens: usize,
     pub stored: StoredPrefix,
+    /// The ends of images without vectors, ascending: the first tokens up to there must come from the cache.
+    pub unencoded: SmallVec<[u32; 2]>,
 }
 
 impl Candidate {
@@ -79,6 +90,12 @@ impl Candidate {
     pub(super) fn wants_more_outputs(&self) -> bool {
         let last = self.anchors.last();
         last.is_some_and(|anchor| *anchor as usize > self.tokens.len())
+    }
+
+    /// True if an image that the first `cached` tokens do not cover has no vectors.
+    pub(super) fn lacks_vectors_after(&self, cached: usize) -> bool {
+        let last = self.unencoded.last();
+        last.is_some_and(|end| *end as usize > cached)
     }
 
     pub(super) fn n_anchors(&self) -> usize {

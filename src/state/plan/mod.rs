@@ -28,7 +28,7 @@ pub mod window_budget;
 
 pub use reservation::reserve_pages;
 
-pub use self::candidate::{Candidate, FetchDemand, LoadGrant, StoredPrefix};
+pub use self::candidate::{Candidate, EncodeDemand, FetchDemand, LoadGrant, StoredPrefix};
 pub use self::granted::{Grant, Growth, Reservation, StepPlanned};
 pub use self::settle::{PinDemand, Pinned, PublishKey, Settle, SettleCheckpoint, SettleRelease};
 pub use self::verdict::{Admitted, CacheCounts, CheckpointedSeq, Preempt, Verdict};

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::cache::prefix_cache::{CheckpointedWindows, SaveCounts, UnsavedBlock};
 use crate::cache::prefix_history::{Departure, EvictedEdge};
-use crate::plan::candidate::{FetchDemand, LoadGrant};
+use crate::plan::candidate::{EncodeDemand, FetchDemand, LoadGrant};
 use crate::plan::prefill_adder::Budget;
 use crate::plan::save_rules::SaveAt;
 use crate::plan::settle::Pinned;
@@ -26,6 +26,8 @@ pub struct Verdict {
     pub held: Vec<SeqId>,
     /// Fetches from the KV store to start, for candidates that wait for them.
     pub fetches: Vec<FetchDemand>,
+    /// Candidates that wait for the vectors of their images.
+    pub encodings: Vec<EncodeDemand>,
     pub saves: Vec<UnsavedBlock>,
     /// Why the admission stopped.
     pub budget: Option<Budget>,

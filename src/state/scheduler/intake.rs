@@ -94,6 +94,7 @@ impl Scheduler {
             self.requests.note_cancel_seen(request.intake);
         }
         let mut sequence = Sequence::new(request);
+        self.note_images(&mut sequence);
         sequence.arrival_prefilled_tokens = self.queue.order().prefilled_tokens();
         let seq = self.requests.insert(sequence);
         self.queue.push(seq);

@@ -45,16 +45,19 @@ pub enum LiveState {
     Retracted,
     /// No Scheduler has the request: it waits for a restart, or for the end of the trials of others.
     Held,
+    /// Waits for the vectors of its images.
+    Encoding,
 }
 
 impl LiveState {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Waiting,
         Self::Loading,
         Self::Prefill,
         Self::Decode,
         Self::Retracted,
         Self::Held,
+        Self::Encoding,
     ];
 
     pub fn name(self) -> &'static str {
@@ -65,6 +68,7 @@ impl LiveState {
             Self::Decode => "decode",
             Self::Retracted => "retracted",
             Self::Held => "held",
+            Self::Encoding => "encoding_images",
         }
     }
 }
@@ -192,8 +196,13 @@ fn live_request(sequence: &Sequence, now_s: f64) -> LiveRequest {
         let tier = sequence.tier.as_ref();
         tier.is_some_and(|tier| tier.is_loading())
     };
+    let is_encoding = |sequence: &Sequence| {
+        let vision = sequence.vision.as_ref();
+        vision.is_some_and(|vision| vision.is_waiting())
+    };
     let state = match sequence.phase {
         Phase::Waiting if sequence.cached_tokens.is_some() => LiveState::Retracted,
+        Phase::Waiting if is_encoding(sequence) => LiveState::Encoding,
         Phase::Waiting if is_loading(sequence) => LiveState::Loading,
         Phase::Waiting => LiveState::Waiting,
         Phase::Chunked => LiveState::Prefill,

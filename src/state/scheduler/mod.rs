@@ -27,6 +27,7 @@
 //! - live: requests and pools, listed for the console
 //! - windows: pages that left the attention window
 //! - tier: fetches from the store and saves to it
+//! - vision: images that are encoded before their prefill
 //! - misses: events that explain cache misses
 
 mod batch;
@@ -62,6 +63,7 @@ pub mod stats;
 pub mod submission;
 pub mod tier;
 mod trials;
+pub mod vision;
 mod windows;
 
 use std::sync::Arc;
@@ -94,6 +96,7 @@ use souffleur_base::ids::{PageId, SeqId, StateSlot};
 use stats::EngineStats;
 use tier::{StoreOrder, Tier, TierLimits};
 use trials::Trials;
+use vision::{Vision, VisionLimits};
 
 pub use flush::CacheFlushed;
 pub use intake::IntakeLimits;
@@ -129,6 +132,9 @@ pub struct SchedulerLimits {
     /// Limits for the use of a KV store; `None` without a store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<TierLimits>,
+    /// Limits for images that the engine encodes; `None` without a vision tower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vision: Option<VisionLimits>,
 }
 
 impl SchedulerLimits {
@@ -174,6 +180,8 @@ pub struct Scheduler {
     passed_windows: WindowPages,
     /// `None` without a store.
     tier: Option<Box<Tier>>,
+    /// `None` without a vision tower.
+    vision: Option<Box<Vision>>,
     /// Measured prefill speed; `None` if the time of steps is unbounded.
     pace: Option<Box<PrefillPace>>,
 }
@@ -203,6 +211,7 @@ impl Scheduler {
             outbox: Outbox::default(),
             passed_windows: WindowPages::empty(),
             tier: limits.tier.map(|tier| Box::new(Tier::new(tier))),
+            vision: limits.vision.map(|vision| Box::new(Vision::new(vision))),
             pace: limits
                 .rules
                 .max_prefill_step_ms
@@ -354,6 +363,7 @@ impl Scheduler {
             self.queue.remove(seq);
         }
         self.discard_fetch(seq);
+        self.release_vectors(seq);
         self.batch.end(seq, phase);
         self.requests.release_rid(seq);
         self.pipeline.note_change();

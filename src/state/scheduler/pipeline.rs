@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::vision::SliceRecord;
 use crate::plan::prefill_pace::PrefillWork;
 use crate::plan::probe::Matched;
 use crate::pool::pages::{PageRun, Pages, WindowPages, WindowRun};
@@ -70,6 +71,14 @@ pub(super) struct StepRecord {
     pub(super) is_void: bool,
     /// The prefill whose time is measured; empty for a step that also loads.
     prefill: PrefillWork,
+    pub(super) slice: SliceRecord,
+}
+
+impl StepRecord {
+    /// The requests in the step, and those whose image it encodes.
+    pub(super) fn seqs(&self) -> impl Iterator<Item = &SeqId> {
+        self.rows.iter().chain(&self.slice.waiting)
+    }
 }
 
 impl Pipeline {
@@ -202,6 +211,7 @@ impl Pipeline {
         &mut self,
         rows: Vec<SeqId>,
         prefill: PrefillWork,
+        slice: SliceRecord,
     ) -> (StepId, Vec<TableDelta>) {
         let step = self.next_step;
         self.next_step = StepId::new(step.get() + 1);
@@ -211,6 +221,7 @@ impl Pipeline {
             rows,
             is_void: false,
             prefill,
+            slice,
         });
         (step, std::mem::take(&mut self.deltas))
     }
@@ -221,16 +232,23 @@ impl Pipeline {
         record.map_or_else(PrefillWork::default, |record| record.prefill)
     }
 
+    /// The tower's operations in a step.
+    #[inline]
+    pub(super) fn slice_flops_of(&self, step: StepId) -> u64 {
+        let record = self.steps.iter().find(|record| record.step == step);
+        record.map_or(0, |record| record.slice.flops)
+    }
+
     /// Removes the oldest step if it has this id; any other id is stale.
     #[inline]
     pub(super) fn take_done(&mut self, step: StepId) -> Option<StepRecord> {
         self.steps.pop_front_if(|record| record.step == step)
     }
 
-    /// The requests in the steps in flight; one in two steps comes twice.
+    /// The requests in the steps in flight, or whose images these encode; one in two steps comes twice.
     pub(super) fn seqs_in_flight(&self) -> impl Iterator<Item = SeqId> + '_ {
-        let rows = self.steps.iter().map(|record| &record.rows);
-        rows.flatten().copied()
+        let seqs = self.steps.iter().flat_map(StepRecord::seqs);
+        seqs.copied()
     }
 
     /// Begins the recovery from a lost step, which voids all steps in flight.

@@ -85,6 +85,7 @@ impl Scheduler {
         }
         self.save(std::mem::take(&mut verdict.saves));
         self.start_fetches(std::mem::take(&mut verdict.fetches));
+        self.start_encodings(std::mem::take(&mut verdict.encodings));
         self.outbox
             .count(Counter::EvictedTokens, verdict.evicted_tokens);
         self.outbox
@@ -296,7 +297,7 @@ impl Scheduler {
             sampling: sequence.request.sampling.clone(),
             grammar: sequence.request.grammar.clone(),
             vectors: sequence.request.vectors.clone(),
-            images: sequence.request.images.clone(),
+            images: sequence.row_images(),
             pooling: sequence.request.pooling,
             prefix,
             state: state_start,
@@ -332,6 +333,10 @@ impl Scheduler {
         sequence.planned_output += usize::from(sample);
         let logprobs = sequence.prefill_logprobs();
         let row = commit_row(sequence, self.pipeline.next_step(), positions.end);
+        if is_last {
+            // The row has them.
+            self.release_vectors(seq);
+        }
         StepRow {
             row,
             seq,
@@ -392,6 +397,10 @@ impl Scheduler {
 
     /// Emits a decode of these sequences, whose next tokens have pages.
     pub(super) fn run_step(&mut self, decode: &[SeqId]) -> Next {
+        // Decodes that a prefill has delayed are not delayed again.
+        if self.batch.due_decodes() == 0 {
+            self.cut_slice();
+        }
         self.batch.count_decode();
         let rows = self.decode_step_rows(decode);
         self.emit(Vec::new(), rows)
@@ -458,13 +467,18 @@ impl Scheduler {
         } else {
             prefill
         };
-        let (step, table) = self.pipeline.start_step(seqs, measured);
+        if prefill.tokens() > 0 {
+            self.give_tower_turn();
+        }
+        let (vision, slice) = self.take_slice();
+        let (step, table) = self.pipeline.start_step(seqs, measured, slice);
         Next::RunStep(Box::new(StepPlan {
             step,
             starts,
             table,
             rows,
             copies,
+            vision,
         }))
     }
 

@@ -58,8 +58,10 @@ impl Scheduler {
 
     pub(super) fn open_plan(&mut self) -> Next {
         let cleared = self.retract_cleared();
+        let unencoded = self.retract_unencoded();
         let mut settle = self.take_settlements();
         settle.extend(cleared);
+        settle.extend(unencoded);
         let pins = self.hosts.pins_mut().take_demands();
         let has_passed = self.has_passed_windows();
         let decode = self.plan_decode();
@@ -130,7 +132,7 @@ impl Scheduler {
         self.pipeline.close();
         if seqs.is_empty() {
             self.reset_ratio_when_idle();
-            return Next::Nothing;
+            return self.run_slice();
         }
         if growing.is_empty() {
             self.batch.ratio_mut().decay();
@@ -257,7 +259,7 @@ impl Scheduler {
     pub(super) fn admit_request(&mut self, decode: &[SeqId]) -> Option<AdmitRequest> {
         let is_full = self.batch.is_full();
         let is_closed = (is_full || self.queue.len() == 0) && self.batch.chunked().is_none();
-        if is_closed || self.is_paused() || self.defers_prefill(decode) {
+        if is_closed || self.is_paused() || self.defers_prefill(decode) || self.tower_has_turn() {
             return None;
         }
         let mut candidates: Vec<Candidate> = Vec::new();
@@ -302,6 +304,7 @@ impl Scheduler {
         self.requests.hold(seq);
         let rank = self.rank(seq);
         let stored = self.stored_of(seq);
+        let unencoded = self.unencoded(seq);
         let tokens = self.fill_of(seq);
         let sequence = &self.requests[seq];
         let states = sequence.kv.as_ref().and_then(|kv| kv.states.as_ref());
@@ -325,6 +328,7 @@ impl Scheduler {
             bypasses_cache: sequence.request.bypasses_cache,
             kv_tokens: kv_tokens.unwrap_or(0),
             stored,
+            unencoded,
         };
         in_hand::clear();
         candidate

@@ -30,12 +30,16 @@ impl Scheduler {
     /// The first queued requests that can be admitted now. With priorities, requests are sorted by rank, so that a
     /// retracted request cannot block a request of higher rank.
     pub(super) fn ready_candidates(&self) -> Vec<SeqId> {
-        // A retracted sequence waits for its tokens in flight, a new sequence for the store's lookup.
+        // A retracted sequence waits for its tokens in flight, a new one for the store's lookup, or for its images.
         let is_ready = |seq: &SeqId| {
             let sequence = &self.requests[*seq];
             let tier = sequence.tier.as_ref();
             sequence.rows_in_flight == 0
                 && !tier.is_some_and(|tier| tier.is_finding())
+                && !sequence
+                    .vision
+                    .as_ref()
+                    .is_some_and(|vision| vision.is_waiting())
                 && self.trials.admit(sequence.request.intake)
         };
         let queue = self.queue.candidates().filter(is_ready);

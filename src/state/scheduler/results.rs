@@ -137,7 +137,7 @@ impl Scheduler {
         match error {
             StepError::Lost(reason) => self.suspect(record, reason),
             StepError::Rejected(_) => {
-                for &seq in &record.rows {
+                for &seq in record.seqs() {
                     if self.requests.get(seq).is_some() {
                         self.fail(seq, RequestError::Step(error.clone()));
                     }
@@ -155,6 +155,7 @@ impl Scheduler {
         if let Some(tier) = &mut self.tier {
             tier.drop_copies();
         }
+        self.drop_encodings();
         // The next plan readmits the sequences retracted here, without waiting for another event.
         self.pipeline.note_change();
         drop(self.batch.take_extended());
@@ -175,6 +176,7 @@ impl Scheduler {
             // A plan that was open when the step was lost has counted rows that were never sent.
             self.requests[seq].rows_in_flight = 0;
             settle.extend(retract_of(seq, &mut self.requests[seq]));
+            self.release_vectors(seq);
             self.queue_retracted(seq);
         }
         let request = PlanStep {

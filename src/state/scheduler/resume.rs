@@ -53,6 +53,7 @@ impl Scheduler {
         }
         let has_run = resumption.has_run();
         let mut sequence = Sequence::resumed(resumption, now_s);
+        self.note_images(&mut sequence);
         sequence.arrival_prefilled_tokens = self.queue.order().prefilled_tokens();
         let seq = self.requests.insert(sequence);
         if has_run {

@@ -89,6 +89,7 @@ impl Scheduler {
     /// Removes a sequence from the batch and releases its memory; it starts over.
     pub(super) fn release_for_restart(&mut self, seq: SeqId) -> Option<Settle> {
         self.batch.remove(seq);
+        self.release_vectors(seq);
         let sequence = &mut self.requests[seq];
         self.pipeline
             .drop_edits(sequence.kv.as_ref().map(|kv| kv.row));

@@ -64,10 +64,14 @@ impl Scheduler {
         if let Some(pace) = &mut self.pace {
             pace.note(prefill, micros);
         }
+        self.note_slice_time(self.pipeline.slice_flops_of(step), micros);
     }
 
     pub fn wants_time_of(&self, step: StepId) -> bool {
-        self.pace.is_some() && self.pipeline.prefill_of(step).tokens() > 0
+        let is_measured = || {
+            self.pipeline.prefill_of(step).tokens() > 0 || self.pipeline.slice_flops_of(step) > 0
+        };
+        self.pace.is_some() && is_measured()
     }
 
     /// The pace of a prefill, bounded if a request could decode.

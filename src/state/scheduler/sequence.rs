@@ -9,6 +9,7 @@ use crate::sampling::LogprobWish;
 use crate::scheduler::row_states::RowStates;
 use crate::scheduler::submission::{Resumption, Submission};
 use crate::scheduler::tier::SequenceTier;
+use crate::scheduler::vision::SequenceVision;
 use souffleur_base::ids::{RowId, SeqId, StepId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +96,8 @@ pub struct Sequence {
     pub kept_output: usize,
     /// Lookup and fetch in the KV store; `None` without a store.
     pub tier: Option<Box<SequenceTier>>,
+    /// The images that came without vectors; `None` without any, and without a vision tower.
+    pub vision: Option<Box<SequenceVision>>,
     /// Where the prompt diverged from the tree at the first admission, until it is reported.
     pub departure: Option<Box<Departure>>,
 }
@@ -125,6 +128,7 @@ impl Sequence {
             arrival_prefilled_tokens: 0,
             has_ended: false,
             tier: None,
+            vision: None,
             departure: None,
             kept_output: 0,
             publish: false,

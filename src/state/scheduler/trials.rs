@@ -61,14 +61,14 @@ impl Scheduler {
     /// step when the result of the step before it is read. The convicted request fails.
     pub(super) fn suspect(&mut self, lost: &StepRecord, reason: &str) {
         self.trials.cleared = None;
-        if lost.rows.is_empty() {
-            // The step only copied blocks.
+        if lost.seqs().next().is_none() {
+            // The step only copied blocks, or its requests have ended.
             self.trials
                 .blame
                 .died(&Suspicion::Nothing, std::iter::empty());
             return;
         }
-        let mut rows = lost.rows.clone();
+        let mut rows: Vec<SeqId> = lost.seqs().copied().collect();
         rows.extend(self.pipeline.seqs_in_flight());
         rows.sort_unstable();
         rows.dedup();

@@ -72,6 +72,11 @@ impl Held {
         }
     }
 
+    pub(super) fn vectors_of(&self, digest: &ImageDigest) -> Option<usize> {
+        let image = self.images.get(digest);
+        image.map(|image| image.vectors.len())
+    }
+
     pub(super) fn size(&self) -> (usize, usize) {
         (self.images.len(), self.bytes)
     }

@@ -23,15 +23,18 @@ use souffleur_base::ids::Ticket;
 /// An order of the scheduler.
 #[derive(Clone, Debug)]
 pub enum VisionOrder {
-    /// Asks for the vectors of an image; [`VisionNews::Encoded`] or [`VisionNews::Failed`] has them.
-    Encode {
-        ticket: Ticket,
-        digest: ImageDigest,
-        /// `None` in a replay of a message log, which encodes nothing.
-        input: Option<Arc<dyn ImageInput>>,
-    },
+    /// Asks for the vectors of an image; [`VisionNews::Encoded`] or [`VisionNews::Failed`] is the answer.
+    Encode { ticket: Ticket, image: WantedImage },
     /// The request needs the vectors no more, or its order. Nothing is answered.
     Release { ticket: Ticket },
+}
+
+#[derive(Clone, Debug)]
+pub struct WantedImage {
+    pub digest: ImageDigest,
+    pub n_vectors: usize,
+    /// `None` in a replay of a message log, which encodes nothing.
+    pub input: Option<Arc<dyn ImageInput>>,
 }
 
 /// An image that the steps encode, unit by unit.
@@ -71,6 +74,8 @@ pub enum Found {
     Shared,
     /// The image will be encoded.
     New,
+    /// They will not be there.
+    Refused,
 }
 
 pub struct Encodings {
@@ -92,6 +97,7 @@ struct Waiting {
     place: u64,
     tickets: SmallVec<[Ticket; 2]>,
     work: Arc<[u64]>,
+    n_vectors: usize,
     input: Option<Arc<dyn ImageInput>>,
 }
 
@@ -110,16 +116,27 @@ impl Encodings {
     }
 
     /// Takes an order to encode an image. `work` returns the operations of each unit of the tower's work; it is called
-    /// only if the vectors must be computed, and an image without work fails.
+    /// only if the vectors must be computed. An image without work fails, and one with another number of vectors than
+    /// an image with its digest had before.
     pub fn encode(
         &mut self,
         ticket: Ticket,
-        digest: ImageDigest,
-        input: Option<Arc<dyn ImageInput>>,
+        image: WantedImage,
         work: impl FnOnce(Option<&dyn ImageInput>) -> Arc<[u64]>,
     ) -> Found {
-        self.tickets.insert(ticket, digest);
+        let WantedImage {
+            digest,
+            n_vectors,
+            input,
+        } = image;
+        if let Some(had) = self.vectors_of(&digest)
+            && had != n_vectors
+        {
+            self.refuse(ticket, wrong_number(had, n_vectors));
+            return Found::Refused;
+        }
         if let Some(vectors) = self.held.pin(&digest) {
+            self.tickets.insert(ticket, digest);
             self.news.push(VisionNews::Encoded {
                 tickets: SmallVec::from_slice(&[ticket]),
                 vectors: Some(vectors),
@@ -127,29 +144,42 @@ impl Encodings {
             return Found::Held;
         }
         if let Some(waiting) = self.waiting.get_mut(&digest) {
+            self.tickets.insert(ticket, digest);
             waiting.tickets.push(ticket);
             return Found::Shared;
         }
         let work = work(input.as_deref());
         if work.is_empty() {
-            self.tickets.remove(&ticket);
-            self.news.push(VisionNews::Failed {
-                tickets: SmallVec::from_slice(&[ticket]),
-                reason: "the tower has no work for this image".to_owned(),
-            });
-            return Found::New;
+            self.refuse(ticket, "gives the vision tower no work".to_owned());
+            return Found::Refused;
         }
+        self.tickets.insert(ticket, digest);
         self.next += 1;
         let waiting = Waiting {
             place: self.next,
             tickets: SmallVec::from_slice(&[ticket]),
             work,
+            n_vectors,
             input,
         };
         self.queue.push_back((waiting.place, digest));
         self.waiting.insert(digest, waiting);
         self.run_next();
         Found::New
+    }
+
+    /// The number of an image's vectors, if the image is known.
+    fn vectors_of(&self, digest: &ImageDigest) -> Option<usize> {
+        let waiting = self.waiting.get(digest);
+        let waiting = waiting.map(|waiting| waiting.n_vectors);
+        waiting.or_else(|| self.held.vectors_of(digest))
+    }
+
+    fn refuse(&mut self, ticket: Ticket, reason: String) {
+        self.news.push(VisionNews::Failed {
+            tickets: SmallVec::from_slice(&[ticket]),
+            reason,
+        });
     }
 
     /// Releases a ticket. An image that no other ticket waits for is not encoded, even if it was begun.
@@ -179,7 +209,14 @@ impl Encodings {
         let Some((_, digest)) = self.running.take_if(|(running, _)| *running == job) else {
             return false;
         };
-        if let Some(Waiting { tickets, .. }) = self.waiting.remove(&digest) {
+        if let Some(waiting) = self.waiting.remove(&digest) {
+            let Waiting {
+                tickets, n_vectors, ..
+            } = waiting;
+            let result = result.and_then(|vectors| match vectors.len() {
+                got if got == n_vectors => Ok(vectors),
+                got => Err(wrong_number(got, n_vectors)),
+            });
             self.news.push(match result {
                 Ok(vectors) => {
                     self.held.insert(digest, vectors.clone(), tickets.len());
@@ -235,6 +272,11 @@ impl Encodings {
     pub fn held(&self) -> (usize, usize) {
         self.held.size()
     }
+}
+
+/// Continues a sentence about an image.
+fn wrong_number(got: usize, wanted: usize) -> String {
+    format!("is encoded to {got} vectors, but has {wanted} positions in the prompt")
 }
 
 #[cfg(test)]

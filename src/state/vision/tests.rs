@@ -22,7 +22,15 @@ fn n_vectors(image: u8) -> usize {
 
 fn ask(encodings: &mut Encodings, ticket: u64, image: u8) -> Found {
     let work = |_: Option<&dyn ImageInput>| -> Arc<[u64]> { [u64::from(image) + 1].into() };
-    encodings.encode(Ticket::new(ticket), digest(image), None, work)
+    encodings.encode(Ticket::new(ticket), wanted(image, n_vectors(image)), work)
+}
+
+fn wanted(image: u8, n_vectors: usize) -> WantedImage {
+    WantedImage {
+        digest: digest(image),
+        n_vectors,
+        input: None,
+    }
 }
 
 /// News without their vectors: the image is told by the first value of its vectors.
@@ -246,8 +254,28 @@ fn a_stopped_encoding_has_no_result() {
 fn an_image_without_work_fails_alone() {
     let mut encodings = Encodings::new(0);
     let none = |_: Option<&dyn ImageInput>| -> Arc<[u64]> { Arc::default() };
-    encodings.encode(Ticket::new(1), digest(1), None, none);
+    let found = encodings.encode(Ticket::new(1), wanted(1, 2), none);
+    assert_eq!(found, Found::Refused);
     assert_eq!(told(&mut encodings).0, [Told::Failed(vec![1])]);
     assert_eq!(ask(&mut encodings, 2, 2), Found::New);
     assert_eq!(told(&mut encodings).0, [Told::Run(Some(2))]);
+}
+
+#[test]
+fn vectors_of_a_wrong_number_fail_the_requests_that_expect_them() {
+    let mut encodings = Encodings::new(100 * BYTES);
+    let none = |_: Option<&dyn ImageInput>| -> Arc<[u64]> { Arc::default() };
+    ask(&mut encodings, 1, 7);
+    let job = told(&mut encodings).1.expect("a job");
+    // Another request says that the picture has another size.
+    encodings.encode(Ticket::new(2), wanted(7, 9), none);
+    assert_eq!(told(&mut encodings).0, [Told::Failed(vec![2])]);
+    assert!(encodings.encoded(job, Ok(vectors(7))));
+    encodings.encode(Ticket::new(3), wanted(7, 9), none);
+    let (news, _) = told(&mut encodings);
+    assert_eq!(news, [Told::Encoded(vec![1], 7), Told::Failed(vec![3])]);
+    ask(&mut encodings, 4, 8);
+    let job = told(&mut encodings).1.expect("a job");
+    assert!(encodings.encoded(job, Ok(vectors(7))));
+    assert_eq!(told(&mut encodings).0, [Told::Failed(vec![4])]);
 }

@@ -74,6 +74,7 @@ impl<'a> Replica<'a> {
             states: None,
             windows: None,
             tier: None,
+            vision: None,
         };
         let setup = ControlSetup {
             limits,

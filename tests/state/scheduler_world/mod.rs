@@ -121,6 +121,7 @@ impl Setup {
             states: self.states,
             windows: self.windows,
             tier: None,
+            vision: None,
         }
     }
 

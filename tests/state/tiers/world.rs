@@ -128,6 +128,7 @@ impl TierWorld {
                 saves_when_idle: 2,
                 blocks_per_load: setup.blocks_per_load,
             }),
+            vision: None,
         };
         let control = ControlSetup {
             limits,

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::Planning;
+use super::images::{covered, expected};
 use super::loads::reserve_if_chunked;
 use crate::cache::prefix_cache::{LockedPrefix, Thinning};
 use crate::cache::prefix_history::Departure;
@@ -44,9 +45,9 @@ impl Planning<'_> {
                 && (request.states.is_none() || self.spare_states() > new_rows);
             let admitted = match self.try_admit(&mut adder, candidate, others, has_row) {
                 Ok(admitted) => admitted,
-                Err(NotNow::Fetching) => {
+                Err(wait @ (NotNow::Fetching | NotNow::Encoding)) => {
                     chunked_waits |= reserve_if_chunked(&mut adder, candidate);
-                    fetching.push(candidate);
+                    fetching.extend(matches!(wait, NotNow::Fetching).then_some(candidate));
                     continue;
                 }
                 Err(NotNow::Held { by, at }) => {
@@ -167,6 +168,10 @@ impl Planning<'_> {
             if self.waits_for_round(candidate, prefix_len) {
                 return Err(NotNow::Fetching);
             }
+            let limit = candidate.match_limit.min(candidate.tokens.len());
+            if self.waits_for_vectors(candidate, expected(candidate, prefix_len, limit)) {
+                return Err(NotNow::Encoding);
+            }
             let admitted = self.continue_chunk(adder, candidate, prefix_len);
             self.reserve_windows(candidate, &admitted);
             return Ok(admitted);
@@ -266,6 +271,7 @@ impl Planning<'_> {
         self.demands.clear();
         self.verdict.held.clear();
         self.verdict.fetches.clear();
+        self.verdict.encodings.clear();
         self.verdict.budget = None;
         self.verdict.refused = None;
     }
@@ -330,12 +336,21 @@ impl Planning<'_> {
             let at = shared_tokens(candidate, prefills[by], limit);
             return Err(NotNow::Held { by, at });
         }
+        if self.waits_for_vectors(candidate, expected(candidate, locked.tokens, limit)) {
+            self.cache.unlock(locked.lock);
+            return Err(NotNow::Encoding);
+        }
         if self.waits_for_blocks(candidate, locked.tokens, limit, fetching) {
             self.cache.unlock(locked.lock);
             return Err(NotNow::Fetching);
         }
         let (locked, state) = self.with_state(locked);
         let load = self.load_after(candidate, locked.tokens, limit);
+        if self.waits_for_vectors(candidate, covered(candidate, locked.tokens, load, limit)) {
+            self.cache.forget_held_state(&locked.lock);
+            self.cache.unlock(locked.lock);
+            return Err(NotNow::Encoding);
+        }
         // Call this while the prefix is locked: an unlocked prefix would count as evictable.
         let missing = self.missing_windows(adder, candidate, locked.tokens);
         if missing > 0.0 {
@@ -436,6 +451,8 @@ enum NotNow {
     },
     /// The candidate keeps its place while the store fetches its prefix. Later candidates may overtake it.
     Fetching,
+    /// The candidate keeps its place while its images are encoded. Later candidates may overtake it.
+    Encoding,
     Refused(Refusal),
 }
 

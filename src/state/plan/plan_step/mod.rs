@@ -5,6 +5,7 @@
 //! cached.
 
 mod admission;
+mod images;
 mod loads;
 
 use crate::cache::prefix_cache::{

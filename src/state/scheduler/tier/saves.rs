@@ -61,11 +61,15 @@ impl Scheduler {
         }
     }
 
-    /// Emits a step without rows if there is something to copy: an otherwise idle engine still saves.
+    /// Emits a step without rows if there is something to copy: an otherwise idle engine still saves. An image to encode
+    /// also gets a step.
     pub(in crate::scheduler) fn run_copies(&mut self) -> Next {
         match &self.tier {
-            Some(tier) if !tier.copies.is_empty() => self.emit(Vec::new(), Vec::new()),
-            _ => Next::Nothing,
+            Some(tier) if !tier.copies.is_empty() => {
+                self.cut_slice();
+                self.emit(Vec::new(), Vec::new())
+            }
+            _ => self.run_slice(),
         }
     }
 }

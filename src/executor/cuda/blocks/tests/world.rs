@@ -245,6 +245,7 @@ pub(super) fn empty_plan(step: u64) -> StepPlan {
         table: Vec::new(),
         rows: Vec::new(),
         copies: None,
+        vision: None,
     }
 }
 
