@@ -15,6 +15,7 @@ use crate::messages::Doors;
 use souffleur_base::beat::Beat;
 use souffleur_base::error::StepError;
 use souffleur_base::ids::UnitId;
+use souffleur_executor::vision::EncodedImage;
 use souffleur_executor::{DeviceLost, Executor, Launch};
 use souffleur_metrics::{BeatMetrics, look_at_mailboxes};
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
@@ -291,6 +292,10 @@ impl Executor for BeatingExecutor {
 
     fn recycle(&mut self, rows: Vec<RowResult>) {
         self.inner.recycle(rows);
+    }
+
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        self.inner.take_encoded()
     }
 
     fn set_beat(&mut self, beat: Beat) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use crate::vision::EncodedImage;
 use crate::{DeviceLost, Executor, Launch};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::StepError;
@@ -162,6 +163,10 @@ impl Executor for ChaosExecutor {
 
     fn recycle(&mut self, rows: Vec<RowResult>) {
         self.inner.recycle(rows);
+    }
+
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        self.inner.take_encoded()
     }
 
     fn set_beat(&mut self, beat: Beat) {

@@ -9,24 +9,29 @@
 mod blocks;
 mod hashes;
 mod refusal;
+mod tower;
 mod windows;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
 use self::hashes::{fake_logits, fake_state, mix, sample};
 use self::refusal::rejected;
+pub use self::tower::fake_tower_work;
 use self::windows::FakeWindows;
 use crate::host::StoreLink;
 use crate::script::Script;
+use crate::vision::{EncodedImage, Encoder};
 use crate::{DeviceLost, Executor};
 use souffleur_base::error::StepError;
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use souffleur_state::grammar::RowGrammar;
 use souffleur_state::pool::window_pool::WindowLimits;
 use souffleur_state::pooling::PoolSum;
+use souffleur_state::prompt_images::PromptImages;
 use souffleur_state::sampling::{LogprobWish, RowLogprobs, Sampled, TokenLogprobs, token_logprobs};
 use souffleur_state::step::{
     RowResult, RowStart, RowVerdict, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
@@ -63,6 +68,7 @@ pub struct FakeExecutor {
     /// One hash per state; `None` before anything is written.
     states: Vec<Option<u64>>,
     store: Option<StoreLink>,
+    vision: Option<Encoder<()>>,
     rows: FxHashMap<RowId, FakeRow>,
 }
 
@@ -79,6 +85,7 @@ struct FakeRow {
     /// One for each of `pages`; the dummy page where none is mapped.
     window_pages: Vec<PageId>,
     state: Option<StateSlot>,
+    images: Option<Arc<PromptImages>>,
 }
 
 impl FakeRow {
@@ -105,6 +112,7 @@ impl FakeExecutor {
             script: None,
             windows: None,
             store: None,
+            vision: None,
             kv: vec![0; slots],
             rows: FxHashMap::default(),
         }
@@ -174,6 +182,7 @@ impl FakeExecutor {
                 None => Vec::new(),
             },
             state,
+            images: start.images.clone(),
         };
         self.rows.insert(start.row, row);
         Ok(())
@@ -284,6 +293,7 @@ impl FakeExecutor {
         let positions = work.work.positions();
         self.verify(&row, positions.start as usize)?;
         self.verify_state(&row, positions.start as usize)?;
+        self.verify_images(&row, &positions)?;
         self.feed_state(&row, work)?;
         self.attend_windows(&row, positions.clone())?;
         let vocab_size = self.options.vocab_size;
@@ -408,8 +418,10 @@ impl FakeExecutor {
 impl Executor for FakeExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         if let Some(fault) = self.fault(plan.step) {
+            self.forget_image();
             return Err(fault);
         }
+        self.encode(plan)?;
         if let Some(copies) = &plan.copies {
             self.save_blocks(&copies.saves)?;
         }
@@ -433,8 +445,15 @@ impl Executor for FakeExecutor {
         })
     }
 
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        self.vision
+            .as_mut()
+            .map_or_else(Vec::new, Encoder::take_encoded)
+    }
+
     fn reset(&mut self) -> Result<(), DeviceLost> {
         self.rows.clear();
+        self.forget_image();
         Ok(())
     }
 }

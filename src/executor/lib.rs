@@ -30,9 +30,11 @@ mod row;
 mod rows;
 mod script;
 pub mod scripted;
+pub mod vision;
 mod wanted;
 
 pub use self::ranks::Ranks;
+use crate::vision::EncodedImage;
 use souffleur_base::beat::Beat;
 use souffleur_base::error::StepError;
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
@@ -78,6 +80,12 @@ pub trait Executor: Send {
     /// Takes back the results of an earlier step for reuse; by default they are dropped.
     fn recycle(&mut self, rows: Vec<RowResult>) {
         drop(rows);
+    }
+
+    /// Takes the images that steps have encoded to their end. Asked after each step that succeeded; by default there are
+    /// none. An executor that wraps another one must call the other one's method.
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        Vec::new()
     }
 
     /// Called once, before the first step. The engine counts each step as a sign of life; an executor whose steps can

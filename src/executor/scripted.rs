@@ -5,6 +5,7 @@
 
 use crate::fake::{FakeExecutor, FakeOptions};
 pub use crate::script::Script;
+use crate::vision::EncodedImage;
 use crate::{DeviceLost, Executor};
 use souffleur_base::error::StepError;
 use souffleur_state::step::{StepOutput, StepPlan};
@@ -25,6 +26,10 @@ impl ScriptedExecutor {
 impl Executor for ScriptedExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         self.inner.run(plan)
+    }
+
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        self.inner.take_encoded()
     }
 
     fn reset(&mut self) -> Result<(), DeviceLost> {

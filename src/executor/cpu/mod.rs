@@ -20,6 +20,7 @@ use crate::check::Limits;
 use crate::host::StoreLink;
 use crate::results::ResultBuffers;
 use crate::rows::Rows;
+use crate::vision::{EncodedImage, Encoder, ImageTower, refuse_slice};
 use crate::{DeviceLost, Executor};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
@@ -94,6 +95,9 @@ pub struct CpuExecutor {
     eos_token_ids: Arc<[u32]>,
     kv_layout: KvLayout,
     store: Option<StoreLink>,
+    /// `None` without a vision tower.
+    encoder: Option<Encoder<CpuBackend>>,
+    hidden_size: usize,
     readout: readout::Readout,
     results: ResultBuffers,
 }
@@ -202,9 +206,27 @@ impl CpuExecutor {
             eos_token_ids: options.eos_token_ids.clone(),
             kv_layout,
             store: None,
+            encoder: None,
+            hidden_size: config.hidden_size,
             readout: readout::Readout::default(),
             results: ResultBuffers::default(),
         })
+    }
+
+    /// Lets plans have slices of images, which `tower` encodes on the compute threads.
+    pub fn with_tower(self, tower: Box<dyn ImageTower<CpuBackend>>) -> Self {
+        Self {
+            encoder: Some(Encoder::new(tower, self.hidden_size)),
+            ..self
+        }
+    }
+
+    fn check_slice(&self, plan: &StepPlan) -> Result<(), StepError> {
+        match (&self.encoder, &plan.vision) {
+            (Some(encoder), Some(slice)) => encoder.check(slice),
+            (Some(_), None) => Ok(()),
+            (None, _) => refuse_slice(plan),
+        }
     }
 
     /// Runs one step like [`Executor::run`], and passes each row of raw logits that the step needs to `probe`.
@@ -214,12 +236,14 @@ impl CpuExecutor {
         probe: LogitsProbe<'_>,
     ) -> Result<StepOutput, StepError> {
         self.rows.check(plan)?;
-        // A step without rows only copies blocks, so the store's threads need not pause.
-        let computes = !plan.rows.is_empty();
+        self.check_slice(plan)?;
+        // A step without rows and slices only copies blocks, so the store's threads need not pause.
+        let computes = !plan.rows.is_empty() || plan.vision.is_some();
         self.set_computing(computes);
         let output = self.run_checked(plan, probe);
         if output.is_err() {
             self.rows.lose();
+            self.forget_image();
         }
         self.set_computing(false);
         output
@@ -247,6 +271,9 @@ impl CpuExecutor {
         if let Some(copies) = &plan.copies {
             self.load_blocks(&copies.loads)?;
         }
+        if let (Some(encoder), Some(slice)) = (&mut self.encoder, &plan.vision) {
+            encoder.run(&mut self.backend, slice)?;
+        }
         for work in &plan.rows {
             self.push_work(work);
         }
@@ -263,6 +290,12 @@ impl CpuExecutor {
             step: plan.step,
             rows,
         })
+    }
+
+    fn forget_image(&mut self) {
+        if let Some(encoder) = &mut self.encoder {
+            encoder.forget();
+        }
     }
 
     pub fn keeps_states(&self) -> bool {
@@ -482,12 +515,21 @@ impl Executor for CpuExecutor {
         self.results.recycle(rows);
     }
 
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        let encoder = self.encoder.as_mut();
+        encoder.map_or_else(Vec::new, Encoder::take_encoded)
+    }
+
     fn set_beat(&mut self, beat: Beat) {
+        if let Some(encoder) = &mut self.encoder {
+            encoder.set_beat(beat.clone());
+        }
         self.model.set_beat(beat);
     }
 
     fn reset(&mut self) -> Result<(), DeviceLost> {
         self.rows.forget();
+        self.forget_image();
         self.sampling.fill_with(|| None);
         self.batch.clear();
         self.read_batch.clear();

@@ -52,6 +52,7 @@ use crate::check::Limits;
 use crate::ranks::LoadFailure;
 use crate::results::ResultBuffers;
 use crate::rows::Rows;
+use crate::vision::refuse_slice;
 use crate::{DeviceLost, Executor, Launch};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
@@ -392,6 +393,7 @@ impl Executor for CudaExecutor {
     fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
         self.check_context()
             .map_err(|lost| StepError::Lost(lost.to_string()))?;
+        refuse_slice(plan)?;
         self.begin(plan)?;
         Ok(Launch::UnderWay)
     }
