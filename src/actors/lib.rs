@@ -1,5 +1,5 @@
-//! The engine's actors (Tokenizer, Router, Scheduler, RadixCache, Allocator, Executor, KvStore, Watchdog) and their
-//! messages.
+//! The engine's actors (Tokenizer, Router, Scheduler, RadixCache, Allocator, Executor, Vision, KvStore, Watchdog) and
+//! their messages.
 //!
 //! ```text
 //!  Generate ──► Tokenizer ── Submit, StopFound ──► Scheduler ── TokensReady ──► Tokenizer ──► client
@@ -34,4 +34,5 @@ pub mod status;
 pub mod tokenizer;
 mod tree_tap;
 pub mod unit;
+pub mod vision;
 pub mod watchdog;

@@ -6,6 +6,7 @@ mod routing;
 mod settings;
 mod store;
 mod view;
+mod vision;
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -189,6 +190,8 @@ pub struct StopFound {
 pub use souffleur_state::plan::StepPlanned;
 
 pub use store::{ServeUnit, StoreAnswered, StoreNews, StoreOrders, UseStore};
+
+pub use vision::{ImageEncoded, VisionOrders, VisionTold};
 
 /// Executor thread -> Scheduler, once per step, in step order.
 #[derive(Message)]

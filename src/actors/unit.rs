@@ -13,12 +13,15 @@ use crate::executor::{Executor, ExecutorFactory, ExecutorThread};
 use crate::kv_store::{StoreLinks, StoreSetup};
 use crate::links::SchedulerLinks;
 use crate::mailbox::Mailbox;
-use crate::messages::{ActorDied, Doors, HostSettings, ReservePages, StoreOrders};
+use crate::messages::{
+    ActorDied, Doors, HostSettings, ImageEncoded, ReservePages, StoreOrders, VisionOrders,
+};
 use crate::radix_cache::RadixCache;
 use crate::rebuild::RebuildRules;
 use crate::router::RouterSetup;
 use crate::scheduler::{Links, Scheduler};
 use crate::tokenizer::{Tokenizer, TokenizerSettings};
+use crate::vision::{VISION, Vision, VisionSetup};
 use souffleur_base::error::{LoadError, StartError};
 use souffleur_base::ids::UnitId;
 use souffleur_chaos::Chaos;
@@ -63,6 +66,8 @@ pub struct Blueprint {
     pub executors: Vec<UnitExecutor>,
     pub bind_thread: Arc<BindThread>,
     pub store: Option<Arc<StoreSetup>>,
+    /// `None` without a vision tower.
+    pub vision: Option<Arc<VisionSetup>>,
     pub rebuild: RebuildRules,
     /// How many restarts are allowed before the engine ends.
     pub rules: Rules,
@@ -199,22 +204,20 @@ impl Unit {
                 .with_chaos(chaos.clone())
                 .start();
             let done = Mailbox::of(&me, "scheduler", "StepDone");
-            let sender = thread.connect(done, note("executor_thread"));
+            let vision = start_vision(blueprint, &me, || note(VISION));
+            let sender = thread.connect(done, vision.encoded, note("executor_thread"));
             let executor = Executor::new(sender, note("executor"));
             let executor = executor.with_chaos(chaos.clone()).start();
-            let links = links(&radix_cache, reserve, &executor, tokenizer, store);
+            let orders = (store, vision.orders);
+            let links = links(&radix_cache, reserve, &executor, tokenizer, orders);
             let recorder = blueprint.record.as_ref();
             let mut state =
                 RecordedScheduler::new(state, recorder.map(|sink| sink.recorder(generation)));
             // Before the first plan: a host's pin may open one before the requests are resumed.
             state.resume(floor(generation), 0.0);
             let metrics = blueprint.scheduler_metrics(at.unit);
-            let stop = vec![
-                me.recipient(),
-                radix_cache.clone().recipient(),
-                allocator.recipient(),
-                executor.recipient(),
-            ];
+            let control = (me, radix_cache.clone(), allocator);
+            let stop = to_stop(control, executor, vision.stop);
             parts = Some((radix_cache, stop));
             Scheduler::new(state, links, metrics, note("scheduler"))
                 .with_chaos(chaos.clone())
@@ -319,7 +322,7 @@ fn links(
     allocator: Mailbox<Box<ReservePages>>,
     executor: &Addr<Executor>,
     tokenizer: &Addr<Tokenizer>,
-    store: Option<Mailbox<StoreOrders>>,
+    (store, vision): (Option<Mailbox<StoreOrders>>, Option<Mailbox<VisionOrders>>),
 ) -> Links {
     Links {
         probe: Mailbox::of(radix_cache, "radix_cache", "ProbePrefixes"),
@@ -329,5 +332,48 @@ fn links(
         ended: Mailbox::of(executor, "executor", "SequencesEnded"),
         tokenizer: Mailbox::of(tokenizer, "tokenizer", "TokensReady"),
         store,
+        vision,
+    }
+}
+
+/// The addresses at which the actors are told to stop.
+fn to_stop(
+    (scheduler, radix_cache, allocator): (Addr<Scheduler>, Addr<RadixCache>, Addr<Allocator>),
+    executor: Addr<Executor>,
+    vision: Option<Recipient<StopActor>>,
+) -> Vec<Recipient<StopActor>> {
+    let always = [
+        scheduler.recipient(),
+        radix_cache.recipient(),
+        allocator.recipient(),
+        executor.recipient(),
+    ];
+    always.into_iter().chain(vision).collect()
+}
+
+/// The addresses of the Vision actor; `None` without a vision tower.
+#[derive(Default)]
+struct StartedVision {
+    orders: Option<Mailbox<VisionOrders>>,
+    encoded: Option<Mailbox<ImageEncoded>>,
+    stop: Option<Recipient<StopActor>>,
+}
+
+/// Starts the Vision actor, if the engine has a vision tower.
+fn start_vision(
+    blueprint: &Blueprint,
+    scheduler: &Addr<Scheduler>,
+    note: impl FnOnce() -> DeathNote,
+) -> StartedVision {
+    let Some(setup) = blueprint.vision.clone() else {
+        return StartedVision::default();
+    };
+    let told = Mailbox::of(scheduler, "scheduler", "VisionTold");
+    let vision = Vision::new(setup, told, note());
+    let vision = vision.with_chaos(blueprint.chaos.clone()).start();
+    StartedVision {
+        orders: Some(Mailbox::of(&vision, VISION, "VisionOrders")),
+        encoded: Some(Mailbox::of(&vision, VISION, "ImageEncoded")),
+        stop: Some(vision.recipient()),
     }
 }

@@ -25,6 +25,7 @@ use crate::status::{MemberStatus, UnitDeath, UnitStatus, UnitWatch};
 use crate::tokenizer::arbiter::TokenizerArbiter;
 use crate::tokenizer::{Estate, HandOver};
 use crate::unit::Blueprint;
+use crate::vision::VISION;
 use souffleur_base::error::StartError;
 use souffleur_base::ids::UnitId;
 use souffleur_metrics::{DeathMetrics, RestartMetrics};
@@ -116,6 +117,7 @@ impl Watchdog {
         );
         let mut members = [&UNIT_MEMBERS[..], &STORE_MEMBERS[..]].concat();
         members.extend(router.status().map(|_| ROUTER));
+        members.extend(blueprint.vision.as_ref().map(|_| VISION));
         let devices = blueprint.executors.iter().map(|executor| executor.device);
         Self {
             supervision: Supervision::new(blueprint.rules, blueprint.units).on_devices(devices),
@@ -197,6 +199,7 @@ impl Watchdog {
             // The thread has caught the panic, and waits for the next unit.
             "executor_thread" if thread_lives => Member::Executor,
             "executor_thread" => Member::ExecutorThread,
+            VISION => Member::Vision,
             _ => return None,
         };
         let mut generation = died.generation;

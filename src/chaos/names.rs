@@ -51,6 +51,8 @@ named! {
         KvEvents = "kv_events",
         /// The thread that writes the message log.
         Record = "record",
+        /// The actor of the images to encode.
+        Vision = "vision",
     }
 }
 
@@ -112,7 +114,8 @@ impl Actor {
             | Self::Router
             | Self::Scheduler
             | Self::RadixCache
-            | Self::Executor => Kind::PLAIN,
+            | Self::Executor
+            | Self::Vision => Kind::PLAIN,
             Self::Allocator => &[Panic, Delay, Hang, HangHard, Refuse],
             Self::ExecutorThread => &[Panic, Delay, Hang, HangHard, Reject, Lose, Sticky, Refuse],
             Self::Worker => &[Panic],

@@ -313,6 +313,7 @@ mod tests {
             other_executors: Vec::new(),
             gpus: Vec::new(),
             store: None,
+            vision: None,
         };
         let config = EngineConfig {
             rebuild_attempts: 3,

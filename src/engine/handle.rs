@@ -68,6 +68,7 @@ pub(super) struct Inner {
     pub(super) status: UnitWatch,
     /// The bytes that the KV store may use on its disk; `None` without a store.
     pub(super) store_bytes: Option<u64>,
+    pub(super) encodes_images: bool,
     pub(super) thread: RwLock<Option<JoinHandle<()>>>,
     pub(super) next_soft_pin: AtomicU64,
     pub(super) chaos: Chaos,

@@ -291,6 +291,7 @@ fn new_inner(config: &EngineConfig, parts: EngineParts, launch: Launch, began: I
         failure: launch.supervisor.failure,
         status: launch.supervisor.status,
         store_bytes: parts.store.map(|store| store.config.disk_bytes),
+        encodes_images: parts.vision.is_some(),
         thread: RwLock::new(launch.thread),
         next_soft_pin: AtomicU64::new(1),
         chaos: launch.chaos,

@@ -23,6 +23,7 @@ use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
 use souffleur_actors::tokenizer::{AnswerFormats, ImageSettings, TokenizerSettings};
 use souffleur_actors::unit::{BindThread, Blueprint};
+use souffleur_actors::vision::VisionSetup;
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_bundled as bundled;
 use souffleur_chaos::Chaos;
@@ -46,6 +47,7 @@ use souffleur_state::cache::prefix_history::HistoryLimits;
 use souffleur_state::control::ControlSetup;
 use souffleur_state::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use souffleur_state::pool::pages::PageSize;
+use souffleur_state::scheduler::vision::VisionLimits;
 use souffleur_state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Page ids have 32 bits, and page 0 is the dummy page.
@@ -98,6 +100,8 @@ pub struct EngineParts {
     /// The GPUs, those of a group in the order of its ranks; empty on a CPU and for a host's executor.
     pub gpus: Vec<GpuShare>,
     pub store: Option<Arc<StoreSetup>>,
+    /// The vision tower of the executors, which then encode the images of prompts; `None` if they have none.
+    pub vision: Option<Arc<VisionSetup>>,
 }
 
 impl EngineParts {
@@ -165,6 +169,7 @@ impl EngineParts {
             other_executors: executors.collect(),
             gpus: shares,
             store,
+            vision: None,
         })
     }
 
@@ -227,6 +232,7 @@ impl EngineParts {
         let mut limits = Self::scheduler_limits(info, config)?;
         let store = self.store.as_deref();
         limits.tier = store.and_then(|store| tier_limits(config, store));
+        limits.vision = self.vision_limits();
         let tokenizer = self.tokenizer_settings(config, &limits)?;
         let page_size = limits.page_size;
         let chaos = Chaos::new(&config.chaos);
@@ -250,11 +256,22 @@ impl EngineParts {
             executors: unit_executors(config, factories, &chaos),
             bind_thread: self.bind_thread(config),
             store: self.store.clone(),
+            vision: self.vision.clone(),
             rebuild: config.rebuild_rules(),
             rules: config.supervision_rules(),
             beats: Beats::new(config.watchdog_timeout(), config.units()),
             log_long_requests: config.log_long_requests(),
             chaos,
+        })
+    }
+
+    /// Requests that wait may hold as many vectors as the cache; `None` without a vision tower.
+    fn vision_limits(&self) -> Option<VisionLimits> {
+        let vision = self.vision.as_ref()?;
+        let vector_bytes = self.info.hidden_size? * size_of::<f32>();
+        Some(VisionLimits {
+            max_vectors: vision.cache_bytes / vector_bytes.max(1),
+            flops_per_token: vision.flops_per_token,
         })
     }
 
@@ -294,6 +311,7 @@ impl EngineParts {
             images: ImageSettings {
                 support: info.images,
                 secret: image_secret(self.store.as_deref()),
+                encodes: self.vision.is_some(),
             },
             limits: IntakeLimits {
                 context_length: info.context_length,

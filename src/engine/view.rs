@@ -91,4 +91,9 @@ impl EngineHandle {
     pub fn store_bytes(&self) -> Option<u64> {
         self.inner.store_bytes
     }
+
+    /// Whether the engine has a vision tower.
+    pub fn encodes_images(&self) -> bool {
+        self.inner.encodes_images
+    }
 }

@@ -84,7 +84,7 @@ pub fn families() -> impl Iterator<Item = Family> {
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 38] = [
+const GAUGES: [(&str, &str); 39] = [
     (
         "souffleur_build_info",
         "Always 1; the labels are the version, the commit and the features.",
@@ -208,12 +208,16 @@ const GAUGES: [(&str, &str); 38] = [
     ),
     ("souffleur_websocket_connections_active", "Open WebSockets."),
     (
+        "souffleur_image_vectors_bytes",
+        "Size of the vectors of images that are kept or that requests wait with.",
+    ),
+    (
         "souffleur_websocket_outbound_queue_depth",
         "Messages being written to WebSockets.",
     ),
 ];
 
-const COUNTERS: [(&str, &str); 37] = [
+const COUNTERS: [(&str, &str); 40] = [
     (
         "sglang:prefetched_tokens_total",
         "Tokens whose K/V was read from the KV store.",
@@ -229,6 +233,18 @@ const COUNTERS: [(&str, &str); 37] = [
     (
         "souffleur_kv_store_unwritten_tokens_total",
         "Cached tokens that were copied for the KV store and not written, by reason.",
+    ),
+    (
+        "souffleur_images_received_total",
+        "Images of prompts that were accepted.",
+    ),
+    (
+        "souffleur_images_encoded_total",
+        "Images that the vision tower has encoded.",
+    ),
+    (
+        "souffleur_images_reused_total",
+        "Images that a request needed, and that were encoded for another request.",
     ),
     ("sglang:num_retracted_requests_total", "Retractions."),
     (
@@ -352,7 +368,7 @@ const COUNTERS: [(&str, &str); 37] = [
     ),
 ];
 
-const SECONDS: [(&str, &str); 3] = [
+const SECONDS: [(&str, &str); 4] = [
     (
         "sglang:forward_execution_seconds_total",
         "Time in forward passes: extend, decode, mixed.",
@@ -364,6 +380,10 @@ const SECONDS: [(&str, &str); 3] = [
     (
         "souffleur_gpu_seconds_total",
         "Time of a GPU in decodes, in steps that prefill, and waiting before decodes.",
+    ),
+    (
+        "souffleur_image_encoding_seconds_total",
+        "Time of steps that encoded images, with the decodes in them.",
     ),
 ];
 

@@ -2,15 +2,19 @@
 
 use metrics::{counter, gauge, histogram};
 
-use super::{ChaosMetrics, GpuMetrics, KvEventMetrics, StoreMetrics};
+use super::{
+    ChaosMetrics, GpuMetrics, KvEventMetrics, StoreMetrics, VisionMetrics, images_received,
+};
 
 /// Registers, at 0, one series of each family whose events are rare: injected faults, WebSockets, the KV store, KV
-/// events, GPUs. To be called after the recorder is installed.
+/// events, GPUs, images. To be called after the recorder is installed.
 pub fn register_rare() {
     ChaosMetrics::register("scheduler", "panic");
     KvEventMetrics::register();
     StoreMetrics::register(1);
     GpuMetrics::register(0);
+    VisionMetrics::register().worked(0.0);
+    images_received(0);
     counter!("souffleur_kv_store_short_fetches_total", "reason" => "deadline").absolute(0);
     counter!("souffleur_kv_store_unwritten_tokens_total", "reason" => "no_space").absolute(0);
     counter!("souffleur_record_errors_total").absolute(0);

@@ -24,6 +24,7 @@ mod recovery;
 mod request;
 mod scheduler;
 mod store;
+mod vision;
 
 pub use beats::BeatMetrics;
 pub use build_info::record_build;
@@ -45,6 +46,7 @@ pub use recovery::{RecoveryCounts, RestartMetrics, ResumeMetrics, recovery_count
 pub use request::RequestMetrics;
 pub use scheduler::{Capacity, SchedulerMetrics, StepTokens};
 pub use store::{StoreMetrics, stored_bytes};
+pub use vision::{VisionMetrics, images_received};
 
 use metrics::Label;
 

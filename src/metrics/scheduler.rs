@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
-use super::{EngineLoad, scheduler_labels, with_label};
+use super::{EngineLoad, VisionMetrics, scheduler_labels, with_label};
 use souffleur_state::scheduler::pending::PendingTokens;
 use souffleur_state::scheduler::stats::EngineStats;
 
@@ -18,6 +18,7 @@ pub struct SchedulerMetrics {
     counted: PlanCounters,
     steps: StepMetrics,
     queue_seconds: Histogram,
+    vision: VisionMetrics,
     last_stats: Cell<EngineStats>,
 }
 
@@ -72,6 +73,7 @@ impl SchedulerMetrics {
             counted: PlanCounters::register(&labels),
             steps: StepMetrics::register(&labels),
             queue_seconds: histogram!("sglang:queue_time_seconds", labels),
+            vision: VisionMetrics::register(),
             last_stats: Cell::default(),
         }
     }
@@ -107,6 +109,11 @@ impl SchedulerMetrics {
     /// the engine had no request is not counted as overhead. Not called for steps whose rows were all skipped.
     pub fn record_work(&self, run_seconds: f64, idle_seconds: f64, work: StepTokens) {
         self.steps.record(run_seconds, idle_seconds, work);
+    }
+
+    /// Records a step with a slice of an image, in addition to [`Self::record_work`].
+    pub fn record_encoding(&self, run_seconds: f64) {
+        self.vision.worked(run_seconds);
     }
 
     /// The load of the engine, with the last recorded rates.

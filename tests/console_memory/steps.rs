@@ -196,6 +196,7 @@ fn start(is_watched: bool, results: Sender<Warm>) -> Mailbox<Submit> {
             ended: Mailbox::of(&executor, "executor", "SequencesEnded"),
             tokenizer: Mailbox::of(&Sink.start(), "tokenizer", "TokensReady"),
             store: None,
+            vision: None,
         };
         let metrics = SchedulerMetrics::register("null");
         let state = RecordedScheduler::new(state, None);

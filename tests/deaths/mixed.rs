@@ -126,8 +126,9 @@ fn spec(actor: Actor, kind: Kind, (message, phase): Place) -> String {
 }
 
 fn kinds() -> impl Iterator<Item = (Actor, Kind)> {
-    // Only replicas have a Router.
-    let actors = Actor::ALL.iter().filter(|actor| **actor != Actor::Router);
+    // Only replicas have a Router, and the models have no vision tower.
+    let is_here = |actor: &&Actor| !matches!(actor, Actor::Router | Actor::Vision);
+    let actors = Actor::ALL.iter().filter(is_here);
     let all = actors.flat_map(|actor| {
         let kinds = actor.kinds().iter();
         kinds.map(move |kind| (*actor, *kind))

@@ -105,6 +105,7 @@ impl Build {
             other_executors: Vec::new(),
             gpus: Vec::new(),
             store: None,
+            vision: None,
         }
     }
 

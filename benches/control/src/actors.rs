@@ -78,6 +78,7 @@ fn start(
             ended: Mailbox::of(&executor, "executor", "SequencesEnded"),
             tokenizer: Mailbox::of(&NullTokenizer.start(), "tokenizer", "TokensReady"),
             store: None,
+            vision: None,
         };
         let metrics = SchedulerMetrics::register("null");
         let state = RecordedScheduler::new(state, None);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
 use crate::mailbox::Mailbox;
-use crate::messages::{RunStep, StepDone};
+use crate::messages::{ImageEncoded, RunStep, StepDone};
 use crate::panics;
 use souffleur_base::error::StepError;
 use souffleur_base::ids::{SeqId, StepId};
@@ -31,6 +31,8 @@ pub(super) struct Connection {
     pub(super) steps: Receiver<RunStep>,
     pub(super) ended: Receiver<SeqId>,
     pub(super) done: Mailbox<StepDone>,
+    /// Gets the vectors of images; `None` without a vision tower.
+    pub(super) encoded: Option<Mailbox<ImageEncoded>>,
 }
 
 /// Runs steps until the unit has dropped its sender. Steps that have not begun by then are dropped.
@@ -258,6 +260,9 @@ impl StepRunner<'_> {
             oldest.skipped.put_back(&mut output.rows);
             output
         });
+        if result.is_ok() {
+            self.send_encoded();
+        }
         let ended = Instant::now();
         let last_end = self.last_end.unwrap_or(oldest.launched);
         let began = oldest.launched.max(last_end);
@@ -271,6 +276,15 @@ impl StepRunner<'_> {
             run_seconds,
             idle_seconds: (began - last_end).as_secs_f64(),
         });
+    }
+
+    fn send_encoded(&mut self) {
+        let connection = self.connection;
+        if let Some(vision) = &connection.encoded {
+            for image in self.executor.take_encoded() {
+                vision.post(ImageEncoded(image));
+            }
+        }
     }
 
     /// After a panic of the executor: all steps in flight are answered as lost, before another step begins.
@@ -291,5 +305,6 @@ impl StepRunner<'_> {
 }
 
 fn is_empty(plan: &StepPlan) -> bool {
-    plan.rows.is_empty() && plan.starts.is_empty() && plan.table.is_empty() && plan.copies.is_none()
+    let has_rows = !plan.rows.is_empty() || !plan.starts.is_empty() || !plan.table.is_empty();
+    !has_rows && plan.copies.is_none() && plan.vision.is_none()
 }

@@ -228,7 +228,7 @@ impl World {
         };
         let note = DeathNote::new("executor_thread", at, died, ledger);
         let done = Mailbox::of(&self.sink, "sink", "StepDone");
-        self.thread.connect(done, note)
+        self.thread.connect(done, None, note)
     }
 
     async fn answer(&mut self) -> StepDone {

@@ -14,7 +14,7 @@ use super::StepSender;
 use super::runner::{Connection, reset, run_steps};
 use crate::death::DeathNote;
 use crate::mailbox::Mailbox;
-use crate::messages::StepDone;
+use crate::messages::{ImageEncoded, StepDone};
 use souffleur_base::error::LoadError;
 use souffleur_executor::ended::EndedRows;
 
@@ -91,15 +91,22 @@ impl ExecutorThread {
         ))
     }
 
-    /// Connects a unit: gives the thread the mailbox for its answers, and returns the sender for the unit's actor. The
-    /// thread serves the unit after all units that were connected before have dropped their senders.
-    pub fn connect(&self, done: Mailbox<StepDone>, note: DeathNote) -> StepSender {
+    /// Connects a unit: gives the thread the mailboxes for its answers, and for the vectors of images if there is a vision
+    /// tower, and returns the sender for the unit's actor. The thread serves the unit after all units that were connected
+    /// before have dropped their senders.
+    pub fn connect(
+        &self,
+        done: Mailbox<StepDone>,
+        encoded: Option<Mailbox<ImageEncoded>>,
+        note: DeathNote,
+    ) -> StepSender {
         let (steps, queued) = bounded(QUEUED_STEPS);
         let (ended, ended_ids) = unbounded();
         let connection = Connection {
             steps: queued,
             ended: ended_ids,
             done,
+            encoded,
         };
         // If the thread has died, the note in the rejected message reports this when it is dropped.
         let _ = self.units.send(Answers { connection, note });

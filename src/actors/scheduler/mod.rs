@@ -18,7 +18,8 @@ use crate::mailbox::{Mailbox, Posted};
 use crate::messages::{
     CancelAll, CancelRequest, Drain, EngineView, GetLoad, GetStats, GetView, HostSettings,
     PlanStep, PrefixesProbed, ProbePrefixes, ReservePages, ResumeRequests, RunStep, StepDone,
-    StepPlanned, StopFound, StoreOrders, Submit, TokensReady, ViewedRequests,
+    StepPlanned, StopFound, StoreOrders, Submit, TokensReady, ViewedRequests, VisionOrders,
+    VisionTold,
 };
 use souffleur_base::ids::{IntakeId, UnitId};
 use souffleur_base::in_hand;
@@ -51,6 +52,8 @@ pub struct Links {
     pub tokenizer: Mailbox<TokensReady>,
     /// `None` without a KV store, and before one that has died was started again.
     pub store: Option<Mailbox<StoreOrders>>,
+    /// `None` without a vision tower.
+    pub vision: Option<Mailbox<VisionOrders>>,
 }
 
 pub struct Scheduler {
@@ -168,8 +171,19 @@ impl Scheduler {
             self.links.ended.post(ended);
         }
         self.send_store_orders();
+        self.send_vision_orders();
         self.report_pins();
         self.send_news();
+    }
+
+    fn send_vision_orders(&mut self) {
+        let Some(vision) = &self.links.vision else {
+            return;
+        };
+        let orders = self.state.take_vision_orders();
+        if !orders.is_empty() {
+            vision.post(VisionOrders { orders });
+        }
     }
 
     fn dispatch(&mut self, next: Next) -> std::ops::ControlFlow<()> {
@@ -184,6 +198,7 @@ impl Scheduler {
                     rows: plan.rows.len(),
                     prefill,
                     decode,
+                    encodes: plan.vision.is_some(),
                 });
                 let spent = self.state.take_cleared_rows();
                 self.links.executor.post(RunStep { plan, spent });
@@ -368,6 +383,19 @@ impl Handler<Posted<Box<StepPlanned>>> for Scheduler {
     }
 }
 
+impl Handler<Posted<VisionTold>> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<VisionTold>, _: &mut Context<Self>) {
+        self.strike(Phase::Entry, "VisionTold");
+        let (VisionTold { news }, _timer) = posted.open();
+        for news in news {
+            self.state.vision_told(news);
+        }
+        self.drive_after("VisionTold");
+    }
+}
+
 impl Handler<Posted<StepDone>> for Scheduler {
     type Result = ();
 
@@ -390,6 +418,9 @@ impl Handler<Posted<StepDone>> for Scheduler {
         let run_seconds = done.run_seconds;
         if prefill > 0 && decode * 8 <= prefill {
             self.prefill_rate.note(prefill, run_seconds);
+        }
+        if work.encodes {
+            self.metrics.record_encoding(run_seconds);
         }
         if let Err(error) = &done.result {
             tracing::error!(

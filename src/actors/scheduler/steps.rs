@@ -31,6 +31,8 @@ pub(super) struct StepWork {
     pub(super) rows: usize,
     pub(super) prefill: usize,
     pub(super) decode: usize,
+    /// The step has a slice of an image.
+    pub(super) encodes: bool,
 }
 
 impl PastSteps {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::TokenizerSettings;
 use super::prepare::check_prompt;
 use souffleur_base::error::{FieldError, RequestError};
+use souffleur_metrics::images_received;
 use souffleur_request::{ImagePrompt, ImageSupport};
 use souffleur_state::prompt_images::{ImageSpan, PromptImages};
 use souffleur_state::tiers::{ImageKeys, Secret};
@@ -18,6 +19,8 @@ pub struct ImageSettings {
     /// Makes the keys of images: the KV store's secret, so that keys are the same after a restart, or a random one.
     /// `None` if the operating system has no random bytes.
     pub secret: Option<Secret>,
+    /// The executor has a vision tower, which computes missing vectors.
+    pub encodes: bool,
 }
 
 /// Returns the prompt's tokens, with keys at the positions of images, and the images' table.
@@ -25,7 +28,11 @@ pub(super) fn prepare(
     prompt: &ImagePrompt,
     settings: &TokenizerSettings,
 ) -> Result<(Arc<[u32]>, Arc<PromptImages>), RequestError> {
-    let ImageSettings { support, secret } = &settings.images;
+    let ImageSettings {
+        support,
+        secret,
+        encodes,
+    } = &settings.images;
     let missing = match (support, secret, settings.hidden_size) {
         (ImageSupport::Missing(part), _, _) => *part,
         (_, None, _) => "random bytes of the operating system",
@@ -35,13 +42,14 @@ pub(super) fn prepare(
             let images = PromptImages::new(&prompt.tokens, &prompt.images)?;
             for (index, image) in images.spans().iter().enumerate() {
                 let wrong = |reason: String| refused(format!("images[{index}] {reason}"));
-                check(image, *support, hidden_size).map_err(wrong)?;
+                check(image, *support, (hidden_size, *encodes)).map_err(wrong)?;
             }
             let of_image = |image: &ImageSpan| {
                 let mut keys = ImageKeys::new(secret, image);
                 move |offset: u32, mark: Option<u32>| keys.at(offset, mark)
             };
             let keyed = images.keyed(&prompt.tokens, of_image);
+            images_received(images.spans().len());
             return Ok((keyed, Arc::new(images)));
         }
     };
@@ -54,15 +62,26 @@ fn refused(reason: String) -> RequestError {
     FieldError::new("images", reason).into()
 }
 
-fn check(image: &ImageSpan, support: ImageSupport, hidden_size: usize) -> Result<(), String> {
-    let Some(vectors) = image.vectors() else {
-        return Err("has no vectors: send them, as this engine does not encode images".to_owned());
-    };
-    let width = vectors.width();
-    if width != hidden_size {
-        return Err(format!(
-            "has vectors of {width} values, but the model's have {hidden_size}"
-        ));
+fn check(
+    image: &ImageSpan,
+    support: ImageSupport,
+    (hidden_size, encodes): (usize, bool),
+) -> Result<(), String> {
+    let width = image.vectors().map(|vectors| vectors.width());
+    match (width, image.input()) {
+        (Some(width), _) if width != hidden_size => {
+            return Err(format!(
+                "has vectors of {width} values, but the model's have {hidden_size}"
+            ));
+        }
+        (Some(_), _) => {}
+        (None, Some(_)) if encodes => {}
+        (None, None) if encodes => return Err("has neither vectors nor an input".to_owned()),
+        (None, _) => {
+            return Err(
+                "has no vectors: send them, as this engine does not encode images".to_owned(),
+            );
+        }
     }
     if support == ImageSupport::Grid && !image.is_contiguous() {
         return Err(

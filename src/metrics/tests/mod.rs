@@ -55,6 +55,12 @@ fn exercise_all() {
     store.written();
     store.not_written("no_space");
     store.set_disk_bytes(4096);
+    let vision = VisionMetrics::register();
+    images_received(2);
+    vision.encoded();
+    vision.reused();
+    vision.set_held_bytes(1024);
+    vision.worked(0.5);
     exercise_kv_events();
     let gpu = GpuMetrics::register(0);
     gpu.busy(true, 5e-3);

@@ -16,6 +16,7 @@ use crate::openapi::shape::{Shape, count, enum_of, flag, list, number, object, t
 use crate::state::AppState;
 use souffleur_actors::router::ROUTER;
 use souffleur_actors::status::UnitStatus;
+use souffleur_actors::vision::VISION;
 use souffleur_actors::watchdog::UNIT_MEMBERS;
 use souffleur_engine::EngineHandle;
 use souffleur_metrics::{MailboxCounts, mailbox_counts, process_time};
@@ -62,6 +63,7 @@ pub(crate) async fn actors(state: Data<AppState>) -> Result<HttpResponse, ApiErr
     let names = UNIT_MEMBERS.into_iter();
     let names = names.chain(status.router.map(|_| ROUTER));
     let names = names.chain(engine.store_bytes().map(|_| STORE));
+    let names = names.chain(engine.encodes_images().then_some(VISION));
     let actors = names.map(|name| actor(name, engine, &status, (&counts[..], now_us)));
     Ok(HttpResponse::Ok().json(json!({
         "generation": status.generation,

@@ -39,6 +39,8 @@ pub enum Member {
     Executor,
     /// The thread with the weights and the KV memory.
     ExecutorThread,
+    /// The actor with the queue of images to encode.
+    Vision,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
