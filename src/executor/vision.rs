@@ -128,7 +128,7 @@ impl<B> Encoder<B> {
             n_units,
         } = slice;
         if let Some(input) = input.as_deref().filter(|_| units.start == 0) {
-            self.forget();
+            self.tower.forget();
             self.current = Some(Current {
                 job: *job,
                 n_done: 0,
@@ -175,9 +175,11 @@ impl<B> Encoder<B> {
         std::mem::take(&mut self.encoded)
     }
 
-    /// Drops the unfinished image, as after a lost step: no later slice continues it.
+    /// Drops the unfinished image, as after a lost step: no later slice continues it. Images that were not taken are
+    /// dropped, too.
     pub fn forget(&mut self) {
         self.current = None;
+        self.encoded.clear();
         self.tower.forget();
     }
 }

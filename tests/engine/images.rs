@@ -22,7 +22,7 @@ use crate::store::stored;
 use crate::world::{Build, World, collect, within};
 
 /// A model without M-RoPE, and one with M-RoPE and recurrent states.
-const MODELS: [&str; 2] = [
+pub(super) const MODELS: [&str; 2] = [
     "tests/fixtures/models/llama",
     "tests/fixtures/models/qwen3-5",
 ];
@@ -30,26 +30,26 @@ const PAD: u32 = 250;
 const BEGIN: u32 = 251;
 const END: u32 = 252;
 /// Text before the first image, and after each.
-const TEXT: u32 = 20;
+pub(super) const TEXT: u32 = 20;
 const BETWEEN: u32 = 3;
-const REQUESTS: u32 = 8;
+pub(super) const REQUESTS: u32 = 8;
 
 /// A digest, rows and columns. The vectors depend on the digest alone.
-type Picture = (u8, u32, u32);
+pub(super) type Picture = (u8, u32, u32);
 
-fn folder(model: &str) -> PathBuf {
+pub(super) fn folder(model: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(model)
 }
 
 /// Tokens whose embeddings are an image's vectors.
-fn pixels(picture: Picture) -> Vec<u32> {
+pub(super) fn pixels(picture: Picture) -> Vec<u32> {
     let (digest, rows, columns) = picture;
     let pixel = |at| (at * 7 + u32::from(digest) * 31 + 11) % 240;
     (0..rows * columns).map(pixel).collect()
 }
 
 /// Text, pictures with text after each, and a question.
-fn prompt(model: &str, pictures: &[Picture], question: u32) -> ImagePrompt {
+pub(super) fn prompt(model: &str, pictures: &[Picture], question: u32) -> ImagePrompt {
     let mut tokens: Vec<u32> = (0..TEXT).map(|i| (i * 17 + 3) % 240).collect();
     let mut images = Vec::new();
     for &picture in pictures {
@@ -86,7 +86,7 @@ fn as_text(prompt: &ImagePrompt, pictures: &[Picture]) -> Prompt {
     Prompt::Tokens(tokens.collect())
 }
 
-fn request(prompt: Prompt, seed: u32) -> GenerateRequest {
+pub(super) fn request(prompt: Prompt, seed: u32) -> GenerateRequest {
     let mut request = GenerateRequest::new(prompt);
     request.logprobs = Some(LogprobWish::default());
     let sampling = &mut request.sampling;
@@ -97,12 +97,12 @@ fn request(prompt: Prompt, seed: u32) -> GenerateRequest {
     request
 }
 
-fn ask(model: &str, pictures: &[Picture], question: u32) -> GenerateRequest {
+pub(super) fn ask(model: &str, pictures: &[Picture], question: u32) -> GenerateRequest {
     request(prompt(model, pictures, question).into(), question)
 }
 
 /// The pictures of some requests, of which the first is the same in several.
-fn pictures(index: u32) -> &'static [Picture] {
+pub(super) fn pictures(index: u32) -> &'static [Picture] {
     match index % 4 {
         0 => &[(1, 2, 3)],
         1 => &[(1, 2, 3), (2, 4, 2)],
@@ -251,7 +251,7 @@ async fn an_image_is_cached_by_its_digest_and_grid() {
     world.stop().await;
 }
 
-fn is_written(stats: &EngineStats) -> bool {
+pub(super) fn is_written(stats: &EngineStats) -> bool {
     let tier = stats.store.expect("the engine has a store");
     let is_idle =
         tier.free_buffers == tier.buffers && tier.free_state_buffers == tier.state_buffers;

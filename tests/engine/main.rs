@@ -30,6 +30,7 @@ mod requests;
 #[path = "../common/scripted.rs"]
 mod scripted;
 mod store;
+mod vision;
 mod world;
 
 #[test]
