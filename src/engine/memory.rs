@@ -8,7 +8,8 @@ use souffleur_base::kv_layout::KvLayout;
 use souffleur_config::EngineConfig;
 use souffleur_executor::cpu::{self, CpuDescription, OnRanks};
 use souffleur_executor::memory_plan::{
-    MemoryBudget, MemoryPlan, MemoryWish, Place, WindowRequest, available_bytes, reserve_bytes,
+    MemoryBudget, MemoryPlan, MemoryWish, Place, VisionBytes, WindowRequest, available_bytes,
+    reserve_bytes,
 };
 use souffleur_model::config::ModelConfig;
 
@@ -163,6 +164,7 @@ fn host_budget(
         reserve_bytes: activations.saturating_add(store_bytes),
         page_table_bytes: 0,
         store_bytes,
+        vision: VisionBytes::default(),
         max_rows: u32::MAX,
     }
 }

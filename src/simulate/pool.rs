@@ -7,7 +7,9 @@ use souffleur_config::{Device, EngineConfig};
 use souffleur_engine::ModelInfo;
 use souffleur_engine::memory::{window_wish, windowed};
 use souffleur_executor::cpu::LOGIT_ROWS;
-use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, reserve_bytes};
+use souffleur_executor::memory_plan::{
+    MemoryBudget, MemoryPlan, MemoryWish, Place, VisionBytes, reserve_bytes,
+};
 use souffleur_kernels::dtype::Dtype;
 use souffleur_model::config::ModelConfig;
 use souffleur_model::generation::GenerationConfig;
@@ -68,6 +70,7 @@ pub fn model_info(
         page_table_bytes: 0,
         // The plan leaves out the KV store's buffers, which may be in host memory.
         store_bytes: 0,
+        vision: VisionBytes::default(),
         max_rows: u32::MAX,
     };
     if fixed_tokens.is_some() {

@@ -8,6 +8,15 @@ pub enum Place {
     Gpu(usize),
 }
 
+/// The memory of images, in bytes; 0 without a vision tower.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VisionBytes {
+    /// Part of the weights: those of the tower.
+    pub tower: u64,
+    /// Part of the reserve: activations of the image that is being encoded, and vectors of images.
+    pub images: u64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
     pub place: Place,
@@ -21,6 +30,8 @@ pub struct MemoryBudget {
     pub page_table_bytes: u64,
     /// Part of the reserve: buffers of the KV store, in bytes. 0 without a store.
     pub store_bytes: u64,
+    /// Parts of the weights and of the reserve.
+    pub vision: VisionBytes,
     /// Requests whose page tables and activations fit in the reserve; `u32::MAX` if it does not depend on their number.
     pub max_rows: u32,
 }

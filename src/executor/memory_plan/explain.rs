@@ -20,6 +20,14 @@ impl MemoryPlan {
                 Place::Gpu(n) => format!("free on GPU {n:<9} {}", Bytes(free_before)),
             },
             format!("weights               {}", Bytes(budget.weights_bytes)),
+        ];
+        if budget.vision.tower > 0 {
+            let tower = Bytes(budget.vision.tower);
+            lines.push(format!(
+                "  of that             {tower} for the vision tower"
+            ));
+        }
+        lines.extend([
             format!(
                 "KV bytes per token    {} ({})",
                 wish.kv_bytes_per_token,
@@ -32,7 +40,7 @@ impl MemoryPlan {
                 self.n_pages,
                 wish.page_size
             ),
-        ];
+        ]);
         lines.extend(self.parts_of_pool());
         lines.extend([
             format!("  because             {}", self.why()),
@@ -51,6 +59,12 @@ impl MemoryPlan {
             let buffers = Bytes(budget.store_bytes);
             lines.push(format!(
                 "  of that             {buffers} for buffers of the KV store"
+            ));
+        }
+        if budget.vision.images > 0 {
+            let images = Bytes(budget.vision.images);
+            lines.push(format!(
+                "  of that             {images} for an image that is encoded, and for vectors of images"
             ));
         }
         lines.push(format!(

@@ -12,7 +12,7 @@ mod slots;
 mod windows;
 mod wish;
 
-pub use self::budget::{MemoryBudget, Place};
+pub use self::budget::{MemoryBudget, Place, VisionBytes};
 pub use self::bytes::Bytes;
 use self::pool_size::MAX_PAGES;
 pub use self::reserve::reserve_bytes;

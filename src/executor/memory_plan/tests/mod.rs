@@ -17,6 +17,7 @@ fn budget() -> MemoryBudget {
         reserve_bytes: GIB,
         page_table_bytes: 0,
         store_bytes: 0,
+        vision: VisionBytes::default(),
         max_rows: u32::MAX,
     }
 }
@@ -354,4 +355,24 @@ fn the_explanation_and_the_error_name_the_buffers_of_the_store() {
     };
     let text = MemoryPlan::new(too_large, wish()).expect_err("nothing is left");
     assert!(text.to_string().contains("kv_host_bytes"), "{text}");
+}
+
+#[test]
+fn the_explanation_names_the_memory_of_a_vision_tower() {
+    let without = MemoryPlan::new(budget(), wish()).expect("the plan fits");
+    assert!(!without.explain().join("\n").contains("image"));
+    let with_tower = MemoryBudget {
+        vision: VisionBytes {
+            tower: GIB / 2,
+            images: GIB / 4,
+        },
+        ..budget()
+    };
+    let plan = MemoryPlan::new(with_tower, wish()).expect("the plan fits");
+    let why = plan.explain().join("\n");
+    assert!(
+        why.contains("512.0 MiB for the vision tower")
+            && why.contains("256.0 MiB for an image that is encoded, and for vectors of images"),
+        "{why}"
+    );
 }
