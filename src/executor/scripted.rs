@@ -23,6 +23,15 @@ impl ScriptedExecutor {
     }
 }
 
+impl ScriptedExecutor {
+    /// As [`FakeExecutor::with_tower`].
+    pub fn with_tower(self, hidden_size: usize) -> Self {
+        Self {
+            inner: self.inner.with_tower(hidden_size),
+        }
+    }
+}
+
 impl Executor for ScriptedExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         self.inner.run(plan)

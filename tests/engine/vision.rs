@@ -13,10 +13,13 @@ use souffleur_base::beat::Beat;
 use souffleur_base::error::StepError;
 use souffleur_config::{DtypeChoice, EngineConfig};
 use souffleur_engine::{Engine, EngineParts, Progress};
+use souffleur_executor::fake::{FakeExecutor, FakeOptions, fake_tower_work};
 use souffleur_executor::vision::{EncodedImage, Encoder, ImageTower};
 use souffleur_executor::{DeviceLost, Executor, Launch};
 use souffleur_record::replay;
-use souffleur_request::{Event, GenerateRequest, ImageGrid, ImageInput, ImagePrompt, Prompt};
+use souffleur_request::{
+    Event, GenerateRequest, ImageDigest, ImageGrid, ImageInput, ImagePrompt, Prompt, PromptImage,
+};
 use souffleur_state::control::ControlSetup;
 use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
@@ -30,7 +33,7 @@ use crate::images::{
 use crate::kernel_paths::repeats_floats;
 use crate::requests::{Bits, bits};
 use crate::store::stored;
-use crate::world::{World, collect, within};
+use crate::world::{self, World, collect, within};
 
 /// Units of the tower's work on each image.
 const UNITS: usize = 12;
@@ -71,6 +74,30 @@ impl ImageInput for Pixels {
     fn patches(&self, _: usize) -> Vec<f32> {
         let (digest, rows, columns) = self.0;
         vec![f32::from(digest), rows as f32, columns as f32]
+    }
+
+    fn bytes(&self) -> usize {
+        size_of::<Picture>()
+    }
+}
+
+/// A picture whose patches all have its number.
+#[derive(Debug)]
+struct Patches(Picture);
+
+impl ImageInput for Patches {
+    fn n_views(&self) -> usize {
+        1
+    }
+
+    fn grid(&self, _: usize) -> ImageGrid {
+        let (_, rows, columns) = self.0;
+        ImageGrid { rows, columns }
+    }
+
+    fn patches(&self, _: usize) -> Vec<f32> {
+        let (number, rows, columns) = self.0;
+        vec![f32::from(number); (rows * columns) as usize]
     }
 
     fn bytes(&self) -> usize {
@@ -342,6 +369,83 @@ async fn a_picture_in_the_kv_store_is_not_encoded_after_a_restart() {
     // Another picture is encoded.
     one(&world, ask_unencoded(model, &[(2, 10, 10)], 0)).await;
     assert_eq!(counts.encoded(), 1);
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+/// A request with three of eleven pictures.
+fn three_pictures(index: u32) -> GenerateRequest {
+    let pictures = [0, 5, 10].map(|at| (((index * 7 + at) % 11) as u8, 2, 3));
+    let mut tokens: Vec<u32> = (1..4).collect();
+    let images = pictures.iter().map(|picture| {
+        let first = tokens.len() as u32;
+        tokens.extend([9; 6]);
+        PromptImage {
+            positions: first..first + 6,
+            pad: 9,
+            digest: ImageDigest([picture.0; 32]),
+            grid: ImageGrid {
+                rows: 2,
+                columns: 3,
+            },
+            vectors: None,
+            input: Some(Arc::new(Patches(*picture))),
+        }
+    });
+    let images: Vec<PromptImage> = images.collect();
+    tokens.extend([index + 20, 30]);
+    let prompt = ImagePrompt {
+        tokens: tokens.into(),
+        images,
+    };
+    let mut request = GenerateRequest::new(prompt.into());
+    request.sampling.max_new_tokens = 5;
+    request.sampling.ignore_eos = true;
+    request
+}
+
+/// Each row of the fake executor checks that it has the vectors of its own images.
+#[tokio::test]
+async fn many_pictures_at_once_get_their_own_vectors() {
+    const WIDTH: usize = 4;
+    let mut parts = world::Build {
+        hidden_size: Some(WIDTH),
+        ..world::Build::default()
+    }
+    .parts();
+    let options = FakeOptions {
+        page_size: parts.info.page_size,
+        n_pages: parts.info.max_total_tokens / parts.info.page_size,
+        vocab_size: world::VOCAB,
+        verify: true,
+        n_states: 0,
+        hidden_size: 0,
+        faults: Vec::new(),
+    };
+    parts.executor = Arc::new(move || {
+        Ok(Box::new(
+            FakeExecutor::new(options.clone()).with_tower(WIDTH),
+        ))
+    });
+    parts.vision = Some(Arc::new(VisionSetup {
+        // Forty vectors.
+        cache_bytes: 40 * WIDTH * size_of::<f32>(),
+        work: Box::new(fake_tower_work),
+        flops_per_token: 1 << 20,
+    }));
+    let engine = Engine::start_with(EngineConfig::default(), parts).expect("the engine starts");
+    let world = World { engine };
+    let sent = (0..60).map(|index| {
+        let generation = world.generate(three_pictures(index));
+        async move {
+            // Every fifth client is gone at once.
+            match index % 5 {
+                0 => drop(generation),
+                _ => assert_eq!(collect(generation).await.tokens.len(), 5, "{index}"),
+            }
+        }
+    });
+    within(join_all(sent)).await;
     world.assert_no_leaks().await;
     world.stop().await;
 }
