@@ -39,6 +39,7 @@ pub(super) struct RowImages {
     pub(super) table: Arc<PromptImages>,
     /// The row's tokens, with true ids in place of keys.
     inputs: Arc<[u32]>,
+    has_vectors: bool,
 }
 
 impl RowImages {
@@ -46,6 +47,14 @@ impl RowImages {
         Self {
             table: table.clone(),
             inputs: table.inputs(tokens),
+            has_vectors: true,
+        }
+    }
+
+    /// Drops the vectors of a row whose prompt is computed.
+    pub(super) fn drop_vectors(&mut self) {
+        if std::mem::take(&mut self.has_vectors) {
+            self.table = Arc::new(self.table.without_vectors());
         }
     }
 }

@@ -151,8 +151,8 @@ impl Rows {
     }
 
     /// Calls `place` for each run of vectors at the positions of `work`, whose first token has index `first_token` in
-    /// the step: prompt embeddings, or those of images. A row keeps the vectors of its images, because a position that
-    /// was computed may be computed again.
+    /// the step: prompt embeddings, or those of images. A row keeps the vectors of its images until it decodes: a position
+    /// of a prefill that was computed may be computed again.
     pub(super) fn take_vectors(
         &mut self,
         work: &StepRow,
@@ -160,6 +160,9 @@ impl Rows {
         place: impl FnMut(VectorRun),
     ) {
         let RowWork::Prefill { positions } = &work.work else {
+            if let Some(images) = &mut self.row_mut(work.row).images {
+                images.drop_vectors();
+            }
             return;
         };
         match &self.row(work.row).images {

@@ -171,6 +171,18 @@ impl PromptImages {
         }
     }
 
+    /// The same images without vectors and inputs, for a sequence whose K/V is computed.
+    pub fn without_vectors(&self) -> Self {
+        let spans = self.spans.iter().map(|span| ImageSpan {
+            vectors: None,
+            input: None,
+            ..span.clone()
+        });
+        Self {
+            spans: spans.collect(),
+        }
+    }
+
     /// The image that has this position.
     pub fn at(&self, position: u32) -> Option<&ImageSpan> {
         let after = self

@@ -170,6 +170,11 @@ fn every_chunk_gets_the_vectors_of_its_positions_once() {
         (filled.cached_until(), runs(&filled, 0..10)),
         (0, all.to_vec())
     );
+    let emptied = filled.without_vectors();
+    assert_eq!(
+        (emptied.cached_until(), runs(&emptied, 0..10)),
+        (9, Vec::new())
+    );
     let unfilled = partly.with_vectors(|_| None);
     assert_eq!(unfilled.cached_until(), 4);
     let sizes = images
