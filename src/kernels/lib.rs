@@ -2,7 +2,7 @@
 //!
 //! Models are written against [`Backend`], which has tensors, weights, layers and the rows of a step, but no requests,
 //! sampling or scheduling. Parameter types are in [`dtype`], [`latent`], [`tensor_view`], [`random`], [`rope`],
-//! [`shape`], [`shard`] and [`sparsity`]; model files are out of scope. `kernels/README.md` lists each kernel and its
+//! [`shape`], [`shard`] and [`sparsity`]; model files are out of scope. [`vision`] adds the operations of vision towers. `kernels/README.md` lists each kernel and its
 //! CPU version.
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
@@ -19,6 +19,7 @@ pub mod routing;
 pub mod shape;
 pub mod shard;
 pub mod sparsity;
+pub mod vision;
 
 use self::blocks::BlockType;
 use self::dtype::MatrixRole;

@@ -59,6 +59,7 @@ mod strips;
 pub mod tensor;
 pub mod threads;
 mod tile;
+mod vision;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -32,6 +32,47 @@ pub fn norm(
     out
 }
 
+/// RMSNorm of `n_heads` adjacent heads of each row, as wide as the weight, from column `first` on.
+///
+/// # Panics
+/// If the rows are narrower.
+pub fn norm_heads(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    x: &mut Tensor,
+    (first, n_heads): (usize, usize),
+    (weight, eps): (&[f32], f32),
+) {
+    let (rows, stride, width) = (x.rows(), x.width(), n_heads * weight.len());
+    assert!(
+        first + width <= stride,
+        "{width} columns from {first} on exceed the width {stride}"
+    );
+    let shared = Shared::new(x.values_mut());
+    for_rows(pool, rows, width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let heads = unsafe { shared.part(row * stride + first, width) };
+        for head in heads.chunks_exact_mut(weight.len()) {
+            dispatch(isa, NormHead { head, weight, eps });
+        }
+    });
+}
+
+struct NormHead<'a> {
+    head: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for NormHead<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        norm_in_place::<S>(self.head, self.weight, self.eps);
+    }
+}
+
 struct NormRow<'a> {
     x: &'a [f32],
     out: &'a mut [f32],
