@@ -3,7 +3,8 @@
 //! Each family has a file with its record (`family.rs`): names, defaults, keys, tensors and layers. [`llama`] is the
 //! simplest; `families.rs` lists all. Shared parts are in [`blocks`], [`attention`], [`latent`], [`layer_inputs`],
 //! [`routed_experts`], [`parallel_experts`] and [`state_mixer`]. All are generic
-//! over [`Backend`](souffleur_kernels::Backend), and independent of devices, requests and steps.
+//! over [`Backend`](souffleur_kernels::Backend), and independent of devices, requests and steps. [`vision`] has the towers of
+//! vision-language models.
 
 pub mod attention;
 pub mod blocks;
@@ -47,6 +48,7 @@ pub mod smollm3;
 pub mod sparsity;
 pub mod state_mixer;
 pub(crate) mod tensor_spec;
+pub mod vision;
 pub mod weights;
 
 pub use souffleur_text as text;

@@ -163,6 +163,11 @@ impl Weights {
         }
     }
 
+    /// The names of all tensors, in no particular order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
     /// Bytes of a tensor in the files; `None` if missing.
     pub fn bytes_of(&self, name: &str) -> Option<usize> {
         if let Some(matrix) = self.gpt_oss.get(name) {
