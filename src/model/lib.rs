@@ -52,3 +52,9 @@ pub mod vision;
 pub mod weights;
 
 pub use souffleur_text as text;
+
+// Only the tests of the GGUF crate use some of these types.
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../../crates/gguf/src/tests/writer.rs"]
+mod gguf_writer;

@@ -2,7 +2,7 @@
 
 use super::models::{COMMON, QKV, config, described, with_tensors};
 use super::refused;
-use super::writer::{File, Tensor};
+use crate::gguf_writer::{File, Tensor};
 use crate::rope::RopeScaling;
 
 fn tiny(architecture: &'static str) -> File {
@@ -118,7 +118,7 @@ fn longrope_needs_short_and_long_divisors() {
 fn granite_without_rope_is_rejected() {
     let without_rope = tiny("granite").pair(
         "granite.rope.scaling.finetuned",
-        super::writer::Value::Flag(false),
+        crate::gguf_writer::Value::Flag(false),
     );
     refused(
         config(&without_rope),

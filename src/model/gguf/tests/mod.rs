@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use writer::{File, Tensor, Value};
+use crate::gguf_writer::{File, Tensor, Value};
 
 mod damaged;
 mod experts;
@@ -12,10 +12,6 @@ mod folders;
 mod gemma;
 mod keys;
 mod models;
-// Only the tests of the GGUF crate use some of these types.
-#[allow(dead_code)]
-#[path = "../../../../crates/gguf/src/tests/writer.rs"]
-mod writer;
 
 const NAME: &str = "m.gguf";
 
