@@ -77,19 +77,27 @@ impl Prompt {
     }
 
     fn start(&self) -> RowStart {
-        let table = PromptImages::new(&self.tokens, &self.images).expect("valid images");
-        let keyed = table.keyed(&self.tokens, |image| {
-            let name = u32::from(image.digest().0[0]) << 16;
-            move |offset: u32, _: Option<u32>| name | offset
-        });
-        let mut begun = start(ROW, &keyed, keyed.len(), &greedy());
-        begun.images = Some(Arc::new(table));
-        begun
+        begin(&self.tokens, &self.images)
     }
 }
 
+/// The start of a row with these true ids and images.
+pub fn begin(tokens: &[u32], images: &[PromptImage]) -> RowStart {
+    if images.is_empty() {
+        return start(ROW, tokens, tokens.len(), &greedy());
+    }
+    let table = PromptImages::new(tokens, images).expect("valid images");
+    let keyed = table.keyed(tokens, |image| {
+        let name = u32::from(image.digest().0[0]) << 16;
+        move |offset: u32, _: Option<u32>| name | offset
+    });
+    let mut begun = start(ROW, &keyed, keyed.len(), &greedy());
+    begun.images = Some(Arc::new(table));
+    begun
+}
+
 /// The bits of the logits at each position that is computed, in chunks between `cuts`, and of some decodes.
-fn run(executor: &mut CpuExecutor, begun: RowStart, pages: Range<u32>, cuts: &[u32]) -> Bits {
+pub fn run(executor: &mut CpuExecutor, begun: RowStart, pages: Range<u32>, cuts: &[u32]) -> Bits {
     let mut bits = Bits::new();
     let n_tokens = begun.tokens.len() as u32;
     let chunks = cuts.windows(2).map(|ends| {

@@ -16,6 +16,7 @@ mod gguf_files;
 #[allow(dead_code, reason = "shared with the tests of the scheduler")]
 #[path = "../common/grammars.rs"]
 mod grammars;
+mod image_logits;
 mod images;
 mod int4;
 mod invariance;
