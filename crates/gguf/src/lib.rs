@@ -18,5 +18,5 @@ pub use element::ElementType;
 pub use file::GgufFile;
 pub use metadata::{Metadata, shown};
 pub use model::{Gguf, Tensor};
-pub use split::{PartName, files_of, model_name, only_model_in};
+pub use split::{PartName, files_of, is_projector, model_name, only_model_in};
 pub use tensors::TensorInfo;

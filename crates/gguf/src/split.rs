@@ -52,7 +52,13 @@ pub fn model_name(file_name: &str) -> &str {
     }
 }
 
-/// The file of the only GGUF model in a folder (the first part of a split one). `None` if there is no GGUF file.
+/// Whether a file is a vision tower or an audio encoder with its projector (mmproj), by the name that converters give it.
+pub fn is_projector(file_name: &str) -> bool {
+    file_name.ends_with(EXTENSION) && file_name.to_ascii_lowercase().contains("mmproj")
+}
+
+/// The file of the only GGUF model in a folder (the first part of a split one). `None` if there is no GGUF file, except
+/// for projectors.
 ///
 /// # Errors
 /// If there are several models, or if the folder cannot be read.
@@ -64,7 +70,8 @@ pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
     let mut models = BTreeMap::<String, String>::new();
     for entry in std::fs::read_dir(dir).map_err(io)? {
         let name = entry.map_err(io)?.file_name();
-        let Some(name) = name.to_str().filter(|name| name.ends_with(EXTENSION)) else {
+        let is_model = |name: &&str| name.ends_with(EXTENSION) && !is_projector(name);
+        let Some(name) = name.to_str().filter(is_model) else {
             continue;
         };
         match PartName::parse(name) {

@@ -25,7 +25,7 @@ use crate::weights::Weights;
 use souffleur_base::error::LoadError;
 
 pub use souffleur_gguf::{Gguf, Metadata, model_name};
-pub use souffleur_gguf::{PartName, Tensor, files_of, only_model_in};
+pub use souffleur_gguf::{PartName, Tensor, files_of, is_projector, only_model_in};
 
 /// `None` if the file has no vocabulary.
 ///

@@ -40,6 +40,22 @@ fn parts_are_one_model_named_by_its_first_file() {
 }
 
 #[test]
+fn a_projector_is_not_a_second_model() {
+    let bytes = File::default().bytes();
+    let dir = folder(&[
+        ("m.gguf", &bytes),
+        ("mmproj-m-F16.gguf", &bytes),
+        ("m.MMPROJ.gguf", &bytes),
+    ]);
+    let found = only_model_in(dir.path()).expect("the folder can be read");
+    assert_eq!(found, Some(dir.path().join("m.gguf")));
+    let alone = folder(&[("mmproj.gguf", &bytes)]);
+    let found = only_model_in(alone.path()).expect("the folder can be read");
+    assert_eq!(found, None);
+    assert!(!is_projector("mmproj.safetensors"));
+}
+
+#[test]
 fn missing_and_inconsistent_parts_are_rejected() {
     let open = |dir: tempfile::TempDir| Gguf::open(&dir.path().join(FIRST));
     let alone = folder(&[(FIRST, &part(1, 2, &["t"]).bytes())]);
