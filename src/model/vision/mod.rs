@@ -20,12 +20,14 @@ mod names;
 mod parts;
 mod positions;
 mod projector;
+mod search;
 mod tower;
 
 pub use checkpoint::TowerCheckpoint;
 pub use config::{MAX_PATCHES, TowerConfig, TowerFamily};
 pub use encoding::Encoding;
 pub use error::TowerError;
+pub use search::tower_next_to;
 pub use souffleur_kernels::vision::PatchGrid as TowerGrid;
 pub use tower::Tower;
 

@@ -268,6 +268,66 @@ fn towers_from_gguf_files_have_the_bits_of_those_from_safetensors() {
     }
 }
 
+#[test]
+fn a_tower_next_to_a_model_is_used_if_it_is_the_only_one_that_fits() {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let model = dir.path().join("m.gguf");
+    let find = |width: usize| tower_next_to(&model, width);
+    let put = |name: &str, file: &File| {
+        let path = dir.path().join(name);
+        fs::write(&path, file.bytes()).expect("writable");
+        path
+    };
+    put("m.gguf", &File::default());
+    assert_eq!(find(20).expect("readable"), None);
+    let own = put("mmproj-m.gguf", &file("qwen"));
+    // A broken file, one of another kind, and one of another width.
+    fs::write(dir.path().join("mmproj-broken.gguf"), "GG").expect("writable");
+    put(
+        "mmproj-other.gguf",
+        &with("qwen", "clip.projector_type", Value::Text("ldp".to_owned())),
+    );
+    put(
+        "mmproj-wide.gguf",
+        &with("qwen", "clip.vision.projection_dim", Value::U32(32)),
+    );
+    assert_eq!(find(20).expect("readable"), Some(own));
+    assert_eq!(find(64).expect("readable"), None);
+    put("mmproj-second.gguf", &file("lfm2"));
+    let error = find(20).expect_err("two fit").to_string();
+    assert!(error.contains("2 vision towers of width 20"), "{error}");
+    assert!(
+        error.contains("mmproj-m.gguf, mmproj-second.gguf"),
+        "{error}"
+    );
+}
+
+#[test]
+fn towers_in_half_precision_are_read() {
+    for name in ["gemma3", "pixtral"] {
+        let mut file = file(name);
+        for tensor in file
+            .tensors
+            .iter_mut()
+            .filter(|tensor| tensor.sizes.len() > 1)
+        {
+            let words = tensor.data.chunks_exact(4);
+            let words = words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+            let halves = words.flat_map(|x| half::f16::from_f32(x).to_le_bytes());
+            (tensor.data, tensor.type_id) = (halves.collect(), 1);
+        }
+        let mut gguf = open(&file).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(gguf.dtype, Dtype::F16);
+        gguf.config.projector_eps = checkpoint(name).config.projector_eps;
+        let mut backend = plain_backend();
+        let tower = Tower::load(&gguf, &mut backend).expect("every tensor is checked");
+        for image in images(name) {
+            let vectors = encode(&tower, &mut backend, &image, image.grid);
+            assert!(difference(&vectors, &image.vectors) < 0.01, "{name}");
+        }
+    }
+}
+
 #[track_caller]
 fn refused(file: &File, expected: &str) {
     let error = open(file).err().expect(expected).to_string();
