@@ -197,12 +197,11 @@ fn tensors_of(config: &TowerConfig, name: &str, shape: &[usize], values: Vec<f32
     }
 }
 
-fn file(name: &str) -> File {
-    let converted = converted(name);
-    let config = checkpoint(name).config;
+/// A file without tensors. `projector` is the key and the name of the projector's type.
+pub(super) fn header(config: &TowerConfig, projector: (&str, &str)) -> File {
     let size = |key: &str| format!("clip.vision.{key}");
-    let (key, projector) = converted.projector;
-    let mut file = File::default()
+    let (key, projector) = projector;
+    let file = File::default()
         .text("general.architecture", "clip")
         .text(key, projector)
         .size(&size("embedding_length"), config.hidden)
@@ -213,7 +212,7 @@ fn file(name: &str) -> File {
         .size(&size("patch_size"), config.patch)
         .size(&size("image_size"), config.positions * config.patch)
         .size(&size("projection_dim"), config.text_width);
-    file = match config.family {
+    match config.family {
         TowerFamily::Qwen => file
             .size(&size("spatial_merge_size"), config.merge)
             .pair(&size("is_deepstack_layers"), Value::I32s(vec![0, 0])),
@@ -221,7 +220,13 @@ fn file(name: &str) -> File {
             .size(&size("spatial_merge_size"), config.merge)
             .pair("clip.use_silu", Value::Flag(true)),
         _ => file.size(&size("projector.scale_factor"), config.merge),
-    };
+    }
+}
+
+fn file(name: &str) -> File {
+    let converted = converted(name);
+    let config = checkpoint(name).config;
+    let mut file = header(&config, converted.projector);
     let bytes = fs::read(fixture(name).join("model.safetensors")).expect("committed");
     let tensors = SafeTensors::deserialize(&bytes).expect("valid");
     let mut names = tensors.names();
@@ -236,7 +241,7 @@ fn file(name: &str) -> File {
     file
 }
 
-fn open(file: &File) -> Result<TowerCheckpoint, LoadError> {
+pub(super) fn open(file: &File) -> Result<TowerCheckpoint, LoadError> {
     let dir = tempfile::tempdir().expect("temporary folder");
     let path = dir.path().join("mmproj.gguf");
     fs::write(&path, file.bytes()).expect("writable");

@@ -12,6 +12,7 @@ use souffleur_base::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
 use souffleur_kernels::cpu::{CpuBackend, CpuSizes, Isa, Numa};
 use souffleur_kernels::dtype::{Dtype, Quantization};
 
+mod blocks;
 mod errors;
 mod mistakes;
 mod mmproj;
