@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::memory_plan::VisionBytes;
 use rustc_hash::FxHashMap;
 use souffleur_base::error::{ConfigError, LoadError};
 use souffleur_base::kv_layout::{KvDtype, KvLayout};
@@ -29,6 +30,8 @@ pub struct CpuDescription {
     pub matrices: Vec<LoadedMatrix>,
     /// The element type or the quantisation scheme of most weights in the files, such as `BF16`, `Q4_K` or `gptq`.
     pub stored_as: String,
+    /// The memory of the model's vision tower, and of images; 0 unless the caller loads a tower.
+    pub vision: VisionBytes,
 }
 
 /// A model on ranks, and the memory that each needs.
@@ -163,6 +166,7 @@ pub fn describe_checkpoint(
         kv_layout: checkpoint.kv_layout(),
         matrices: matrices(&checkpoint, quantization),
         stored_as: stored_as(&checkpoint),
+        vision: VisionBytes::default(),
         config: checkpoint.config,
     }
 }

@@ -7,6 +7,7 @@ mod masks;
 mod pool;
 mod ranks;
 mod readout;
+mod tower;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ pub use self::describe::{
 };
 pub use self::ranks::load_ranks;
 pub use self::readout::LOGIT_ROWS;
+pub use self::tower::tower_work;
 use crate::check::Limits;
 use crate::host::StoreLink;
 use crate::results::ResultBuffers;

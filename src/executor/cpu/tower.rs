@@ -1,0 +1,93 @@
+//! The vision tower on the CPU, as the executor's slices run it: a unit of work is a stage of a view.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::CpuExecutor;
+use crate::vision::ImageTower;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::cpu::CpuBackend;
+use souffleur_model::vision::{Encoding, Tower, TowerCheckpoint, TowerConfig, TowerGrid};
+use souffleur_state::prompt_images::{ImageGrid, ImageInput};
+
+struct CpuTower {
+    tower: Tower<CpuBackend>,
+    /// The views that are not encoded to their end, in order.
+    views: VecDeque<Encoding<CpuBackend>>,
+    /// Of the views before these.
+    vectors: Vec<f32>,
+}
+
+/// The work on an image: the operations of each stage of each view.
+pub fn tower_work(config: &TowerConfig, input: &dyn ImageInput) -> Arc<[u64]> {
+    let views = (0..input.n_views()).map(|view| tower_grid(input.grid(view)));
+    let stages = views.flat_map(|grid| {
+        let stages = 0..config.n_stages();
+        stages.map(move |stage| config.stage_flops(grid, stage))
+    });
+    stages.collect()
+}
+
+fn tower_grid(grid: ImageGrid) -> TowerGrid {
+    TowerGrid {
+        h: grid.rows as usize,
+        w: grid.columns as usize,
+    }
+}
+
+impl ImageTower<CpuBackend> for CpuTower {
+    fn begin(&mut self, backend: &mut CpuBackend, input: &dyn ImageInput) -> Result<(), String> {
+        self.forget();
+        for view in 0..input.n_views() {
+            let (patches, grid) = (input.patches(view), tower_grid(input.grid(view)));
+            let begun = self.tower.begin(backend, &patches, grid);
+            let begun = begun.map_err(|error| format!("cannot be encoded: {error}"))?;
+            self.views.push_back(begun);
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, backend: &mut CpuBackend) -> Result<(), String> {
+        let view = self.views.front_mut().ok_or("has no further stage")?;
+        view.advance(&self.tower, backend, 1);
+        if view.is_done()
+            && let Some(view) = self.views.pop_front()
+        {
+            self.vectors.append(&mut view.into_vectors(backend));
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &mut CpuBackend) -> Result<Vec<f32>, String> {
+        if !self.views.is_empty() {
+            return Err("has stages that were not computed".to_owned());
+        }
+        Ok(std::mem::take(&mut self.vectors))
+    }
+
+    fn forget(&mut self) {
+        self.views.clear();
+        self.vectors.clear();
+    }
+}
+
+impl CpuExecutor {
+    /// Loads a vision tower, which encodes the images of slices. `source` is the file that errors name.
+    ///
+    /// # Errors
+    /// If the tower is another model's, or its files have changed.
+    pub fn load_tower(
+        mut self,
+        checkpoint: &TowerCheckpoint,
+        source: &Path,
+    ) -> Result<Self, LoadError> {
+        checkpoint.config.check_width(source, self.hidden_size)?;
+        let tower = CpuTower {
+            tower: Tower::load(checkpoint, &mut self.backend)?,
+            views: VecDeque::new(),
+            vectors: Vec::new(),
+        };
+        Ok(self.with_tower(Box::new(tower)))
+    }
+}
