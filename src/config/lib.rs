@@ -298,6 +298,10 @@ crate::keys! {
         #[flag(MEMORY.takes("SECONDS").rare())]
         #[range(0.0..=MAX_KV_PREFETCH_S)]
         kv_prefetch_timeout_per_ki_token_s: f64 = 0.25,
+        /// Memory for vectors of images in bytes, in each replica: an image that comes again is not encoded again as long as its
+        /// vectors are in memory, or its K/V is cached.
+        #[flag(MEMORY.takes("BYTES").rare())]
+        image_cache_bytes: u64 = 256 << 20,
         /// Delays a request by a step or two while another request is prefilling the same prefix.
         #[flag(SCHEDULING)]
         prefix_wait: bool = true,

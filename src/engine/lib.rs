@@ -21,6 +21,7 @@ mod replicas;
 pub mod store;
 mod text;
 mod threads;
+mod tower;
 mod view;
 
 use std::sync::atomic::AtomicU64;

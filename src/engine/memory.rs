@@ -8,8 +8,7 @@ use souffleur_base::kv_layout::KvLayout;
 use souffleur_config::EngineConfig;
 use souffleur_executor::cpu::{self, CpuDescription, OnRanks};
 use souffleur_executor::memory_plan::{
-    MemoryBudget, MemoryPlan, MemoryWish, Place, VisionBytes, WindowRequest, available_bytes,
-    reserve_bytes,
+    MemoryBudget, MemoryPlan, MemoryWish, Place, WindowRequest, available_bytes, reserve_bytes,
 };
 use souffleur_model::config::ModelConfig;
 
@@ -160,11 +159,13 @@ fn host_budget(
     MemoryBudget {
         place: Place::Host,
         free_before_bytes,
-        weights_bytes: on_ranks.weights_bytes.iter().sum(),
-        reserve_bytes: activations.saturating_add(store_bytes),
+        weights_bytes: on_ranks.weights_bytes.iter().sum::<u64>() + model.vision.tower,
+        reserve_bytes: activations
+            .saturating_add(store_bytes)
+            .saturating_add(model.vision.images),
         page_table_bytes: 0,
         store_bytes,
-        vision: VisionBytes::default(),
+        vision: model.vision,
         max_rows: u32::MAX,
     }
 }

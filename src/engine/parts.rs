@@ -18,6 +18,7 @@ use crate::replicas::{GpuShare, rank_limit, unit_executors};
 use crate::store::{image_secret, record_weight_files, store_setup, tier_limits};
 use crate::text::ModelText;
 use crate::threads::ReplicaThreads;
+use crate::tower;
 use souffleur_actors::beats::Beats;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
@@ -120,7 +121,11 @@ impl EngineParts {
         let weights = record_weight_files(config);
         // In parallel: the search for the driver's library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
-        let (model, sparsity) = describe(config)?;
+        let (mut model, sparsity) = describe(config)?;
+        let tower = tower::open(config, &model, !gpus.is_empty());
+        if let Some(tower) = &tower {
+            model.vision = tower::bytes(config, &model, tower);
+        }
         let double_sparsity = sparsity.as_ref().map(|sparsity| sparsity.tag.clone());
         let (memory, shares) = memory_plan(config, &model, &gpus)?;
         let (ModelText { text, generation }, formats) = model_text(config)?;
@@ -132,13 +137,15 @@ impl EngineParts {
         let store = store_setup(config, &model, parts, (gpus.first(), weights))?.map(Arc::new);
         let executors = if gpus.is_empty() {
             let parts = (&memory, sparsity, store.clone());
-            vec![cpu_executor(config, parts, &eos_token_ids, progress)]
+            let ends = (&eos_token_ids[..], tower.is_some());
+            vec![cpu_executor(config, parts, ends, progress)]
         } else {
             let parts = (&memory, store.clone());
             let model = (&model, context_length);
             Gpu::executors(gpus, config, model, parts, &eos_token_ids, progress)?
         };
         let mut executors = from_the_same_files(dir, executors).into_iter();
+        let vision = tower.map(|tower| Arc::new(tower::setup(config, &model, &tower)));
         let info = ModelInfo {
             served_model_name: config.model_name(),
             model_path: dir.clone(),
@@ -169,7 +176,7 @@ impl EngineParts {
             other_executors: executors.collect(),
             gpus: shares,
             store,
-            vision: None,
+            vision,
         })
     }
 
@@ -430,7 +437,7 @@ fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerForma
 fn cpu_executor(
     config: &EngineConfig,
     (memory, sparsity, store): (&MemoryPlan, Option<ModelSparsity>, Option<Arc<StoreSetup>>),
-    eos_token_ids: &[u32],
+    (eos_token_ids, has_tower): (&[u32], bool),
     progress: Progress,
 ) -> Arc<ExecutorFactory> {
     let dir = config.model_path.clone();
@@ -468,7 +475,10 @@ fn cpu_executor(
             let executor = cpu::load_ranks(&dir, &options, &ranks, store, &mut report)?;
             return Ok(Box::new(executor));
         }
-        let executor = CpuExecutor::load(&dir, &options, &mut report)?;
+        let mut executor = CpuExecutor::load(&dir, &options, &mut report)?;
+        if has_tower {
+            executor = tower::load(executor, &dir)?;
+        }
         let Some(store) = &store else {
             return Ok(Box::new(executor));
         };

@@ -1,0 +1,93 @@
+//! The vision tower of a model on a CPU: its files, its memory, and its work for the Vision actor.
+
+use std::path::Path;
+
+use souffleur_actors::vision::VisionSetup;
+use souffleur_base::error::{LoadError, load_error};
+use souffleur_config::EngineConfig;
+use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor};
+use souffleur_executor::memory_plan::VisionBytes;
+use souffleur_model::vision::{TowerCheckpoint, TowerConfig, TowerGrid};
+use souffleur_request::ImageSupport;
+use souffleur_state::prompt_images::ImageInput;
+
+use crate::threads::compute_threads;
+
+/// Vectors of the largest image for which memory is planned.
+const PLANNED_VECTORS: usize = 256;
+
+/// Opens the tower in the model's folder. `None` without one, for models that cannot have images, on GPUs and on
+/// several ranks. A tower that cannot be used is logged: the model serves text, as one without a tower.
+pub(super) fn open(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    has_gpu: bool,
+) -> Option<TowerCheckpoint> {
+    let is_text_only = matches!(model.config.images(), ImageSupport::Missing(_));
+    let dir = &config.model_path;
+    if is_text_only || has_gpu || config.tp_size > 1 || !dir.is_dir() {
+        return None;
+    }
+    let opened = TowerCheckpoint::open_folder(dir).and_then(|tower| {
+        let Some(tower) = tower else {
+            return Ok(None);
+        };
+        tower
+            .config
+            .check_width(dir, model.config.hidden_size)
+            .map(|()| Some(tower))
+    });
+    match opened {
+        Ok(tower) => tower,
+        Err(error) => {
+            tracing::warn!(%error, "the model's vision tower cannot be used: it serves text only");
+            None
+        }
+    }
+}
+
+/// The memory of a tower and of images, in each replica.
+pub(super) fn bytes(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    tower: &TowerCheckpoint,
+) -> VisionBytes {
+    let grid = largest_grid(&tower.config);
+    let encoding = tower.config.encoding_bytes(grid, compute_threads(config));
+    VisionBytes {
+        tower: tower.weights_bytes(model.dtype, config.quantization),
+        images: encoding.saturating_add(config.image_cache_bytes),
+    }
+}
+
+/// A square of blocks of patches, of which each gives a vector.
+fn largest_grid(config: &TowerConfig) -> TowerGrid {
+    let side = PLANNED_VECTORS.isqrt() * config.merge;
+    TowerGrid { h: side, w: side }
+}
+
+/// The setup of the Vision actors.
+pub(super) fn setup(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    tower: &TowerCheckpoint,
+) -> VisionSetup {
+    let of_tower = tower.config.clone();
+    let elements: u64 = model.matrices.iter().map(|matrix| matrix.elements).sum();
+    VisionSetup {
+        cache_bytes: usize::try_from(config.image_cache_bytes).unwrap_or(usize::MAX),
+        work: Box::new(move |input: &dyn ImageInput| cpu::tower_work(&of_tower, input)),
+        flops_per_token: elements.saturating_mul(2),
+    }
+}
+
+/// Loads the tower into an executor of the model in this folder.
+pub(super) fn load(executor: CpuExecutor, dir: &Path) -> Result<CpuExecutor, LoadError> {
+    match TowerCheckpoint::open_folder(dir)? {
+        Some(tower) => executor.load_tower(&tower, dir),
+        None => Err(load_error(
+            dir,
+            "the vision tower is gone since the engine was started",
+        )),
+    }
+}
