@@ -137,7 +137,8 @@ impl EngineParts {
         let store = store_setup(config, &model, parts, (gpus.first(), weights))?.map(Arc::new);
         let executors = if gpus.is_empty() {
             let parts = (&memory, sparsity, store.clone());
-            let ends = (&eos_token_ids[..], tower.is_some());
+            let tower_of = tower.as_ref().map(|_| model.config.hidden_size);
+            let ends = (&eos_token_ids[..], tower_of);
             vec![cpu_executor(config, parts, ends, progress)]
         } else {
             let parts = (&memory, store.clone());
@@ -437,7 +438,7 @@ fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerForma
 fn cpu_executor(
     config: &EngineConfig,
     (memory, sparsity, store): (&MemoryPlan, Option<ModelSparsity>, Option<Arc<StoreSetup>>),
-    (eos_token_ids, has_tower): (&[u32], bool),
+    (eos_token_ids, tower_of): (&[u32], Option<usize>),
     progress: Progress,
 ) -> Arc<ExecutorFactory> {
     let dir = config.model_path.clone();
@@ -476,8 +477,8 @@ fn cpu_executor(
             return Ok(Box::new(executor));
         }
         let mut executor = CpuExecutor::load(&dir, &options, &mut report)?;
-        if has_tower {
-            executor = tower::load(executor, &dir)?;
+        if let Some(hidden_size) = tower_of {
+            executor = tower::load(executor, &dir, hidden_size)?;
         }
         let Some(store) = &store else {
             return Ok(Box::new(executor));

@@ -1,13 +1,14 @@
 //! The vision tower of a model on a CPU: its files, its memory, and its work for the Vision actor.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use souffleur_actors::vision::VisionSetup;
 use souffleur_base::error::{LoadError, load_error};
 use souffleur_config::EngineConfig;
 use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor};
 use souffleur_executor::memory_plan::VisionBytes;
-use souffleur_model::vision::{TowerCheckpoint, TowerConfig, TowerGrid};
+use souffleur_model::location::ModelLocation;
+use souffleur_model::vision::{TowerCheckpoint, TowerConfig, TowerGrid, tower_next_to};
 use souffleur_request::ImageSupport;
 use souffleur_state::prompt_images::ImageInput;
 
@@ -24,26 +25,33 @@ pub(super) fn open(
     has_gpu: bool,
 ) -> Option<TowerCheckpoint> {
     let is_text_only = matches!(model.config.images(), ImageSupport::Missing(_));
-    let dir = &config.model_path;
-    if is_text_only || has_gpu || config.tp_size > 1 || !dir.is_dir() {
+    if is_text_only || has_gpu || config.tp_size > 1 {
         return None;
     }
-    let opened = TowerCheckpoint::open_folder(dir).and_then(|tower| {
-        let Some(tower) = tower else {
-            return Ok(None);
-        };
-        tower
-            .config
-            .check_width(dir, model.config.hidden_size)
-            .map(|()| Some(tower))
+    let found = find(&config.model_path, model.config.hidden_size);
+    let found = found.unwrap_or_else(|error| {
+        tracing::warn!(%error, "the model's vision tower cannot be used: it serves text only");
+        None
     });
-    match opened {
-        Ok(tower) => tower,
-        Err(error) => {
-            tracing::warn!(%error, "the model's vision tower cannot be used: it serves text only");
-            None
-        }
+    found.map(|(tower, _)| tower)
+}
+
+/// The tower of a model, and the file or folder that errors about it name.
+fn find(
+    model_path: &Path,
+    hidden_size: usize,
+) -> Result<Option<(TowerCheckpoint, PathBuf)>, LoadError> {
+    let found = match ModelLocation::find(model_path)? {
+        ModelLocation::Folder(dir) => TowerCheckpoint::open_folder(&dir)?.map(|tower| (tower, dir)),
+        ModelLocation::Gguf(file) => match tower_next_to(&file, hidden_size)? {
+            Some(path) => Some((TowerCheckpoint::open_mmproj(&path)?, path)),
+            None => None,
+        },
+    };
+    if let Some((tower, path)) = &found {
+        tower.config.check_width(path, hidden_size)?;
     }
+    Ok(found)
 }
 
 /// The memory of a tower and of images, in each replica.
@@ -81,12 +89,16 @@ pub(super) fn setup(
     }
 }
 
-/// Loads the tower into an executor of the model in this folder.
-pub(super) fn load(executor: CpuExecutor, dir: &Path) -> Result<CpuExecutor, LoadError> {
-    match TowerCheckpoint::open_folder(dir)? {
-        Some(tower) => executor.load_tower(&tower, dir),
+/// Loads the tower into an executor of the model at this path.
+pub(super) fn load(
+    executor: CpuExecutor,
+    model_path: &Path,
+    hidden_size: usize,
+) -> Result<CpuExecutor, LoadError> {
+    match find(model_path, hidden_size)? {
+        Some((tower, path)) => executor.load_tower(&tower, &path),
         None => Err(load_error(
-            dir,
+            model_path,
             "the vision tower is gone since the engine was started",
         )),
     }

@@ -86,6 +86,7 @@ fn errors(grid: Grid) -> Vec<f32> {
                 digest: ImageDigest([k as u8; 32]),
                 grid: grid(rows, columns),
                 vectors: Some(vectors.into()),
+                input: None,
             }
         };
         let images: Vec<PromptImage> = prompt.images.iter().enumerate().map(image).collect();
