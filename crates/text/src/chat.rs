@@ -85,9 +85,19 @@ pub(super) enum ContentFormat {
     Text,
     /// The template loops over the parts of a content.
     Parts,
+    /// It does, and the parts may be images.
+    PartsWithImages,
 }
 
 impl ContentFormat {
+    /// The format of messages with images; `None` if the template takes text only.
+    pub(super) fn with_images(self) -> Option<Self> {
+        match self {
+            Self::Text => None,
+            Self::Parts | Self::PartsWithImages => Some(Self::PartsWithImages),
+        }
+    }
+
     /// Looks for a loop over an expression that ends in `content`.
     pub(super) fn of(template: &str) -> Self {
         let loops_over_content = template.split("{%").skip(1).any(|rest| {

@@ -7,6 +7,9 @@ use crate::chat::{ContentFormat, Forms, ReasoningForm};
 use crate::refusal::invalid;
 use souffleur_base::error::RequestError;
 
+/// The type of a part that is an image.
+const IMAGE: &str = "image";
+
 /// Checks the messages and returns them as the template expects: `content` is always present, and roles and call
 /// ids are ones that the template accepts.
 pub(super) fn normalize(messages: &Value, expected: Forms) -> Result<Vec<Value>, RequestError> {
@@ -45,10 +48,18 @@ fn normalize_message(
         None | Some(Value::Null) => Value::from(""),
         Some(Value::String(text)) => Value::from(text.as_str()),
         Some(Value::Array(parts)) => {
-            let texts = texts_of(index, parts)?;
+            let is_image = |part: &Value| part["type"] == IMAGE;
             match expected.content {
-                ContentFormat::Text => Value::from(texts.join(" ")),
-                ContentFormat::Parts => Value::from(parts.clone()),
+                ContentFormat::Text => Value::from(texts_of(index, parts)?.join(" ")),
+                ContentFormat::PartsWithImages if parts.iter().any(is_image) => {
+                    let texts = parts.iter().enumerate().filter(|it| !is_image(it.1));
+                    texts_among(index, texts)?;
+                    Value::from(parts.clone())
+                }
+                ContentFormat::Parts | ContentFormat::PartsWithImages => {
+                    texts_of(index, parts)?;
+                    Value::from(parts.clone())
+                }
             }
         }
         Some(_) => {
@@ -98,8 +109,15 @@ fn copy_reasoning(message: &mut Map<String, Value>, form: ReasoningForm) {
 }
 
 fn texts_of(index: usize, parts: &[Value]) -> Result<Vec<&str>, RequestError> {
-    let numbered = parts.iter().enumerate();
-    numbered
+    texts_among(index, parts.iter().enumerate())
+}
+
+/// The texts of parts, which come with their indices.
+fn texts_among<'a>(
+    index: usize,
+    parts: impl Iterator<Item = (usize, &'a Value)>,
+) -> Result<Vec<&'a str>, RequestError> {
+    parts
         .map(|(part_index, part)| match (&part["type"], &part["text"]) {
             (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text.as_str()),
             (Value::String(kind), _) if kind != "text" => invalid(format!(

@@ -85,6 +85,21 @@ impl ChatTemplate {
     }
 
     pub(super) fn render(&self, prompt: &ChatPrompt<'_>) -> Result<String, RequestError> {
+        self.render_as(prompt, self.expected[self.name(prompt.tools.is_some())])
+    }
+
+    /// As [`Self::render`], for messages with parts `{"type": "image"}`.
+    pub(super) fn render_with_images(
+        &self,
+        prompt: &ChatPrompt<'_>,
+    ) -> Result<String, RequestError> {
+        let mut expected = self.expected[self.name(prompt.tools.is_some())];
+        // Without parts, a part that is an image is refused by its place.
+        expected.content = expected.content.with_images().unwrap_or(expected.content);
+        self.render_as(prompt, expected)
+    }
+
+    fn render_as(&self, prompt: &ChatPrompt<'_>, expected: Forms) -> Result<String, RequestError> {
         if let Some(reason) = &self.compile_error {
             return invalid(format!(
                 "the chat template in {} does not compile: {reason}: send a plain prompt, or fix the template",
@@ -92,7 +107,6 @@ impl ChatTemplate {
             ));
         }
         let name = self.name(prompt.tools.is_some());
-        let expected = self.expected[name];
         let mut messages = normalize(prompt.messages, expected)?;
         if let (ToolPlace::FirstMessage, Some(tools)) = (expected.tools, prompt.tools) {
             tool_place::put_into_messages(&mut messages, &variables::of_tools(tools)?)?;

@@ -1,6 +1,7 @@
 //! Tests of `TextModel`: tokenizer, chat templates and formats.
 
 mod formats;
+mod images;
 mod turns;
 
 use std::sync::Arc;

@@ -1,0 +1,278 @@
+//! Images in chats: where a template has them, and which tokens they become.
+//!
+//! A template writes the name of a token for each image, such as `<|image_pad|>`. The same letters in a message are
+//! text: they neither take an image's place nor become the token. So names in messages are replaced by nonces before the
+//! template is rendered, which tells the names that the template wrote from all others. The others are then encoded by
+//! a vocabulary that lacks these tokens, and has stand-ins for those of the template.
+
+mod encode;
+mod hide;
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use rustc_hash::FxHashMap;
+use serde_json::Value;
+use tokenizers::tokenizer::Model;
+use tokenizers::{AddedToken, AddedVocabulary};
+
+use super::TextModel;
+use crate::chat::ChatPrompt;
+pub use encode::ImageTokens;
+use hide::Hidden;
+use souffleur_base::error::RequestError;
+
+/// The names of the tokens of a model's images.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageNames {
+    /// What templates write for an image.
+    pub placeholder: String,
+    /// The token at the position of a vector.
+    pub pad: String,
+    /// The marks before and after an image; the template or the layout of an image has them.
+    pub begin: Option<String>,
+    pub end: Option<String>,
+    /// Further marks of layouts, and tokens that no message may write. Those that the vocabulary lacks are ignored.
+    pub others: Vec<String>,
+}
+
+/// A part of the text in place of an image's placeholder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImagePart<'a> {
+    /// Text, which is encoded with its neighbours.
+    Text(&'a str),
+    /// A token, by its name.
+    Mark(&'a str),
+    /// So many pad tokens.
+    Vectors(u32),
+}
+
+/// Finds images in rendered chats, and keeps names in messages from being images.
+#[derive(Debug)]
+pub struct ImageMarks {
+    names: Vec<String>,
+    ids: Vec<u32>,
+    /// Indices in `names`.
+    placeholder: usize,
+    pad: usize,
+    begin: Option<usize>,
+    end: Option<usize>,
+    /// The letters that hide each name in messages, and, last, those that keep a part of a name from its rest.
+    nonces: Vec<String>,
+    /// Finds the names, and then the nonces, in their order.
+    in_rendered: AhoCorasick,
+    in_messages: AhoCorasick,
+    longest_name: usize,
+    /// Written for each name of the template in the text that `plain` encodes.
+    stand_ins: Vec<String>,
+    /// The added tokens without `names`, and with `stand_ins`.
+    plain: AddedVocabulary,
+    /// The index in `names` of each stand-in's id in `plain`.
+    of_stand_in: FxHashMap<u32, usize>,
+    /// The ids of tokens that have others in `plain`.
+    others: FxHashMap<u32, u32>,
+}
+
+/// A rendered chat with images.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RenderedImages {
+    /// The text, with the names of tokens.
+    pub text: String,
+    /// The names that the template wrote: first byte, and index in the names.
+    written: Vec<(usize, usize)>,
+}
+
+/// Words that no client can guess: none of them is ever in an answer.
+fn secret_word() -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", random(), random())
+}
+
+impl ImageMarks {
+    /// Finds the tokens in a vocabulary.
+    ///
+    /// # Errors
+    /// Names the token that the vocabulary lacks, or that cannot be kept out of texts.
+    pub fn find(text: &TextModel, given: &ImageNames) -> Result<Self, String> {
+        let (mut names, mut ids): (Vec<String>, Vec<u32>) = (Vec::new(), Vec::new());
+        let mut add = |name: &str| -> Result<usize, String> {
+            if let Some(index) = names.iter().position(|known| known == name) {
+                return Ok(index);
+            }
+            let id = text.added_token_id(name);
+            ids.push(id.ok_or_else(|| format!("the vocabulary has no added token {name}"))?);
+            names.push(name.to_owned());
+            Ok(names.len() - 1)
+        };
+        let (placeholder, pad) = (add(&given.placeholder)?, add(&given.pad)?);
+        let begin = given.begin.as_deref().map(&mut add).transpose()?;
+        let end = given.end.as_deref().map(&mut add).transpose()?;
+        for name in &given.others {
+            // Vocabularies have only some of them.
+            drop(add(name));
+        }
+        let (hiding, standing) = (secret_word(), secret_word());
+        let numbered = |word: &str, n: usize| format!("x{word}{n:03}z");
+        let nonces: Vec<String> = (0..=names.len()).map(|n| numbered(&hiding, n)).collect();
+        let stand_ins: Vec<String> = (0..names.len()).map(|n| numbered(&standing, n)).collect();
+        let plain = without(text, &names, &ids, &stand_ins)?;
+        let failed = |error: aho_corasick::BuildError| error.to_string();
+        let marks = Self {
+            in_rendered: matcher(names.iter().chain(&nonces)).map_err(failed)?,
+            in_messages: matcher(names.iter()).map_err(failed)?,
+            longest_name: names.iter().map(String::len).max().unwrap_or(0),
+            of_stand_in: ids_of_stand_ins(&plain, &stand_ins),
+            others: moved_ids(text, &plain)?,
+            names,
+            ids,
+            placeholder,
+            pad,
+            begin,
+            end,
+            nonces,
+            stand_ins,
+            plain,
+        };
+        marks.check(text)?;
+        Ok(marks)
+    }
+
+    /// Checks that names in a text do not become their tokens, as SentencePiece's user-defined pieces would.
+    fn check(&self, text: &TextModel) -> Result<(), String> {
+        for name in &self.names {
+            let encoding = text.encode_matching(&self.plain, name);
+            let encoding = encoding.map_err(|error| error.to_string())?;
+            let becomes = |id: &u32| {
+                let of_model = self.others.get(id).unwrap_or(id);
+                self.ids.contains(of_model) || self.of_stand_in.contains_key(id)
+            };
+            if encoding.get_ids().iter().any(becomes) {
+                return Err(format!(
+                    "the vocabulary matches {name} in every text, so that messages could forge images"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the messages have one of the names as text, so that they must be rendered and encoded here even if they
+    /// have no images.
+    pub fn are_in(&self, messages: &Value) -> bool {
+        Hidden::is_needed(self, messages)
+    }
+
+    /// The token id at the positions of vectors.
+    pub fn pad_id(&self) -> u32 {
+        self.ids[self.pad]
+    }
+
+    fn index_of(&self, name: &str) -> Option<usize> {
+        self.names.iter().position(|known| known == name)
+    }
+
+    /// Finds the names that the template wrote, and puts the others back into the text.
+    fn read(&self, rendered: &str) -> RenderedImages {
+        let (mut text, mut written) = (String::with_capacity(rendered.len()), Vec::new());
+        let mut done = 0;
+        for found in self.in_rendered.find_iter(rendered) {
+            text.push_str(&rendered[done..found.start()]);
+            let pattern = found.pattern().as_usize();
+            match pattern.checked_sub(self.names.len()) {
+                None => {
+                    written.push((text.len(), pattern));
+                    text.push_str(&self.names[pattern]);
+                }
+                // The last nonce hides nothing.
+                Some(nonce) => text.push_str(self.names.get(nonce).map_or("", String::as_str)),
+            }
+            done = found.end();
+        }
+        text.push_str(&rendered[done..]);
+        RenderedImages { text, written }
+    }
+}
+
+impl TextModel {
+    /// Renders messages, of which parts of the form `{"type": "image"}` are images.
+    ///
+    /// # Errors
+    /// Those of [`render_chat`](Self::render_chat), and [`RequestError::Invalid`] if there are images and the template
+    /// takes text only.
+    pub fn render_images(
+        &self,
+        marks: &ImageMarks,
+        prompt: &ChatPrompt<'_>,
+    ) -> Result<RenderedImages, RequestError> {
+        let Some(template) = &self.template else {
+            // Refuses the chat.
+            return self.render_chat(prompt).map(|text| marks.read(&text));
+        };
+        let hidden = Hidden::of(marks, prompt)?;
+        let rendered = template.render_with_images(&hidden.prompt(prompt))?;
+        Ok(marks.read(&rendered))
+    }
+}
+
+fn matcher<'a>(
+    patterns: impl Iterator<Item = &'a String>,
+) -> Result<AhoCorasick, aho_corasick::BuildError> {
+    let mut builder = AhoCorasick::builder();
+    builder
+        .match_kind(MatchKind::LeftmostLongest)
+        .build(patterns)
+}
+
+/// The added tokens of a model without some, and with stand-ins for these. Ids may be others than the model's.
+fn without(
+    text: &TextModel,
+    names: &[String],
+    ids: &[u32],
+    stand_ins: &[String],
+) -> Result<AddedVocabulary, String> {
+    let added = text.tokenizer.get_added_vocabulary();
+    let known = added.get_added_tokens_decoder();
+    let mut kept: Vec<(&u32, &AddedToken)> = known
+        .iter()
+        .filter(|(_, token)| !names.contains(&token.content))
+        .collect();
+    kept.sort_unstable_by_key(|(id, _)| **id);
+    let kept = kept.into_iter().map(|(_, token)| token.clone());
+    let standing = ids.iter().zip(stand_ins).map(|(id, stand_in)| {
+        let token = known.get(id).cloned();
+        let token = token.unwrap_or_else(|| AddedToken::from(stand_in.as_str(), true));
+        AddedToken {
+            content: stand_in.clone(),
+            ..token
+        }
+    });
+    let mut plain = AddedVocabulary::new();
+    let (model, normalizer) = (text.tokenizer.get_model(), text.tokenizer.get_normalizer());
+    let set = plain.add_tokens(kept.chain(standing), model, normalizer);
+    set.map_err(|error| error.to_string())?;
+    Ok(plain)
+}
+
+fn ids_of_stand_ins(plain: &AddedVocabulary, stand_ins: &[String]) -> FxHashMap<u32, usize> {
+    let numbered = stand_ins.iter().enumerate();
+    let ids = numbered.filter_map(|(n, stand_in)| Some((*plain.get_vocab().get(stand_in)?, n)));
+    ids.collect()
+}
+
+/// The model's ids of the tokens that have others in `plain`.
+fn moved_ids(text: &TextModel, plain: &AddedVocabulary) -> Result<FxHashMap<u32, u32>, String> {
+    let model = text.tokenizer.get_model();
+    let ids = text.tokenizer.get_added_vocabulary().get_vocab();
+    let mut moved = FxHashMap::default();
+    for (name, id) in plain.get_vocab() {
+        if model.id_to_token(*id).is_some_and(|other| other != *name) {
+            return Err(format!(
+                "the vocabulary has two tokens with the id {id}, one of which is {name}"
+            ));
+        }
+        if let Some(of_model) = ids.get(name).filter(|of_model| *of_model != id) {
+            moved.insert(*id, *of_model);
+        }
+    }
+    Ok(moved)
+}

@@ -1,0 +1,231 @@
+//! Tests of chats with images: placeholders become positions, and names of tokens in messages stay letters.
+
+use serde_json::{Value, json};
+
+use super::{ModelDir, TextModel, byte_level_with};
+use crate::{ChatPrompt, ImageMarks, ImageNames, ImagePart, ImageTokens};
+
+const TOKENS: [&str; 4] = [
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|extra|>",
+];
+const PAD: u32 = 263;
+
+const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}{{ hint }}{% endif %}\
+    {% for m in messages %}<|im_start|>{{ m.role }} {% if m.content is string %}{{ m.content }}{% else %}\
+    {% for p in m.content %}{% if p.type == 'image' and m.role != 'tool' %}\
+    <|vision_start|><|image_pad|><|vision_end|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\
+    {% endfor %}";
+
+fn model(template: &str) -> TextModel {
+    let dir = ModelDir::new(&byte_level_with(&TOKENS));
+    dir.with("chat_template.jinja", template).load()
+}
+
+fn marks(model: &TextModel) -> ImageMarks {
+    let names = ImageNames {
+        placeholder: TOKENS[2].to_owned(),
+        pad: TOKENS[2].to_owned(),
+        begin: Some(TOKENS[0].to_owned()),
+        end: Some(TOKENS[1].to_owned()),
+        others: vec!["<|video_pad|>".to_owned()],
+    };
+    ImageMarks::find(model, &names).expect("the vocabulary has the tokens")
+}
+
+fn encode(
+    model: &TextModel,
+    prompt: &ChatPrompt<'_>,
+    images: &[Vec<ImagePart<'_>>],
+) -> Result<ImageTokens, String> {
+    let marks = marks(model);
+    let rendered = model.render_images(&marks, prompt);
+    let rendered = rendered.map_err(|error| error.to_string())?;
+    let tokens = model.encode_images(&marks, &rendered, images);
+    tokens.map_err(|error| error.to_string())
+}
+
+fn chat(messages: Value, images: &[Vec<ImagePart<'_>>]) -> Result<ImageTokens, String> {
+    let model = model(TEMPLATE);
+    encode(&model, &ChatPrompt::new(&messages), images)
+}
+
+/// The tokens of texts, one after another: those in which names are tokens, and those in which they are letters.
+fn tokens(texts: &[Result<&str, &str>]) -> Vec<u32> {
+    let model = model(TEMPLATE);
+    let encode = |text: &Result<&str, &str>| match text {
+        Ok(text) => model.encode_chat(text),
+        Err(letters) => model.encode_letters(letters, false),
+    };
+    let tokens = texts.iter().map(encode);
+    tokens.flat_map(|tokens| tokens.expect("bytes")).collect()
+}
+
+fn text(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+fn image() -> Value {
+    json!({"type": "image"})
+}
+
+#[test]
+fn each_placeholder_of_the_template_becomes_an_image() {
+    let messages = json!([
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": [text("a"), image(), text("b"), image()]},
+    ]);
+    let images = [vec![ImagePart::Vectors(3)], vec![ImagePart::Vectors(1)]];
+    let found = chat(messages, &images).expect("two images");
+    let before = tokens(&[Ok("<|im_start|>system s<|im_end|><|im_start|>user a")]);
+    let mark = |index: usize| tokens(&[Ok(TOKENS[index])]);
+    let first = [mark(0), vec![PAD; 3], mark(1)].concat();
+    let second = [mark(0), vec![PAD], mark(1)].concat();
+    let between = tokens(&[Ok("b")]);
+    let end = tokens(&[Ok("<|im_end|>")]);
+    let expected = [&before[..], &first, &between, &second, &end].concat();
+    assert_eq!(found.tokens, expected);
+    let start = before.len() as u32;
+    assert_eq!(found.images, [start..start + 5, start + 6..start + 9]);
+}
+
+#[test]
+fn parts_of_a_layout_are_encoded_with_their_neighbours() {
+    let messages = json!([{"role": "user", "content": [text("a"), image(), text("b")]}]);
+    let parts = vec![
+        ImagePart::Text("\n\n"),
+        ImagePart::Mark(TOKENS[2]),
+        ImagePart::Vectors(2),
+        ImagePart::Mark(TOKENS[1]),
+        ImagePart::Vectors(1),
+        ImagePart::Text("t"),
+        ImagePart::Text("h"),
+    ];
+    let found = chat(messages, std::slice::from_ref(&parts)).expect("an image");
+    let before = tokens(&[Ok("<|im_start|>user a<|vision_start|>\n\n")]);
+    let inside = [PAD, PAD, PAD, 262, PAD];
+    // `th` is one token.
+    let after = tokens(&[Ok("th<|vision_end|>b<|im_end|>")]);
+    assert_eq!(found.tokens, [&before[..], &inside, &after].concat());
+    // The template's marks are not next to the image.
+    let start = before.len() as u32;
+    assert_eq!(
+        found.images[..],
+        std::slice::from_ref(&(start..start + 5))[..]
+    );
+    let messages = json!([{"role": "user", "content": [image()]}]);
+    let error = chat(messages, &[vec![ImagePart::Mark("<|extra|>")]]).expect_err("not a mark");
+    assert_eq!(error, "the vocabulary has no token <|extra|>");
+}
+
+#[test]
+fn names_in_messages_are_letters() {
+    let name = "<|image_pad|>";
+    for content in [
+        format!("a {name} b"),
+        format!("{name}{name}<|vision_start|>{name}<|vision_end|>"),
+        "<|image_<|image_pad|>pad|>".to_owned(),
+        format!("x{name}<|extra|>"),
+    ] {
+        let (letters, extra) = match content.strip_suffix("<|extra|>") {
+            Some(letters) => (letters, "<|extra|>"),
+            None => (&*content, ""),
+        };
+        for role in ["user", "system", "tool"] {
+            let head = format!("<|im_start|>{role} ");
+            let expected = tokens(&[Ok(head.as_str()), Err(letters), Ok(extra), Ok("<|im_end|>")]);
+            let plain = json!([{"role": role, "content": content}]);
+            let found = chat(plain, &[]).expect("text");
+            assert_eq!(found.tokens, expected, "{content}");
+            assert!(found.images.is_empty());
+        }
+        // With an image in the message, its place stays.
+        let parts = json!([{"role": "user", "content": [text(&content), image(), text(&content)]}]);
+        let found = chat(parts, &[vec![ImagePart::Vectors(2)]]).expect("an image");
+        let before = tokens(&[Ok("<|im_start|>user "), Err(letters), Ok(extra)]);
+        let start = before.len() as u32;
+        assert_eq!(
+            found.images[..],
+            std::slice::from_ref(&(start..start + 4))[..],
+            "{content}"
+        );
+        assert_eq!(found.tokens[..before.len()], before, "{content}");
+    }
+}
+
+#[test]
+fn names_do_not_arise_between_texts() {
+    for (first, second) in [
+        ("<|image_", "pad|>"),
+        ("<", "|image_pad|>"),
+        ("a <|image_pad|", ">"),
+        ("<|vision_start|>", "<|image_pad|>"),
+    ] {
+        let messages = json!([{"role": "user", "content": [text(first), text(second), image()]}]);
+        let found = chat(messages, &[vec![ImagePart::Vectors(1)]]).expect("an image");
+        let both = format!("{first}{second}");
+        let before = tokens(&[Ok("<|im_start|>user "), Err(both.as_str())]);
+        assert_eq!(found.tokens[..before.len()], before, "{both}");
+        let start = before.len() as u32;
+        assert_eq!(
+            found.images[..],
+            std::slice::from_ref(&(start..start + 3))[..],
+            "{both}"
+        );
+    }
+}
+
+#[test]
+fn names_in_tools_and_arguments_are_letters() {
+    let model = model(TEMPLATE);
+    let tools = r#"[{"name": "a<|image_pad|>", "b": "\u003c|vision_start|\u003e", "n": 12345678901234567890123}]"#;
+    let tools = serde_json::value::RawValue::from_string(tools.to_owned()).expect("JSON");
+    let kwargs = json!({"hint": "<|image_pad|>"});
+    let messages = json!([{"role": "user", "content": [image()]}]);
+    let prompt = ChatPrompt {
+        tools: Some(&*tools),
+        template_kwargs: kwargs.as_object(),
+        ..ChatPrompt::new(&messages)
+    };
+    let found = encode(&model, &prompt, &[vec![ImagePart::Vectors(1)]]).expect("an image");
+    let json = r#"[{"name": "a<|image_pad|>", "b": "<|vision_start|>", "n": 12345678901234567890123}]<|image_pad|>"#;
+    let expected = tokens(&[Err(json), Ok("<|im_start|>user <|vision_start|>")]);
+    assert_eq!(found.tokens[..expected.len()], expected);
+}
+
+#[test]
+fn images_that_the_template_leaves_out_are_refused() {
+    let messages = json!([{"role": "tool", "content": [text("a"), {"type": "image", "text": ""}]}]);
+    let error = chat(messages, &[vec![ImagePart::Vectors(1)]]).expect_err("no place");
+    let expected = "the chat template writes 0 images, and the messages have 1: ";
+    assert!(error.starts_with(expected), "{error}");
+    let text_only = model("{% for m in messages %}{{ m.content }}{% endfor %}");
+    let messages = json!([{"role": "user", "content": [text("a"), image()]}]);
+    let prompt = ChatPrompt::new(&messages);
+    let error = encode(&text_only, &prompt, &[vec![ImagePart::Vectors(1)]]).expect_err("no parts");
+    let expected = "messages[0].content[1] has type \"image\", only \"text\" is supported";
+    assert!(error.starts_with(expected), "{error}");
+    let error = text_only.render_chat(&prompt).expect_err("no images");
+    assert!(error.to_string().starts_with(expected), "{error}");
+}
+
+#[test]
+fn missing_tokens_are_named() {
+    let model = model(TEMPLATE);
+    let names = ImageNames {
+        placeholder: "<image>".to_owned(),
+        pad: "<|image_pad|>".to_owned(),
+        begin: None,
+        end: None,
+        others: Vec::new(),
+    };
+    let error = ImageMarks::find(&model, &names).expect_err("is missing");
+    assert_eq!(error, "the vocabulary has no added token <image>");
+    let marks = marks(&model);
+    assert_eq!(marks.pad_id(), PAD);
+    assert!(marks.are_in(&json!([{"a": ["x<|vision_end|>"]}])));
+    assert!(marks.are_in(&json!({"<|image_pad|>": 1})));
+    assert!(!marks.are_in(&json!([{"a": ["<|extra|>", 1, null, "|image_pad|>"]}])));
+}
