@@ -58,6 +58,7 @@ impl Handler<Ask> for Listener {
             add_generation_prompt: true,
             continue_final_message: false,
             known: None,
+            images: Vec::new(),
         })));
         request.rid = ask.rid;
         request.sampling.temperature = 0.0;

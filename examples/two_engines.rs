@@ -38,6 +38,7 @@ async fn answer(engine: Data<EngineHandle>, question: String) -> HttpResponse {
         add_generation_prompt: true,
         continue_final_message: false,
         known: None,
+        images: Vec::new(),
     })));
     request.sampling.temperature = 0.0;
     request.sampling.max_new_tokens = 200;

@@ -190,6 +190,7 @@ mod tests {
             add_generation_prompt: true,
             continue_final_message: false,
             known: None,
+            images: Vec::new(),
         })));
         let distinct = Prompts::of([&request].into_iter()).into_distinct();
         assert!(distinct[0].weight >= 5, "{}", distinct[0].weight);

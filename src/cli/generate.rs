@@ -179,6 +179,7 @@ fn chat(system: Option<&str>, user: String) -> Prompt {
         add_generation_prompt: true,
         continue_final_message: false,
         known: None,
+        images: Vec::new(),
     }))
 }
 

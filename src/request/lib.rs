@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod sink;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,6 +25,8 @@ pub use souffleur_state::scheduler::submission::{CancelFlag, RequestTimeouts};
 
 /// Bytes of text that usually make a token.
 const BYTES_PER_TOKEN: usize = 4;
+/// Tokens that an image usually makes.
+const TOKENS_PER_IMAGE: usize = 256;
 
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
@@ -105,9 +108,11 @@ impl Prompt {
             Self::Tokens(tokens) => tokens.len(),
             Self::Vectors(vectors) => vectors.len(),
             Self::Images(prompt) => prompt.tokens.len(),
-            Self::Text(_) | Self::Chat(_) | Self::Infill(_) => {
-                self.text_bytes().div_ceil(BYTES_PER_TOKEN)
+            Self::Chat(chat) => {
+                let of_images = chat.images.len() * TOKENS_PER_IMAGE;
+                self.text_bytes().div_ceil(BYTES_PER_TOKEN) + of_images
             }
+            Self::Text(_) | Self::Infill(_) => self.text_bytes().div_ceil(BYTES_PER_TOKEN),
         }
     }
 }
@@ -139,8 +144,24 @@ pub struct ChatPrompt {
     pub add_generation_prompt: bool,
     /// Leaves the last message, the assistant's, open, so that the model continues it.
     pub continue_final_message: bool,
-    /// The tokens of the first messages, known from an earlier request.
+    /// The tokens of the first messages, known from an earlier request. They are not used in a chat with images.
     pub known: Option<KnownTurns>,
+    /// One for each part `{"type": "image"}` of the messages, in order.
+    pub images: Vec<ImageFile>,
+}
+
+/// An image of a chat: a PNG, JPEG, WebP or GIF file.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ImageFile {
+    pub bytes: Arc<[u8]>,
+    /// The place of the image in the client's request, for errors.
+    pub field: Arc<str>,
+}
+
+impl fmt::Debug for ImageFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ImageFile({}, {} bytes)", self.field, self.bytes.len())
+    }
 }
 
 impl ChatPrompt {
@@ -161,6 +182,7 @@ impl ChatPrompt {
             add_generation_prompt: true,
             continue_final_message: false,
             known: None,
+            images: Vec::new(),
         }
     }
 
@@ -386,6 +408,7 @@ mod tests {
             add_generation_prompt: true,
             continue_final_message: false,
             known: None,
+            images: Vec::new(),
         }));
         // A byte for each list, object and boolean, and the bytes of names and strings.
         let (messages, names, values) = (1 + 1 + 7 + 2, 5 + 2, 1 + 3 + 1);

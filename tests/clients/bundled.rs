@@ -88,6 +88,7 @@ fn chat(messages: Value) -> Prompt {
         add_generation_prompt: true,
         continue_final_message: false,
         known: None,
+        images: Vec::new(),
     }))
 }
 

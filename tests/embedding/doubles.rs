@@ -255,6 +255,7 @@ pub fn question(max_new_tokens: u32) -> GenerateRequest {
         add_generation_prompt: true,
         continue_final_message: false,
         known: None,
+        images: Vec::new(),
     })));
     request.sampling.temperature = 0.0;
     request.sampling.ignore_eos = true;

@@ -168,6 +168,7 @@ impl Agent {
             add_generation_prompt: true,
             continue_final_message: false,
             known: None,
+            images: Vec::new(),
         })));
         request.logprobs = Some(LogprobWish::default());
         let sampling = &mut request.sampling;

@@ -79,6 +79,7 @@ impl EngineAnswer {
             add_generation_prompt: true,
             continue_final_message: false,
             known: None,
+            images: Vec::new(),
         }));
         let request = GenerateRequest {
             sampling: flags.params(&engine.model().generation),

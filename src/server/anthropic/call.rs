@@ -94,6 +94,7 @@ impl PromptFields {
             add_generation_prompt: !continues,
             continue_final_message: continues,
             known: None,
+            images: Vec::new(),
         }
     }
 }

@@ -64,6 +64,7 @@ pub(super) fn chat(mut fields: Fields, target: &Target<'_>) -> Result<Call, ApiE
         add_generation_prompt: !continues,
         continue_final_message: continues,
         known: None,
+        images: Vec::new(),
     };
     let parsing = OutputParsing {
         tools: tools.usage,

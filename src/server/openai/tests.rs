@@ -202,6 +202,7 @@ fn samples_of_a_chat_are_separate_requests() {
             add_generation_prompt: true,
             continue_final_message: false,
             known: None,
+            images: Vec::new(),
         })))
     };
     let rids: Vec<String> = crate::call::samples_of(request)

@@ -58,6 +58,7 @@ impl Call {
             add_generation_prompt: ending == Ending::AssistantTurn,
             continue_final_message: ending == Ending::InLastMessage,
             known: None,
+            images: Vec::new(),
         };
         let call = Self {
             common,
@@ -103,6 +104,7 @@ pub(crate) fn read_prompt(fields: &mut Fields) -> Result<ChatPrompt, ApiError> {
         add_generation_prompt: ending == Ending::AssistantTurn,
         continue_final_message: ending == Ending::InLastMessage,
         known: None,
+        images: Vec::new(),
     })
 }
 

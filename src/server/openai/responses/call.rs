@@ -110,12 +110,11 @@ impl Call {
             common,
             settings,
             prompt: ChatPrompt {
-                messages: Value::Array(messages),
                 tools: tools.prompt,
                 template_kwargs: kwargs,
                 add_generation_prompt: !is_warm_up,
-                continue_final_message: false,
                 known,
+                ..ChatPrompt::new(Value::Array(messages))
             },
             tools: tools.usage,
             names,
