@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value};
 
+use crate::pictures;
 use souffleur_base::field::count_values;
 use souffleur_request::sink::EventSink;
 use souffleur_request::{CancelFlag, GenerateRequest, OutputParsing, Prompt, ToolChoice};
@@ -40,7 +41,8 @@ pub struct Prompts {
 pub(crate) struct WeightedPrompt {
     pub(crate) prompt: Prompt,
     pub(crate) form: OutputForm,
-    /// Cost of preparing the prompt: bytes of text and number of JSON values to encode, and the grammar's weight.
+    /// Cost of preparing the prompt: bytes of text and number of JSON values to encode, and the weights of the grammar and
+    /// of images.
     pub(crate) weight: usize,
     estimated_tokens: usize,
 }
@@ -89,9 +91,13 @@ impl WeightedPrompt {
                 n_values(&chat.messages) + tools + n_values_in(&chat.template_kwargs)
             }
         };
+        let pixels = match prompt {
+            Prompt::Chat(chat) => pictures::weight(&chat.images),
+            _ => 0,
+        };
         Self {
             prompt: prompt.clone(),
-            weight: prompt.text_bytes() + values + form.weight(),
+            weight: prompt.text_bytes() + values + form.weight() + pixels,
             form,
             estimated_tokens: prompt.estimated_tokens(),
         }

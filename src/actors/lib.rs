@@ -25,6 +25,7 @@ mod links;
 pub mod mailbox;
 pub mod messages;
 pub mod panics;
+pub mod pictures;
 pub mod prefix_index;
 pub mod radix_cache;
 pub mod rebuild;

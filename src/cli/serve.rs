@@ -309,6 +309,7 @@ mod tests {
         let parts = EngineParts {
             info,
             text: None,
+            images: None,
             executor: Arc::new(executor),
             other_executors: Vec::new(),
             gpus: Vec::new(),

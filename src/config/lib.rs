@@ -24,10 +24,10 @@ use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::router::LoadBalance;
 use souffleur_state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
 use validate::{
-    MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_KV_PREFETCH_S, MAX_LONG_REQUEST_S, MAX_RANKS,
-    MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_REPLICAS, MAX_RUNNING_REQUESTS,
-    MAX_STATE_INTERVAL_TOKENS, MAX_THREADS, MAX_WATCHDOG_TIMEOUT_S, MIN_KV_DISK_BYTES,
-    MIN_KV_HOST_BYTES, MIN_KV_WRITE_SHARE, MIN_RECORD_BYTES,
+    MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_IMAGE_PIXELS, MAX_KV_PREFETCH_S,
+    MAX_LONG_REQUEST_S, MAX_RANKS, MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_REPLICAS,
+    MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS, MAX_THREADS, MAX_WATCHDOG_TIMEOUT_S,
+    MIN_KV_DISK_BYTES, MIN_KV_HOST_BYTES, MIN_KV_WRITE_SHARE, MIN_RECORD_BYTES,
 };
 
 const MODEL: Flag = Flag::under("Model");
@@ -371,6 +371,16 @@ crate::keys! {
         /// Longest extra_key, and longest cache_salt, in bytes.
         #[flag(CLIENTS.takes("BYTES"))]
         max_extra_key_bytes: usize = 256,
+        /// Maximum number of pixels of an image, width times height; larger ones are refused by their headers.
+        #[flag(CLIENTS.takes("PIXELS"))]
+        #[range(1..=MAX_IMAGE_PIXELS)]
+        max_image_pixels: usize = 16 << 20,
+        /// Maximum number of tokens that an image becomes; larger ones are scaled down to fit.
+        ///
+        /// More tokens show more detail, and take longer to encode. Gemma 3 has 256 for every image.
+        #[flag(CLIENTS.takes("TOKENS"))]
+        #[range(1..)]
+        image_max_tokens: u32 = 256,
         /// Accepts and returns token ids only; no tokenizer is loaded.
         #[flag(MODEL)]
         skip_tokenizer_init: bool = false,

@@ -15,6 +15,7 @@ use souffleur_actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetLoads,
     GetPrefixReport, GetStats, PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
 };
+use souffleur_actors::pictures::ImageReader;
 use souffleur_actors::status::UnitWatch;
 use souffleur_actors::watchdog::{AddressSlot, FailureWatch, StopUnit, Watchdog};
 use souffleur_base::error::RequestError;
@@ -55,6 +56,7 @@ pub(super) struct Inner {
     /// Those of the replica with the fewest; `None` on a GPU and for a host's executor.
     pub(super) compute_threads: Option<usize>,
     pub(super) text: Option<Arc<TextModel>>,
+    pub(super) images: Option<Arc<ImageReader>>,
     pub(super) admission: Arc<Admission>,
     pub(super) kv_events: Option<KvEventsOutlet>,
     pub(super) metrics: RequestMetrics,
@@ -332,6 +334,11 @@ impl EngineHandle {
 
     pub fn model(&self) -> &ModelInfo {
         &self.inner.model
+    }
+
+    /// The reader of the images of chats; `None` if the model takes text only.
+    pub fn images(&self) -> Option<&Arc<ImageReader>> {
+        self.inner.images.as_ref()
     }
 
     /// `None` for an engine that takes and returns token ids only.

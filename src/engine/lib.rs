@@ -12,6 +12,7 @@ mod gpu;
 #[path = "no_gpu.rs"]
 mod gpu;
 mod handle;
+mod images;
 pub mod memory;
 mod origin;
 mod parts;
@@ -45,6 +46,7 @@ use souffleur_request::admission::Admission;
 pub use card::ModelCard;
 pub use generation::{Canceller, Generation};
 pub use handle::EngineHandle;
+pub use images::image_reader;
 pub use parts::{EngineParts, ModelInfo};
 pub use pins::SoftPin;
 pub use progress::Progress;
@@ -281,6 +283,7 @@ fn new_inner(config: &EngineConfig, parts: EngineParts, launch: Launch, began: I
         ranks: config.tp_size,
         compute_threads: is_on_cpu.then(|| compute_threads(config)),
         text: parts.text,
+        images: parts.images,
         admission: launch.admission,
         kv_events: launch.kv_events,
         channel_events: config.client_channel_events,

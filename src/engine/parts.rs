@@ -22,6 +22,7 @@ use crate::tower;
 use souffleur_actors::beats::Beats;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
+use souffleur_actors::pictures::ImageReader;
 use souffleur_actors::tokenizer::{AnswerFormats, ImageSettings, TokenizerSettings};
 use souffleur_actors::unit::{BindThread, Blueprint};
 use souffleur_actors::vision::VisionSetup;
@@ -93,6 +94,8 @@ pub struct EngineParts {
     pub info: ModelInfo,
     /// `None`: token ids in, token ids out.
     pub text: Option<Arc<TextModel>>,
+    /// Reads the images of chats; `None` if nothing encodes them.
+    pub images: Option<Arc<ImageReader>>,
     /// Makes the executors of all replicas, or of those on the first GPU, or the first group of GPUs if a replica has
     /// several ranks.
     pub executor: Arc<ExecutorFactory>,
@@ -173,6 +176,7 @@ impl EngineParts {
         Ok(Self {
             info,
             text,
+            images: None,
             executor: executors.next().expect("an engine has a device"),
             other_executors: executors.collect(),
             gpus: shares,
@@ -320,6 +324,7 @@ impl EngineParts {
                 support: info.images,
                 secret: image_secret(self.store.as_deref()),
                 encodes: self.vision.is_some(),
+                reader: self.images.clone(),
             },
             limits: IntakeLimits {
                 context_length: info.context_length,

@@ -101,6 +101,7 @@ impl Build {
         EngineParts {
             info,
             text: None,
+            images: None,
             executor: Arc::new(executor),
             other_executors: Vec::new(),
             gpus: Vec::new(),

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use super::TokenizerSettings;
 use super::prepare::check_prompt;
+use crate::pictures::ImageReader;
 use souffleur_base::error::{FieldError, RequestError};
 use souffleur_metrics::images_received;
-use souffleur_request::{ImagePrompt, ImageSupport};
+use souffleur_model::text::TextModel;
+use souffleur_request::{ChatPrompt, ImagePrompt, ImageSupport, TextImages};
 use souffleur_state::prompt_images::{ImageSpan, PromptImages};
 use souffleur_state::tiers::{ImageKeys, Secret};
 
@@ -21,6 +23,8 @@ pub struct ImageSettings {
     pub secret: Option<Secret>,
     /// The executor has a vision tower, which computes missing vectors.
     pub encodes: bool,
+    /// Reads the images of chats; `None` if nothing encodes them.
+    pub reader: Option<Arc<ImageReader>>,
 }
 
 /// Returns the prompt's tokens, with keys at the positions of images, and the images' table.
@@ -32,6 +36,7 @@ pub(super) fn prepare(
         support,
         secret,
         encodes,
+        ..
     } = &settings.images;
     let missing = match (support, secret, settings.hidden_size) {
         (ImageSupport::Missing(part), _, _) => *part,
@@ -56,6 +61,74 @@ pub(super) fn prepare(
     Err(refused(format!(
         "images are not supported by this engine: missing is {missing}; send text alone"
     )))
+}
+
+/// A chat with images, or with names of their tokens as text.
+pub(super) struct PreparedChat {
+    /// The text that the template has rendered.
+    pub(super) text: String,
+    pub(super) tokens: Arc<[u32]>,
+    /// `None` without images.
+    pub(super) images: Option<Arc<PromptImages>>,
+}
+
+/// Reads the images of a chat, and encodes it. `None` if the chat has neither images nor names of their tokens.
+pub(super) fn prepare_chat(
+    text: &TextModel,
+    chat: &ChatPrompt,
+    settings: &TokenizerSettings,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<Option<PreparedChat>, RequestError> {
+    let Some(reader) = &settings.images.reader else {
+        return match chat.images.first() {
+            None => Ok(None),
+            Some(image) => Err(no_reader(&image.field, settings)),
+        };
+    };
+    if !reader.is_needed(chat) {
+        return Ok(None);
+    }
+    let limit = settings.limits.max_prompt_tokens();
+    let read = reader.read(text, chat, limit, is_cancelled)?;
+    let (tokens, images) = if read.prompt.images.is_empty() {
+        (read.prompt.tokens, None)
+    } else {
+        let (keyed, images) = prepare(&read.prompt, settings)?;
+        (keyed, Some(images))
+    };
+    Ok(Some(PreparedChat {
+        text: read.text,
+        tokens,
+        images,
+    }))
+}
+
+/// Reads the images of a text, and encodes it.
+pub(super) fn prepare_text(
+    text: &TextModel,
+    prompt: &TextImages,
+    settings: &TokenizerSettings,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<(Arc<[u32]>, Arc<PromptImages>), RequestError> {
+    let Some(reader) = &settings.images.reader else {
+        let field = prompt
+            .images
+            .first()
+            .map_or("images", |image| &*image.field);
+        return Err(no_reader(field, settings));
+    };
+    let limit = settings.limits.max_prompt_tokens();
+    let read = reader.read_text(text, prompt, limit, is_cancelled)?;
+    prepare(&read.prompt, settings)
+}
+
+fn no_reader(field: &str, settings: &TokenizerSettings) -> RequestError {
+    let reason = match settings.images.support {
+        ImageSupport::Missing(part) => format!("missing is {part}"),
+        ImageSupport::Sequence | ImageSupport::Grid => "its files have no vision tower".to_owned(),
+    };
+    let text = format!("{field} is an image, and the model takes text only ({reason}): send text");
+    FieldError::new(field, text).into()
 }
 
 fn refused(reason: String) -> RequestError {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::call::{OutputForm, WeightedPrompt};
+use crate::pictures::for_template;
 use souffleur_base::error::{FieldError, PromptTokens, RequestError};
 use souffleur_grammar::{AnswerFrame, CompileNotes, GrammarWish, ReasoningGate};
 use souffleur_metrics::{GrammarEnd, GrammarMetrics};
@@ -15,7 +16,7 @@ use souffleur_state::prompt_images::PromptImages;
 use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
-use super::images;
+use super::images::{self, PreparedChat};
 use super::infill;
 use super::logprob_checks::{check_entries, check_wish};
 
@@ -112,14 +113,11 @@ pub(super) fn prepare(
         }
         Prompt::Text(text) => encode_text(tokenizer()?, &text, settings)?.into(),
         Prompt::Chat(chat) => {
-            let tokenizer = tokenizer()?;
-            let rendered = render(tokenizer, &chat)?;
-            prompt_end = PromptEnd::after(&rendered, &chat, settings);
+            let prepared = prepare_chat(tokenizer()?, &chat, settings, is_cancelled)?;
+            prompt_end = PromptEnd::after(&prepared.text, &chat, settings);
             replies = replies_since_user(&chat);
-            let over_limit =
-                tokenizer.count_chat_above(&rendered, settings.limits.max_prompt_tokens())?;
-            refuse_too_long(over_limit, settings)?;
-            encode_chat(tokenizer, &chat, &rendered)?.into()
+            given_images = prepared.images;
+            prepared.tokens
         }
         Prompt::Infill(infill) => {
             let tokenizer = tokenizer()?;
@@ -142,13 +140,45 @@ pub(super) fn prepare(
     let of_images = given_images.as_deref();
     let of_images = of_images.map(|table| images::anchors(table, tokens.len()));
     Ok(PreparedPrompt {
-        anchors: of_images.or(anchors).unwrap_or_default().into(),
+        anchors: both(of_images, anchors).into(),
         tokens,
         prompt_embeds: given_embeds,
         images: given_images,
         grammar,
         ends,
         start: prompt_end.start(),
+    })
+}
+
+/// The positions of one list and the other, ascending.
+fn both(of_images: Option<Vec<u32>>, of_turns: Option<Vec<u32>>) -> Vec<u32> {
+    let mut anchors = of_images.unwrap_or_default();
+    let has_images = !anchors.is_empty();
+    anchors.extend(of_turns.unwrap_or_default());
+    if has_images {
+        anchors.sort_unstable();
+        anchors.dedup();
+    }
+    anchors
+}
+
+/// Renders and encodes a chat.
+fn prepare_chat(
+    tokenizer: &TextModel,
+    chat: &ChatPrompt,
+    settings: &TokenizerSettings,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<PreparedChat, RequestError> {
+    if let Some(prepared) = images::prepare_chat(tokenizer, chat, settings, is_cancelled)? {
+        return Ok(prepared);
+    }
+    let text = tokenizer.render_chat(&for_template(chat))?;
+    let over_limit = tokenizer.count_chat_above(&text, settings.limits.max_prompt_tokens())?;
+    refuse_too_long(over_limit, settings)?;
+    Ok(PreparedChat {
+        tokens: encode_chat(tokenizer, chat, &text)?.into(),
+        text,
+        images: None,
     })
 }
 
@@ -322,10 +352,6 @@ pub(super) fn refuse_too_long(
     }
 }
 
-fn render(text: &TextModel, chat: &ChatPrompt) -> Result<String, RequestError> {
-    text.render_chat(&for_template(chat))
-}
-
 /// Encodes a rendered chat. The tokens of its beginning may be known.
 fn encode_chat(
     text: &TextModel,
@@ -343,16 +369,6 @@ fn encode_chat(
         }
     }
     text.encode_chat(rendered)
-}
-
-fn for_template(chat: &ChatPrompt) -> text::ChatPrompt<'_> {
-    text::ChatPrompt {
-        messages: &chat.messages,
-        tools: chat.tools.as_deref(),
-        add_generation_prompt: chat.add_generation_prompt,
-        continue_final_message: chat.continue_final_message,
-        template_kwargs: Some(&chat.template_kwargs),
-    }
 }
 
 pub(super) fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {

@@ -1,0 +1,248 @@
+//! Reads the images of chats for one model: from files to positions in the prompt, digests and pixels.
+//!
+//! Counting tokens needs only the headers of the files. Decoding takes time that grows with the pixels, so it belongs to
+//! the Tokenizer's lanes, or to threads for blocking work.
+
+mod input;
+mod names;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use souffleur_base::error::{FieldError, PromptTokens, RequestError};
+use souffleur_images::{ImageError, Layout, Limits, Processor};
+use souffleur_model::text::{self, ImageMarks, ImagePart, ImageTokens, RenderedImages, TextModel};
+use souffleur_request::{ChatPrompt, ImageDigest, ImageFile, ImageGrid, ImagePrompt, PromptImage};
+
+use input::Pixels;
+use names::LayoutNames;
+
+/// Pixels that take as long to decode and to scale as a byte of text takes to encode.
+const PIXELS_PER_BYTE: u64 = 8;
+
+/// The image processor of a model, and the tokens of its images.
+pub struct ImageReader {
+    processor: Arc<Processor>,
+    names: LayoutNames,
+    marks: ImageMarks,
+    /// All that the vectors depend on in addition to the pixels: the weights of the tower, its settings.
+    tower: Box<[u8]>,
+    limits: Limits,
+}
+
+/// A chat with images, encoded.
+#[derive(Debug)]
+pub struct ReadChat {
+    /// The text that the template has rendered.
+    pub text: String,
+    /// True token ids; the vectors of the images are to be computed from their pixels.
+    pub prompt: ImagePrompt,
+}
+
+impl ImageReader {
+    /// A reader for a model with this vocabulary. `tower` is the fingerprint of the tower that encodes the images.
+    ///
+    /// # Errors
+    /// The reason why the vocabulary does not fit the processor.
+    pub fn new(
+        text: &TextModel,
+        processor: Processor,
+        tower: &[u8],
+        limits: Limits,
+    ) -> Result<Self, String> {
+        let names = LayoutNames::of(&processor);
+        Ok(Self {
+            marks: ImageMarks::find(text, &names.of_vocabulary())?,
+            processor: Arc::new(processor),
+            names,
+            tower: tower.into(),
+            limits,
+        })
+    }
+
+    /// Whether this must render and encode a chat: it has images, or names of their tokens as text.
+    pub fn is_needed(&self, chat: &ChatPrompt) -> bool {
+        !chat.images.is_empty() || self.marks.are_in(&chat.messages)
+    }
+
+    /// Renders and encodes a chat with pad tokens at the positions of vectors. Reads only the headers of the images.
+    ///
+    /// # Errors
+    /// [`FieldError`] with an image's place in the request, [`RequestError::PromptTooLong`], and the errors of the
+    /// template and the vocabulary.
+    pub fn count(
+        &self,
+        text: &TextModel,
+        chat: &ChatPrompt,
+        limit_tokens: usize,
+    ) -> Result<ImageTokens, RequestError> {
+        let layouts = chat.images.iter().map(|image| self.layout(image));
+        let layouts: Vec<Layout> = layouts.collect::<Result<_, _>>()?;
+        Ok(self.encode(text, chat, &layouts, limit_tokens)?.1)
+    }
+
+    /// As [`count`](Self::count), and decodes, scales and names the images.
+    ///
+    /// # Errors
+    /// Those of [`count`](Self::count), before any pixels are decoded, and damaged files. Ends early if `is_cancelled`.
+    pub fn read(
+        &self,
+        text: &TextModel,
+        chat: &ChatPrompt,
+        limit_tokens: usize,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<ReadChat, RequestError> {
+        let layouts = chat.images.iter().map(|image| self.layout(image));
+        let layouts: Vec<Layout> = layouts.collect::<Result<_, _>>()?;
+        let (rendered, encoded) = self.encode(text, chat, &layouts, limit_tokens)?;
+        let mut images = Vec::with_capacity(layouts.len());
+        for (file, positions) in chat.images.iter().zip(encoded.images) {
+            if is_cancelled() {
+                let text = "the request was cancelled".to_owned();
+                return Err(RequestError::Invalid(text));
+            }
+            images.push(self.image(file, positions)?);
+        }
+        Ok(ReadChat {
+            text: rendered.text,
+            prompt: ImagePrompt {
+                tokens: encoded.tokens.into(),
+                images,
+            },
+        })
+    }
+
+    /// The views and positions of an image, by its header.
+    fn layout(&self, file: &ImageFile) -> Result<Layout, RequestError> {
+        let header = souffleur_images::inspect(&file.bytes, &self.limits);
+        let layout = header.and_then(|header| {
+            let (width, height) = header.size();
+            self.processor.layout(width, height)
+        });
+        layout.map_err(|error| refused(file, &error))
+    }
+
+    fn image(&self, file: &ImageFile, positions: Range<u32>) -> Result<PromptImage, RequestError> {
+        let picture = souffleur_images::read(&file.bytes, &self.limits);
+        let prepared = picture.and_then(|picture| self.processor.prepare(&picture));
+        let prepared = prepared.map_err(|error| refused(file, &error))?;
+        Ok(PromptImage {
+            positions,
+            pad: self.marks.pad_id(),
+            digest: ImageDigest(self.processor.digest(&prepared, &self.tower)),
+            grid: grid_of(&prepared.layout),
+            vectors: None,
+            input: Some(Arc::new(Pixels::new(self.processor.clone(), prepared))),
+        })
+    }
+
+    fn encode(
+        &self,
+        text: &TextModel,
+        chat: &ChatPrompt,
+        layouts: &[Layout],
+        limit_tokens: usize,
+    ) -> Result<(RenderedImages, ImageTokens), RequestError> {
+        let n_positions = layouts.iter().map(|it| u64::from(it.n_positions()));
+        let n_positions = usize::try_from(n_positions.sum::<u64>()).unwrap_or(usize::MAX);
+        let too_long = |prompt_tokens| RequestError::PromptTooLong {
+            prompt_tokens,
+            limit_tokens,
+        };
+        let Some(left) = limit_tokens.checked_sub(n_positions) else {
+            return Err(too_long(PromptTokens::AtLeast(n_positions)));
+        };
+        let rendered = text.render_images(&self.marks, &for_template(chat))?;
+        match text.count_chat_above(&rendered.text, left)? {
+            Some(PromptTokens::Exactly(n)) => {
+                return Err(too_long(PromptTokens::Exactly(n + n_positions)));
+            }
+            Some(PromptTokens::AtLeast(n)) => {
+                return Err(too_long(PromptTokens::AtLeast(n + n_positions)));
+            }
+            None => {}
+        }
+        let parts = layouts.iter().map(|layout| self.names.parts(layout));
+        let parts: Vec<Vec<NamedPart>> = parts.collect();
+        let parts: Vec<Vec<ImagePart<'_>>> = parts
+            .iter()
+            .map(|parts| parts.iter().map(NamedPart::as_part).collect())
+            .collect();
+        let encoded = text.encode_images(&self.marks, &rendered, &parts)?;
+        Ok((rendered, encoded))
+    }
+}
+
+impl fmt::Debug for ImageReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImageReader")
+            .field("processor", &self.processor)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A part of a layout with the name of its token.
+enum NamedPart {
+    Text(&'static str),
+    Mark(String),
+    Vectors(u32),
+}
+
+impl NamedPart {
+    fn as_part(&self) -> ImagePart<'_> {
+        match self {
+            Self::Text(text) => ImagePart::Text(text),
+            Self::Mark(name) => ImagePart::Mark(name),
+            Self::Vectors(n) => ImagePart::Vectors(*n),
+        }
+    }
+}
+
+/// The cost of reading a chat's images, in bytes of text that take as long. Reads their headers.
+pub(crate) fn weight(images: &[ImageFile]) -> usize {
+    let pixels = images.iter().map(|image| {
+        let header = souffleur_images::inspect(&image.bytes, &Limits::default());
+        // A file that is refused takes no time.
+        let (width, height) = header.map_or((0, 0), |header| header.size());
+        u64::from(width) * u64::from(height)
+    });
+    usize::try_from(pixels.sum::<u64>() / PIXELS_PER_BYTE).unwrap_or(usize::MAX)
+}
+
+/// A chat as the template takes it.
+pub fn for_template(chat: &ChatPrompt) -> text::ChatPrompt<'_> {
+    text::ChatPrompt {
+        messages: &chat.messages,
+        tools: chat.tools.as_deref(),
+        add_generation_prompt: chat.add_generation_prompt,
+        continue_final_message: chat.continue_final_message,
+        template_kwargs: Some(&chat.template_kwargs),
+    }
+}
+
+fn refused(file: &ImageFile, error: &ImageError) -> RequestError {
+    let field = &*file.field;
+    FieldError::new(field, format!("{field}: {error}")).into()
+}
+
+/// Rows and columns of vectors: those of the view if there is one, else one row.
+fn grid_of(layout: &Layout) -> ImageGrid {
+    let columns = layout.n_vectors();
+    let row = ImageGrid { rows: 1, columns };
+    let [view] = layout.views[..] else {
+        return row;
+    };
+    // The side of the block of patches that makes a vector.
+    let block = (1..=16_u32).find(|side| side * side * view.tokens >= view.grid.n_patches());
+    let side = block.unwrap_or(1);
+    let (rows, columns) = (view.grid.h / side, view.grid.w / side);
+    if u64::from(rows) * u64::from(columns) == u64::from(view.tokens) {
+        ImageGrid { rows, columns }
+    } else {
+        row
+    }
+}
+
+#[cfg(test)]
+mod tests;
