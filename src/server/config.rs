@@ -10,11 +10,15 @@ use super::api_key::ApiKey;
 use souffleur_base::error::ConfigError;
 use souffleur_config::keys;
 use souffleur_config::keys::{Flag, Form, KeyType, out_of_range};
+use souffleur_media::AllowedDomains;
 
 /// Limit of `workers`: each worker is a thread with its own runtime.
 const MAX_WORKERS: usize = 256;
 /// Limit of `max_batch_requests`: each prompt or sample of a batch is a request with its own stream.
 const MAX_BATCH_REQUESTS: usize = 1 << 16;
+
+/// Limit of `max_images`: the most images of a prompt.
+const MAX_IMAGES: usize = 1024;
 
 /// Limit of `responses_max_count`: each response has an entry in an index, regardless of its size.
 const MAX_RESPONSES: usize = 1 << 20;
@@ -95,6 +99,22 @@ keys! {
         #[flag(RARE.takes("N"))]
         #[range(1..)]
         max_body_values: usize = 1 << 16,
+        /// Maximum number of images of one request.
+        #[flag(RARE.takes("N"))]
+        #[range(..=MAX_IMAGES)]
+        max_images: usize = 16,
+        /// Comma-separated host names from which images of requests are fetched, such as `images.example.com`, or
+        /// `*.example.com` for the names below it. Without any, images are taken from `data:` URLs only.
+        ///
+        /// Only http and https on ports 80 and 443 are fetched from, at global addresses, without redirects or proxies.
+        #[flag(SERVER.takes("HOSTS"))]
+        allowed_media_domains: Vec<String> = Vec::new(),
+        /// The answer to images in requests to a model that takes text only: refuse, or note, which puts a text in their
+        /// places.
+        ///
+        /// Agents send the whole conversation with every request, so one refused screenshot would end it.
+        #[flag(SERVER)]
+        image_fallback: ImageFallback = ImageFallback::Refuse,
         /// Name of the field in which chat completions carry a model's reasoning.
         #[flag(SERVER.takes("NAME"))]
         reasoning_field: ReasoningField = ReasoningField::ReasoningContent,
@@ -233,6 +253,9 @@ impl ServerConfig {
             return Err(out_of_range("grpc_port", reason));
         }
         self.validate_traces()?;
+        AllowedDomains::parse(&self.allowed_media_domains).map_err(|error| {
+            out_of_range("allowed_media_domains", format!("has an entry: {error}"))
+        })?;
         self.validate_guards()
     }
 
@@ -319,6 +342,20 @@ pub enum ReasoningField {
     ReasoningContent,
     /// OpenRouter's and vLLM's name.
     Reasoning,
+}
+
+/// The answer to images for a model without a tower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageFallback {
+    /// 400.
+    Refuse,
+    /// A text in place of each image.
+    Note,
+}
+
+impl KeyType for ImageFallback {
+    const FORM: Form = Form::Name(&["refuse", "note"]);
 }
 
 impl KeyType for ReasoningField {

@@ -10,9 +10,10 @@ use actix_web::rt::task::spawn_blocking;
 use super::budget::Charges;
 use super::error::ApiError;
 use super::state::AppState;
+use souffleur_actors::pictures::{ImageReader, for_template};
 use souffleur_base::error::RequestError;
 use souffleur_engine::EngineHandle;
-use souffleur_model::text::{self, TextModel};
+use souffleur_model::text::TextModel;
 use souffleur_request::ChatPrompt;
 
 /// Fails if the engine runs without a tokenizer.
@@ -71,22 +72,31 @@ pub(super) async fn chat(
     prompt: ChatPrompt,
     charges: Charges,
 ) -> Result<Vec<u32>, ApiError> {
+    let reader = state.serving()?.engine.images().cloned();
     with_tokenizer(state, charges, move |tokenizer, limit_tokens| {
-        let rendered = render(tokenizer, &prompt)?;
-        drop(prompt);
-        encode(tokenizer, &rendered, false, limit_tokens)
+        chat_tokens(tokenizer, reader.as_deref(), &prompt, limit_tokens)
     })
     .await
 }
 
+/// The tokens of a conversation's prompt, with pad tokens at the positions of images. Of images only the headers are
+/// read.
+pub(super) fn chat_tokens(
+    tokenizer: &TextModel,
+    reader: Option<&ImageReader>,
+    prompt: &ChatPrompt,
+    limit_tokens: usize,
+) -> Result<Vec<u32>, RequestError> {
+    if let Some(reader) = reader.filter(|reader| reader.is_needed(prompt)) {
+        let counted = reader.count(tokenizer, prompt, limit_tokens)?;
+        return Ok(counted.tokens);
+    }
+    let rendered = render(tokenizer, prompt)?;
+    encode(tokenizer, &rendered, false, limit_tokens)
+}
+
 pub(super) fn render(tokenizer: &TextModel, prompt: &ChatPrompt) -> Result<String, RequestError> {
-    tokenizer.render_chat(&text::ChatPrompt {
-        messages: &prompt.messages,
-        tools: prompt.tools.as_deref(),
-        add_generation_prompt: prompt.add_generation_prompt,
-        continue_final_message: prompt.continue_final_message,
-        template_kwargs: Some(&prompt.template_kwargs),
-    })
+    tokenizer.render_chat(&for_template(prompt))
 }
 
 /// Encodes a text. If it `is_whole`, the special tokens around a prompt are added.

@@ -35,6 +35,7 @@ mod generate;
 pub mod grpc;
 mod guard;
 mod health;
+mod images;
 mod internal_state;
 mod key;
 mod lanes;
@@ -85,7 +86,7 @@ use actix_web::web::{self, Data};
 
 pub use api_key::ApiKey;
 pub use build_info::BuildInfo;
-pub use config::{ReasoningField, ServerConfig};
+pub use config::{ImageFallback, ReasoningField, ServerConfig};
 pub use error::ApiError;
 
 pub use state::{AppState, EngineSlot, RenderMetrics};

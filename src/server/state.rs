@@ -12,6 +12,7 @@ use super::build_info::BuildInfo;
 use super::config::ServerConfig;
 use super::encode_gate::EncodeGate;
 use super::error::ApiError;
+use super::images::Media;
 use super::live::Viewers;
 use super::open_requests::OpenRequests;
 use super::openai::responses::store::ResponseStore;
@@ -100,6 +101,7 @@ pub struct AppState {
     bodies: BodyBudget,
     answers: AnswerBudget,
     encode_gate: EncodeGate,
+    media: Media,
     responses: ResponseStore,
     sessions: SessionStore,
     counting: Semaphore,
@@ -118,6 +120,7 @@ impl AppState {
             bodies: BodyBudget::new(config.max_bodies_bytes),
             answers: AnswerBudget::new(config.max_answers_bytes),
             encode_gate: EncodeGate::default(),
+            media: Media::new(&config),
             responses: ResponseStore::new(&config),
             sessions: SessionStore::new(&config),
             counting: Semaphore::new(MAX_COUNTS),
@@ -219,6 +222,10 @@ impl AppState {
 
     pub(super) fn encode_gate(&self) -> &EncodeGate {
         &self.encode_gate
+    }
+
+    pub(super) fn media(&self) -> &Media {
+        &self.media
     }
 
     pub(super) fn responses(&self) -> &ResponseStore {

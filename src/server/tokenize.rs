@@ -13,6 +13,7 @@ use super::encode::{self, with_tokenizer};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::foreign;
+use super::images;
 use super::llama_cpp::content::{self, Content};
 use super::openai::chat::call::read_prompt;
 use super::openai::chat::docs as chat_docs;
@@ -24,6 +25,7 @@ use super::openapi::shared;
 use super::spelling::SpellTokens;
 use super::state::AppState;
 use super::whole;
+use souffleur_actors::pictures::ImageReader;
 use souffleur_base::error::RequestError;
 use souffleur_base::field::{Field, check_count};
 use souffleur_model::text::TextModel;
@@ -91,19 +93,27 @@ pub(super) async fn tokenize(
     }
     let shows_texts = fields.flag("return_token_strs")?;
     let adds_special = fields.optional_flag("add_special_tokens")?;
-    let prompts = read_prompts(&state, &mut fields)?;
+    let mut prompts = read_prompts(&state, &mut fields)?;
     foreign::refuse_these(&mut fields, &FOREIGN)?;
     let text_bytes = total(&prompts, Prompt::text_bytes);
     let each = if shows_texts { TEXT_BYTES } else { ID_BYTES };
     let charge = state
         .answers()
         .charge_bytes(text_bytes.saturating_mul(each))?;
+    let mut charges = fields.into_charges();
+    if let Prompts::One(Prompt::Chat(chat)) = &mut prompts {
+        let chat = Arc::make_mut(chat);
+        let pending = images::take(&state, chat, &mut charges)?;
+        pending.fetch(&state, chat, &mut charges).await?;
+    }
+    let reader = state.serving()?.engine.images().cloned();
     let work = move |tokenizer: &TextModel, limit| {
-        let encode = |prompt: &Prompt| encode(tokenizer, prompt, adds_special, limit);
+        let reader = reader.as_deref();
+        let encode = |prompt: &Prompt| encode(tokenizer, reader, prompt, (adds_special, limit));
         let tokens = each_of(&prompts, encode)?;
         Ok(json(&tokenized(tokenizer, tokens, shows_texts, limit)))
     };
-    let json = with_tokenizer(&state, fields.into_charges(), work).await?;
+    let json = with_tokenizer(&state, charges, work).await?;
     Ok(whole::json(json, charge))
 }
 
@@ -227,11 +237,14 @@ fn each_of<T>(
 /// Encodes a prompt. By default only plain prompts get special tokens, since a chat template writes its own.
 fn encode(
     tokenizer: &TextModel,
+    reader: Option<&ImageReader>,
     prompt: &Prompt,
-    adds_special: Option<bool>,
-    limit_tokens: usize,
+    (adds_special, limit_tokens): (Option<bool>, usize),
 ) -> Result<Vec<u32>, RequestError> {
     let (prompt, adds_special) = match prompt {
+        Prompt::Chat(chat) if reader.is_some_and(|reader| reader.is_needed(chat)) => {
+            return encode::chat_tokens(tokenizer, reader, chat, limit_tokens);
+        }
         Prompt::Chat(chat) => (
             encode::render(tokenizer, chat)?.into(),
             adds_special.unwrap_or(false),

@@ -17,6 +17,7 @@ mod fields;
 mod formats;
 mod hostile;
 mod http;
+mod images;
 mod infill;
 mod infill_llama_cpp;
 mod input_embeds;

@@ -106,6 +106,19 @@ fn text_block() -> Shape {
         .shape()
 }
 
+fn image_block() -> Shape {
+    let source = object()
+        .has("type", enum_of(["base64", "url"]))
+        .may_have("media_type", anything())
+        .may_have("data", text())
+        .may_have("url", text());
+    object()
+        .has("type", enum_of(["image"]))
+        .has("source", source.shape())
+        .takes("cache_control", shared::ignored())
+        .shape()
+}
+
 fn tool() -> Shape {
     any_of([
         object()
@@ -134,7 +147,10 @@ fn input_message() -> Shape {
     let result = object()
         .has("type", enum_of(["tool_result"]))
         .has("tool_use_id", text())
-        .takes("content", any_of([text(), list(text_block())]))
+        .takes(
+            "content",
+            any_of([text(), list(any_of([text_block(), image_block()]))]),
+        )
         .takes("is_error", flag().or(false));
     let call = object()
         .has("type", enum_of(["tool_use"]))
@@ -148,6 +164,7 @@ fn input_message() -> Shape {
     let hidden = object().has("type", enum_of(["redacted_thinking"]));
     let block = any_of([
         text_block(),
+        image_block(),
         result.shape(),
         call.shape(),
         thought.shape(),

@@ -9,10 +9,13 @@ use super::texts::{self, take_text};
 use crate::digits;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::images::Content;
 use crate::openai::json_values::{missing, must_be, object, optional_flag};
 use crate::raw::Raw;
 
 const ROLES: &str = "user, assistant or system";
+/// The types of blocks in a user's message that every model reads, for errors.
+const IN_USER: &str = "text, tool_result, search_result or document";
 const CONTENT: &str = "a string or a list of at least one block";
 
 pub(super) struct Conversation {
@@ -121,23 +124,21 @@ impl Conversation {
             Value::Array(blocks) if !blocks.is_empty() => blocks,
             other => return Err(must_be(path, &other, CONTENT)),
         };
-        let mut texts = Vec::new();
+        let mut user = Content::default();
         for (index, block) in blocks.into_iter().enumerate() {
             let path = format!("{path}[{index}]");
             let mut block = object(&path, block)?;
             match block.get("type").and_then(Value::as_str) {
-                Some("text") => texts.push(take_text(&mut block, &path, "text")?),
-                Some("document") => texts.push(texts::document(&mut block, &path)?),
-                Some("search_result") => texts.push(texts::search_result(&mut block, &path)?),
+                Some("text") => user.push_text(take_text(&mut block, &path, "text")?),
+                Some("document") => user.push_text(texts::document(&mut block, &path)?),
+                Some("search_result") => user.push_text(texts::search_result(&mut block, &path)?),
                 Some("tool_result") => self.push_result(&path, block)?,
-                kind => {
-                    let known = "text, tool_result, search_result or document";
-                    return Err(unknown_block(&path, kind, known));
-                }
+                Some("image") => user.push_image(texts::image(block, &path, IN_USER)?),
+                kind => return Err(unknown_block(&path, kind, IN_USER)),
             }
         }
-        if !texts.is_empty() {
-            self.push_text("user", texts.join(SEPARATOR));
+        if !user.is_empty() {
+            self.push_content("user", user.into_value(SEPARATOR));
         }
         Ok(())
     }
@@ -146,17 +147,21 @@ impl Conversation {
         let id = take_text(&mut block, path, "tool_use_id")?;
         let failed = optional_flag(&block, path, "is_error")?.unwrap_or(false);
         let path = format!("{path}.content");
-        let content = match block.get_mut("content").map(Value::take) {
-            None | Some(Value::Null) => String::new(),
-            Some(Value::String(text)) => text,
-            Some(Value::Array(blocks)) => texts::of_result(&path, blocks)?.join("\n"),
+        let mut result = Content::default();
+        match block.get_mut("content").map(Value::take) {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) => result.push_text(text),
+            Some(Value::Array(blocks)) => texts::of_result(&path, blocks, &mut result)?,
             Some(other) => return Err(must_be(&path, &other, CONTENT)),
-        };
+        }
         // Templates have no field that marks a result as failed.
-        let content = if failed {
-            format!("Error: {content}")
-        } else {
-            content
+        let content = match result.into_value("\n") {
+            Value::String(text) if failed => format!("Error: {text}").into(),
+            Value::Array(mut parts) if failed => {
+                parts.insert(0, json!({"type": "text", "text": "Error: "}));
+                Value::Array(parts)
+            }
+            content => content,
         };
         let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
         if let Some(name) = self.tools.get(&id) {
@@ -258,20 +263,50 @@ impl Conversation {
         }
     }
 
-    /// Extends the last message if it has this role; otherwise adds a message. Many templates refuse two consecutive
-    /// messages of one role.
     fn push_text(&mut self, role: &str, text: String) {
-        if let Some(last) = self.messages.last_mut().filter(|last| last["role"] == role)
-            && let Some(Value::String(before)) = last.get_mut("content")
-        {
+        self.push_content(role, Value::String(text));
+    }
+
+    /// Extends the last message if it has this role; otherwise adds a message. Many templates refuse two consecutive
+    /// messages of one role. The content is a text, or a list of texts and images.
+    fn push_content(&mut self, role: &str, content: Value) {
+        let last = self.messages.last_mut();
+        let last = last.filter(|last| last["role"] == role);
+        let Some(before) = last.and_then(|last| last.get_mut("content")) else {
+            self.messages
+                .push(json!({"role": role, "content": content}));
+            return;
+        };
+        if let (Value::String(before), Value::String(text)) = (&mut *before, &content) {
             if !before.is_empty() {
                 before.push_str(SEPARATOR);
             }
-            before.push_str(&text);
+            before.push_str(text);
             return;
         }
-        self.messages.push(json!({"role": role, "content": text}));
+        let mut parts = parts_of(before.take());
+        let end = parts.last_mut().and_then(|part| part.get_mut("text"));
+        if let Some(Value::String(end)) = end
+            && !begins_with_image(&content)
+        {
+            end.push_str(SEPARATOR);
+        }
+        parts.extend(parts_of(content));
+        *before = Value::Array(parts);
     }
+}
+
+/// A content as a list of parts.
+fn parts_of(content: Value) -> Vec<Value> {
+    match content {
+        Value::Array(parts) => parts,
+        Value::String(text) if text.is_empty() => Vec::new(),
+        text => vec![json!({"type": "text", "text": text})],
+    }
+}
+
+fn begins_with_image(content: &Value) -> bool {
+    content.get(0).is_some_and(|part| part["type"] == "image")
 }
 
 #[cfg(test)]
@@ -340,7 +375,11 @@ mod tests {
             ),
             (
                 json!({"type": "image", "source": {}}),
-                "messages[0].content[0].content[0].type is \"image\", must be text, tool_reference",
+                "messages[0].content[0].content[0].source.type is missing, must be base64 or url",
+            ),
+            (
+                json!({"type": "video"}),
+                "messages[0].content[0].content[0].type is \"video\", must be text, tool_reference",
             ),
             (
                 json!({"type": "document", "source": {"type": "base64", "data": "JVBE"}}),

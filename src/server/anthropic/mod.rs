@@ -26,6 +26,7 @@ use super::body::JsonBody;
 use super::encode;
 use super::error::ApiError;
 use super::foreign;
+use super::images;
 use super::lanes::{Lane, finish_all};
 use super::openai::answer::ReceivedCall;
 use super::state::{AppState, Loaded};
@@ -45,7 +46,11 @@ pub(super) async fn create(
 ) -> Result<HttpResponse, ApiError> {
     let received = ReceivedCall::new(&state, body)?;
     let options = parse_options(&state, received.loaded);
-    let (call, charges) = MessagesCall::parse(received.fields, received.limits, options)?;
+    let parsed = MessagesCall::parse(received.fields, received.limits, options)?;
+    let (mut call, mut charges) = parsed;
+    let pending = images::take(&state, &mut call.chat.prompt, &mut charges)?;
+    let prompt = &mut call.chat.prompt;
+    pending.fetch(&state, prompt, &mut charges).await?;
     let head = Head {
         rid: call.chat.common.id.clone(),
         model: received.loaded.engine.model().served_model_name.clone(),
@@ -72,8 +77,10 @@ pub(super) async fn count_tokens(
     let mut fields = body.0;
     let prompt_fields = PromptFields::read(&mut fields, parse_options(&state, loaded))?;
     foreign::refuse(&mut fields, &[])?;
-    let prompt = prompt_fields.into_counted_prompt();
-    let charges = fields.into_charges();
+    let mut prompt = prompt_fields.into_counted_prompt();
+    let mut charges = fields.into_charges();
+    let pending = images::take(&state, &mut prompt, &mut charges)?;
+    pending.fetch(&state, &mut prompt, &mut charges).await?;
     let tokens = encode::chat(&state, prompt, charges).await?;
     Ok(HttpResponse::Ok().json(json!({ "input_tokens": tokens.len() })))
 }

@@ -9,6 +9,7 @@ use utoipa::openapi::path::Operation;
 use crate::body::JsonBody;
 use crate::encode::{self, with_tokenizer};
 use crate::error::ApiError;
+use crate::images;
 use crate::openai::answer::ReceivedCall;
 use crate::openai::chat::call::Call;
 use crate::openai::chat::docs::fields;
@@ -28,7 +29,9 @@ struct Answer {
 pub(crate) async fn apply(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let received = ReceivedCall::new(&state, body)?;
     let engine = &received.loaded.engine;
-    let (call, charges) = Call::parse(received.fields, received.limits)?;
+    let (mut call, mut charges) = Call::parse(received.fields, received.limits)?;
+    // The text of a template has no place for images, except as notes.
+    images::take(&state, &mut call.prompt, &mut charges)?.refuse()?;
     let sampling = &call.common.sampling;
     sampling.validate(engine.model().vocab_size, engine.request_limits())?;
     let chat = call.prompt;

@@ -8,8 +8,8 @@ use crate::openai::chat::tools::MAX_TOOLS;
 use crate::openapi::facts::Facts;
 use crate::openapi::operation::{Describe, Group, describe};
 use crate::openapi::shape::{
-    ObjectShape, Shape, any_of, anything, count, enum_of, flag, free_object, integer, list, named,
-    number, object, text, whole,
+    ObjectShape, Shape, any_of, count, enum_of, flag, free_object, integer, list, named, number,
+    object, text, whole,
 };
 use crate::openapi::shared;
 use crate::options::Options;
@@ -269,7 +269,7 @@ fn message() -> Shape {
         .takes("tool_calls", list(call.shape()))
         .takes("tool_name", text())
         .takes("tool_call_id", text())
-        .takes("images", list(anything()).up_to(0))
+        .takes("images", list(text()).about("base64, or `data:` URLs"))
         .shape()
 }
 

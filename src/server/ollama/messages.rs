@@ -6,13 +6,17 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::images::{Content, Encoding, image_part};
 use crate::openai::chat::messages::read_adapted;
-use crate::openai::json_values::optional_text;
+use crate::openai::json_values::{must_be, optional_text};
+use souffleur_media::is_data_url;
 
 /// Reads `messages`, at least one.
 pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let mut calls = Calls::default();
-    read_adapted(fields, |path, message| {
+    let mut images = Vec::new();
+    let mut messages = read_adapted(fields, |path, message| {
+        images.push(take_images(path, message)?);
         adapt(path, message)?;
         match message.get("role").and_then(Value::as_str) {
             Some("assistant") => calls.begin(message),
@@ -20,7 +24,55 @@ pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
             _ => (),
         }
         Ok(())
-    })
+    })?;
+    for (message, images) in messages.iter_mut().zip(images) {
+        put_images(message, images);
+    }
+    Ok(messages)
+}
+
+/// Takes a message's images: base64, or data URLs.
+fn take_images(path: &str, message: &mut Map<String, Value>) -> Result<Vec<Value>, ApiError> {
+    let path = format!("{path}.images");
+    let images = match message.shift_remove("images") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(images)) => images,
+        Some(other) => return Err(must_be(&path, &other, "a list of base64 texts")),
+    };
+    let refusal = format!("{path} is not supported: the model reads text only, send no images");
+    let images = images.into_iter().enumerate();
+    let part = |(index, image): (usize, Value)| {
+        let place = format!("{path}[{index}]");
+        let encoding = match image {
+            Value::String(text) if is_data_url(&text) => Encoding::Url(text),
+            Value::String(text) => Encoding::Base64(text),
+            other => return Err(must_be(&place, &other, "base64 text")),
+        };
+        Ok(image_part(
+            &place,
+            encoding,
+            (path.clone(), refusal.clone()),
+        ))
+    };
+    images.map(part).collect()
+}
+
+/// Puts images before a message's text, as Ollama's templates do.
+fn put_images(message: &mut Value, images: Vec<Value>) {
+    let Some(text) = message.get_mut("content").filter(|_| !images.is_empty()) else {
+        return;
+    };
+    let mut content = Content::default();
+    images
+        .into_iter()
+        .for_each(|image| content.push_image(image));
+    match text.take() {
+        Value::String(text) if text.is_empty() => {}
+        Value::String(text) => content.push_text(text),
+        // Ollama's contents are texts.
+        other => content.push_text(other.to_string()),
+    }
+    *text = content.into_value(" ");
 }
 
 fn adapt(path: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
@@ -30,16 +82,6 @@ fn adapt(path: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
     let content = message.entry("content").or_insert(Value::Null);
     if content.is_null() {
         *content = Value::String(String::new());
-    }
-    match message.shift_remove("images") {
-        None | Some(Value::Null) => (),
-        Some(Value::Array(images)) if images.is_empty() => (),
-        Some(_) => {
-            let path = format!("{path}.images");
-            let text =
-                format!("{path} is not supported: the model reads text only, send no images");
-            return Err(ApiError::field(path, text));
-        }
     }
     optional_text(message, path, "thinking")?;
     if let Some(thinking) = message.shift_remove("thinking") {

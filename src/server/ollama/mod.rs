@@ -22,6 +22,7 @@ mod tools;
 mod wire;
 mod writer;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use actix_web::HttpResponse;
@@ -29,6 +30,7 @@ use actix_web::web::Data;
 
 use super::body::JsonBody;
 use super::error::ApiError;
+use super::images;
 use super::lanes::{Lane, finish_all};
 use super::state::AppState;
 use super::{sse, whole};
@@ -37,14 +39,28 @@ pub(super) use docs::components;
 pub(super) use embed::{embed, embeddings};
 pub(super) use errors::{adapt, adapt_unknown};
 pub(super) use models::{ps, show, tags, version};
+use souffleur_request::Prompt;
 use target::Target;
 use wire::{Head, Kind};
 use writer::Writer;
 
 pub(super) async fn chat(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let began = Instant::now();
-    let call = call::chat(body.0, &Target::of(&state)?)?;
+    let mut call = call::chat(body.0, &Target::of(&state)?)?;
+    if let Wish::Answer(generation) = &mut call.wish {
+        take_images(&state, generation).await?;
+    }
     answer(&state, call, Kind::Chat, began).await
+}
+
+/// Takes the images out of a chat's messages.
+async fn take_images(state: &AppState, generation: &mut Generation) -> Result<(), ApiError> {
+    let Prompt::Chat(chat) = &mut generation.request.prompt else {
+        return Ok(());
+    };
+    let (chat, charges) = (Arc::make_mut(chat), &mut generation.charges);
+    let pending = images::take(state, chat, charges)?;
+    pending.fetch(state, chat, charges).await
 }
 
 pub(super) async fn generate(

@@ -136,8 +136,12 @@ fn ids_that_clients_send_are_kept() {
 fn images_and_unknown_roles_are_refused_by_their_paths() {
     for (message, expected) in [
         (
-            json!({"role": "user", "content": "a", "images": ["iVBO"]}),
-            "messages[0].images is not supported: the model reads text only, send no images",
+            json!({"role": "user", "content": "a", "images": "iVBO"}),
+            "messages[0].images is \"iVBO\", must be a list of base64 texts",
+        ),
+        (
+            json!({"role": "user", "content": "a", "images": ["iVBO", 5]}),
+            "messages[0].images[1] is 5, must be base64 text",
         ),
         (
             json!({"role": "tool", "content": "a", "tool_name": 5}),
@@ -150,6 +154,27 @@ fn images_and_unknown_roles_are_refused_by_their_paths() {
     ] {
         assert_eq!(read_messages(json!([message])), Err(expected.to_owned()));
     }
+}
+
+#[test]
+fn images_come_before_the_text_of_their_message() {
+    let messages = json!([
+        {"role": "user", "content": "a", "images": []},
+        {"role": "user", "content": "b", "images": ["iVBO", "data:,x"]},
+    ]);
+    let read = read_messages(messages).expect("is read");
+    assert_eq!(read[0]["content"], "a");
+    let place = |index: usize| &read[1]["content"][index]["at"];
+    assert_eq!(
+        (place(0), place(1)),
+        (
+            &json!("messages[1].images[0]"),
+            &json!("messages[1].images[1]")
+        )
+    );
+    assert_eq!(read[1]["content"][0]["data"], "iVBO");
+    assert_eq!(read[1]["content"][1]["url"], "data:,x");
+    assert_eq!(read[1]["content"][2], json!({"type": "text", "text": "b"}));
 }
 
 #[test]

@@ -166,10 +166,16 @@ pub(crate) fn function() -> Shape {
 }
 
 fn message() -> Shape {
+    let url = object().has("url", text()).takes("detail", anything());
+    let url = any_of([text(), url.shape()]);
     let part = object()
-        .has("type", enum_of(["text", "refusal"]))
+        .has("type", enum_of(["text", "refusal", "image_url"]))
         .may_have("text", text())
-        .may_have("refusal", text());
+        .may_have("refusal", text())
+        .may_have(
+            "image_url",
+            url.about("a `data:` URL, or a URL of an allowed host"),
+        );
     let function = object()
         .has("name", text())
         .takes("arguments", any_of([text(), free_object()]));
@@ -182,7 +188,7 @@ fn message() -> Shape {
         .takes(
             "content",
             any_of([text(), list(part.shape())])
-                .about("a text or text parts; the user's messages must have it"),
+                .about("a text, or text parts and images; the user's messages must have it"),
         )
         .takes("name", anything())
         .takes("refusal", text())

@@ -7,6 +7,7 @@ use super::history::{self, FunctionCalls};
 use crate::digits;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::images::{Content, Encoding, image_part, url_of};
 use crate::openai::json_values::{missing, must_be, object, optional_text};
 use souffleur_base::field::Cut;
 
@@ -59,7 +60,8 @@ pub(crate) fn read_adapted(
     items.map(message).collect()
 }
 
-/// Converts the content to a text, and removes null fields: templates test which fields a message has.
+/// Converts the content to a text, or to texts and images, and removes null fields: templates test which fields a
+/// message has.
 fn normalize(name: &str, role: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
     let path = format!("{name}.content");
     let content = match message.get_mut("content").map(Value::take) {
@@ -71,7 +73,7 @@ fn normalize(name: &str, role: &str, message: &mut Map<String, Value>) -> Result
             let refusal = optional_text(message, name, "refusal")?;
             Value::from(refusal.unwrap_or_default())
         }
-        Some(Value::Array(parts)) => Value::String(joined(&path, parts)?),
+        Some(Value::Array(parts)) => joined(&path, parts)?,
         Some(text @ Value::String(_)) => text,
         Some(other) => return Err(must_be(&path, &other, "a string or a list of text parts")),
     };
@@ -105,31 +107,39 @@ fn role(name: &str, message: &Map<String, Value>) -> Result<&'static str, ApiErr
     known.ok_or_else(|| must_be(&path, value, &format!("one of {}", ROLES.join(", "))))
 }
 
-/// Joins the texts of the parts with spaces, as SGLang does for templates that take strings.
-fn joined(name: &str, parts: Vec<Value>) -> Result<String, ApiError> {
-    let texts: Result<Vec<String>, ApiError> = parts
-        .into_iter()
-        .enumerate()
-        .map(|(index, part)| text_of(&format!("{name}[{index}]"), part))
-        .collect();
-    Ok(texts?.join(" "))
+/// Joins the texts of the parts with spaces, as SGLang does for templates that take strings. Images stay parts.
+fn joined(name: &str, parts: Vec<Value>) -> Result<Value, ApiError> {
+    let mut content = Content::default();
+    for (index, part) in parts.into_iter().enumerate() {
+        read_part(&format!("{name}[{index}]"), part, &mut content)?;
+    }
+    Ok(content.into_value(" "))
 }
 
-fn text_of(name: &str, part: Value) -> Result<String, ApiError> {
+fn read_part(name: &str, part: Value, content: &mut Content) -> Result<(), ApiError> {
     let mut part = object(name, part)?;
-    let key = match part.get("type").and_then(Value::as_str) {
+    let kind = part.get("type").and_then(Value::as_str);
+    let key = match kind {
         Some("text") => "text",
         Some("refusal") => "refusal",
         kind => {
+            let is_image = kind == Some("image_url");
             let kind = kind.map_or_else(|| "missing".to_owned(), |kind| Cut(kind).to_string());
             let text = format!("{name}.type is {kind}, only \"text\" is supported");
-            return Err(ApiError::field(format!("{name}.type"), text));
+            let field = format!("{name}.type");
+            if !is_image {
+                return Err(ApiError::field(field, text));
+            }
+            let url = Encoding::Url(url_of(&mut part, name)?);
+            content.push_image(image_part(name, url, (field, text)));
+            return Ok(());
         }
     };
     match part.get_mut(key).map_or(Value::Null, Value::take) {
-        Value::String(text) => Ok(text),
-        other => Err(must_be(&format!("{name}.{key}"), &other, "a string")),
+        Value::String(text) => content.push_text(text),
+        other => return Err(must_be(&format!("{name}.{key}"), &other, "a string")),
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -191,10 +201,15 @@ mod tests {
             number,
             "messages[0].content is 7, must be a string or a list of text parts",
         );
+        let audio = json!([{"role": "user", "content": [{"type": "input_audio"}]}]);
+        refuses(
+            audio,
+            "messages[0].content[0].type is \"input_audio\", only \"text\" is supported",
+        );
         let image = json!([{"role": "user", "content": [{"type": "image_url"}]}]);
         refuses(
             image,
-            "messages[0].content[0].type is \"image_url\", only \"text\" is supported",
+            "messages[0].content[0].image_url is missing: send a URL, or an object with url",
         );
     }
 

@@ -18,6 +18,7 @@ use super::answer::{self, ReceivedCall};
 use super::wire::Head;
 use crate::body::JsonBody;
 use crate::error::ApiError;
+use crate::images;
 use crate::lanes::Lane;
 use crate::state::AppState;
 use call::Call;
@@ -29,7 +30,11 @@ pub(crate) async fn create(
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
     let received = ReceivedCall::new(&state, body)?;
-    let (call, charges) = Call::parse(received.fields, received.limits)?;
+    let (mut call, mut charges) = Call::parse(received.fields, received.limits)?;
+    let pending = images::take(&state, &mut call.prompt, &mut charges)?;
+    pending
+        .fetch(&state, &mut call.prompt, &mut charges)
+        .await?;
     let stream = call.common.stream;
     let object = if stream {
         "chat.completion.chunk"

@@ -10,10 +10,12 @@ use super::store::Owner;
 use super::{parse_context, reworded};
 use crate::body::JsonBody;
 use crate::error::ApiError;
+use crate::images;
 use crate::openai::answer::ReceivedCall;
 use crate::state::AppState;
+use souffleur_actors::pictures::{ImageReader, for_template};
 use souffleur_base::error::RequestError;
-use souffleur_model::text::{self, KnownBeginning, TextModel};
+use souffleur_model::text::{KnownBeginning, TextModel};
 use souffleur_request::ChatPrompt;
 
 pub(crate) async fn input_tokens(
@@ -25,7 +27,12 @@ pub(crate) async fn input_tokens(
     let context = engine.model().context_length;
     let tokenizer = engine.text().cloned();
     let parse_context = parse_context(&state, received.limits, Owner::Anyone)?;
-    let (call, charges) = Call::parse(received.fields, &parse_context)?;
+    let (mut call, mut charges) = Call::parse(received.fields, &parse_context)?;
+    let pending = images::take(&state, &mut call.prompt, &mut charges)?;
+    pending
+        .fetch(&state, &mut call.prompt, &mut charges)
+        .await?;
+    let reader = engine.images().cloned();
     let Some(tokenizer) = tokenizer else {
         let text = "the engine runs without a tokenizer, so it cannot count tokens: restart the server without \
                     --skip-tokenizer-init";
@@ -34,7 +41,7 @@ pub(crate) async fn input_tokens(
     // Few counts may run at once, since each occupies a thread for a time proportional to the prompt's length.
     let permit = state.counting().acquire().await;
     let counted = spawn_blocking(move || {
-        let count = count(&tokenizer, &call.prompt, context);
+        let count = count(&tokenizer, reader.as_deref(), &call.prompt, context);
         drop(charges);
         count
     });
@@ -49,16 +56,15 @@ pub(crate) async fn input_tokens(
 
 fn count(
     tokenizer: &TextModel,
+    reader: Option<&ImageReader>,
     prompt: &ChatPrompt,
     limit_tokens: usize,
 ) -> Result<usize, RequestError> {
-    let for_template = text::ChatPrompt {
-        messages: &prompt.messages,
-        tools: prompt.tools.as_deref(),
-        add_generation_prompt: prompt.add_generation_prompt,
-        continue_final_message: prompt.continue_final_message,
-        template_kwargs: Some(&prompt.template_kwargs),
-    };
+    if let Some(reader) = reader.filter(|reader| reader.is_needed(prompt)) {
+        let counted = reader.count(tokenizer, prompt, limit_tokens)?;
+        return Ok(counted.tokens.len());
+    }
+    let for_template = for_template(prompt);
     let rendered = tokenizer.render_chat(&for_template)?;
     if let Some(prompt_tokens) = tokenizer.count_chat_above(&rendered, limit_tokens)? {
         return Err(RequestError::PromptTooLong {

@@ -269,10 +269,15 @@ fn content() -> Shape {
                 "summary_text",
                 "text",
                 "refusal",
+                "input_image",
             ]),
         )
         .may_have("text", text())
-        .may_have("refusal", text());
+        .may_have("refusal", text())
+        .may_have(
+            "image_url",
+            text().about("a `data:` URL, or a URL of an allowed host"),
+        );
     any_of([text(), list(part.shape())])
 }
 

@@ -9,11 +9,14 @@ use super::store::{Owner, ResponseStore, StoredItem};
 use super::tools::name_in;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::images::{Content, Encoding, image_part, url_of};
 use crate::openai::chat::history;
 use crate::openai::json_values::{must_be, object, optional_text, text};
 use souffleur_base::field::Cut;
 
 const NAME: &str = "input";
+/// The type of a part that is an image.
+const IMAGE: &str = "input_image";
 
 /// The stored responses to which a request may refer: those of any client, and those of `owner`.
 pub(super) struct StoreView<'a> {
@@ -107,8 +110,8 @@ impl InputParser<'_> {
             }
             Some("function_call_output" | "custom_tool_call_output") => {
                 let call_id = text(item, path, "call_id")?;
-                let output = texts(&format!("{path}.output"), item.get("output"))?;
-                self.messages.result(call_id, &output);
+                let output = content(&format!("{path}.output"), item.get("output"))?;
+                self.messages.result(call_id, output);
                 Ok(())
             }
             Some(kind) if is_of_a_service(kind) => Ok(()),
@@ -123,10 +126,13 @@ impl InputParser<'_> {
     }
 
     fn add_message(&mut self, path: &str, item: &Map<String, Value>) -> Result<(), ApiError> {
-        let content = texts(&format!("{path}.content"), item.get("content"))?;
+        let (path_of_content, sent) = (format!("{path}.content"), item.get("content"));
         match text(item, path, "role")? {
-            "assistant" => self.messages.answer(&content),
-            role @ ("user" | "system" | "developer") => self.messages.push_message(role, &content),
+            "assistant" => self.messages.answer(&texts(&path_of_content, sent)?),
+            role @ ("user" | "system" | "developer") => {
+                let content = content(&path_of_content, sent)?;
+                self.messages.push_message(role, content);
+            }
             _ => {
                 let wanted = "user, assistant, system or developer";
                 return Err(must_be(&format!("{path}.role"), &item["role"], wanted));
@@ -197,6 +203,36 @@ fn texts(path: &str, value: Option<&Value>) -> Result<String, ApiError> {
         }
         value => Err(must_be(path, value.unwrap_or(&Value::Null), WANTED)),
     }
+}
+
+/// A text, or a list of texts and images. Texts are joined as by [`texts`].
+fn content(path: &str, value: Option<&Value>) -> Result<Value, ApiError> {
+    let parts = value
+        .and_then(Value::as_array)
+        .map_or(&[][..], Vec::as_slice);
+    if !parts.iter().any(|part| part["type"] == IMAGE) {
+        return texts(path, value).map(Value::String);
+    }
+    let mut content = Content::default();
+    for (index, part) in parts.iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        if part["type"] != IMAGE {
+            content.push_text(text_of(&path, part)?.to_owned());
+            continue;
+        }
+        let mut part = object(&path, part.clone())?;
+        if optional_text(&part, &path, "file_id")?.is_some() {
+            let text = format!(
+                "{path}.file_id is not supported: send the image as a data: URL in image_url"
+            );
+            return Err(ApiError::field(format!("{path}.file_id"), text));
+        }
+        let url = Encoding::Url(url_of(&mut part, &path)?);
+        let field = format!("{path}.type");
+        let refusal = format!("{field} is \"{IMAGE}\", only text is supported: send input_text");
+        content.push_image(image_part(&path, url, (field, refusal)));
+    }
+    Ok(content.into_value(" "))
 }
 
 fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {

@@ -21,10 +21,10 @@ struct Answer {
 }
 
 impl Messages {
-    /// Adds a message of a role other than the assistant.
-    pub(super) fn push_message(&mut self, role: &str, text: &str) {
+    /// Adds a message of a role other than the assistant. The content is a text, or a list of texts and images.
+    pub(super) fn push_message(&mut self, role: &str, content: Value) {
         self.end_answer();
-        self.done.push(json!({"role": role, "content": text}));
+        self.done.push(json!({"role": role, "content": content}));
     }
 
     pub(super) fn answer(&mut self, text: &str) {
@@ -54,9 +54,9 @@ impl Messages {
         self.open_answer().calls.push(call);
     }
 
-    pub(super) fn result(&mut self, call_id: &str, text: &str) {
+    pub(super) fn result(&mut self, call_id: &str, content: Value) {
         self.end_answer();
-        let result = json!({"role": "tool", "tool_call_id": call_id, "content": text});
+        let result = json!({"role": "tool", "tool_call_id": call_id, "content": content});
         self.done.push(result);
     }
 

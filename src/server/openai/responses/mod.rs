@@ -27,8 +27,10 @@ use actix_web::web::Data;
 
 use super::answer::{self, ReceivedCall};
 use crate::body::JsonBody;
+use crate::budget::Charges;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::images::{self, Pending};
 use crate::lanes::Lane;
 use crate::state::AppState;
 use crate::words::Dialect;
@@ -50,7 +52,11 @@ pub(crate) async fn create(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
-    let started = begin(&state, body.0, Owner::Anyone, None)?;
+    let (mut call, mut charges, pending) = parse(&state, body.0, Owner::Anyone)?;
+    pending
+        .fetch(&state, &mut call.prompt, &mut charges)
+        .await?;
+    let started = start(&state, call, charges, None)?;
     let answer = answer::respond(&state, vec![started.lane], started.stream, started.writer);
     answer.await.map_err(reworded)
 }
@@ -61,18 +67,37 @@ pub(crate) struct StartedResponse {
     stream: bool,
 }
 
+/// Starts a response. Its images are in `data:` URLs, since nothing waits for others.
 pub(crate) fn begin(
     state: &Arc<AppState>,
     fields: Fields,
     owner: Owner,
     lane_name: Option<Arc<str>>,
 ) -> Result<StartedResponse, ApiError> {
+    let (call, charges, pending) = parse(state, fields, owner)?;
+    pending.refuse()?;
+    start(state, call, charges, lane_name)
+}
+
+fn parse(
+    state: &AppState,
+    fields: Fields,
+    owner: Owner,
+) -> Result<(Call, Charges, Pending), ApiError> {
     let received = ReceivedCall::new(state, JsonBody(fields))?;
-    let loaded = received.loaded;
-    let (call, charges) = Call::parse(
-        received.fields,
-        &parse_context(state, received.limits, owner)?,
-    )?;
+    let parse_context = parse_context(state, received.limits, owner)?;
+    let (mut call, mut charges) = Call::parse(received.fields, &parse_context)?;
+    let pending = images::take(state, &mut call.prompt, &mut charges)?;
+    Ok((call, charges, pending))
+}
+
+fn start(
+    state: &Arc<AppState>,
+    call: Call,
+    charges: Charges,
+    lane_name: Option<Arc<str>>,
+) -> Result<StartedResponse, ApiError> {
+    let loaded = state.serving()?;
     let stream = call.common.stream;
     let (request, writer) = call.into_parts(loaded.spelling.clone(), lane_name);
     let lanes = Lane::open_all(state, vec![request])?;

@@ -1,0 +1,237 @@
+//! Decides on the images of a prompt, and gets their bytes.
+
+use std::sync::Arc;
+
+use actix_web::rt::task::spawn_blocking;
+use futures_util::future::try_join_all;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::content::{BASE64, PLACE, REFUSAL, REFUSED_FIELD, TYPE, URL};
+use crate::budget::Charges;
+use crate::config::{ImageFallback, ServerConfig};
+use crate::error::ApiError;
+use crate::state::AppState;
+use souffleur_media::{
+    AllowedDomains, FetchLimits, Fetcher, MediaError, MediaUrl, decode_base64, decode_data_url,
+    is_data_url,
+};
+use souffleur_request::{ChatPrompt, ImageFile};
+
+/// Takes the place of an image for a model that reads text only.
+const NOTE: &str = "[image omitted: this model takes text only]";
+/// The fetches of all requests that run at once.
+const MAX_FETCHES: usize = 8;
+
+/// Fetches images for all requests of a server.
+pub(crate) struct Media {
+    fetcher: Arc<Fetcher>,
+    slots: Semaphore,
+}
+
+impl Media {
+    pub(crate) fn new(config: &ServerConfig) -> Self {
+        // The configuration was checked.
+        let domains = AllowedDomains::parse(&config.allowed_media_domains).unwrap_or_default();
+        let limits = FetchLimits {
+            at_once: MAX_FETCHES,
+            ..FetchLimits::default()
+        };
+        Self {
+            fetcher: Arc::new(Fetcher::new(domains, limits)),
+            slots: Semaphore::new(MAX_FETCHES),
+        }
+    }
+
+    async fn fetch(&self, wanted: Wanted) -> Result<(usize, Vec<u8>), ApiError> {
+        let Wanted { index, url, place } = wanted;
+        let limit = self.fetcher.limits().time;
+        let slot = timeout(limit, self.slots.acquire()).await;
+        let busy = |_| {
+            let host = url.host().to_string();
+            refused(&place, &MediaError::TimedOut { host, limit })
+        };
+        let _slot = slot.map_err(busy)?;
+        let (fetcher, url) = (self.fetcher.clone(), url.clone());
+        let fetched = spawn_blocking(move || fetcher.fetch(&url)).await;
+        let failed = |_| ApiError::interrupted("fetching an image failed: see the server's log");
+        let bytes = fetched.map_err(failed)?;
+        let bytes = bytes.map_err(|error| refused(&place, &error))?;
+        Ok((index, bytes))
+    }
+}
+
+/// The images of a prompt that are still to be fetched.
+#[must_use]
+#[derive(Default)]
+pub(crate) struct Pending(Vec<Wanted>);
+
+struct Wanted {
+    /// Index in the prompt's images.
+    index: usize,
+    url: MediaUrl,
+    place: Arc<str>,
+}
+
+impl Pending {
+    /// Fetches the images, several at once.
+    pub(crate) async fn fetch(
+        self,
+        state: &AppState,
+        prompt: &mut ChatPrompt,
+        charges: &mut Charges,
+    ) -> Result<(), ApiError> {
+        let fetches = self.0.into_iter().map(|wanted| state.media().fetch(wanted));
+        for (index, bytes) in try_join_all(fetches).await? {
+            charges.prompt.grow(bytes.len())?;
+            prompt.images[index].bytes = bytes.into();
+        }
+        Ok(())
+    }
+
+    /// Refuses images that are to be fetched, where nothing waits for them.
+    pub(crate) fn refuse(self) -> Result<(), ApiError> {
+        match self.0.first() {
+            None => Ok(()),
+            Some(Wanted { place, .. }) => {
+                let text =
+                    format!("{place}: images are fetched for HTTP requests only: send a data: URL");
+                Err(ApiError::field(&**place, text))
+            }
+        }
+    }
+}
+
+/// Takes the images out of a prompt's messages. Those of `data:` URLs and base64 are decoded; the hosts of others are
+/// checked.
+pub(crate) fn take(
+    state: &AppState,
+    prompt: &mut ChatPrompt,
+    charges: &mut Charges,
+) -> Result<Pending, ApiError> {
+    let Value::Array(messages) = &mut prompt.messages else {
+        return Ok(Pending::default());
+    };
+    let n_images = images_in(messages).count();
+    let Some(first) = images_in(messages).next() else {
+        return Ok(Pending::default());
+    };
+    let (engine, config) = (&state.loaded()?.engine, state.config());
+    if engine.images().is_none() {
+        return match config.image_fallback {
+            ImageFallback::Note => {
+                messages.iter_mut().for_each(leave_images_out);
+                Ok(Pending::default())
+            }
+            ImageFallback::Refuse => {
+                let refusal = text_in(first, REFUSAL);
+                let model = &engine.model().served_model_name;
+                let text = format!("{refusal} ({model} takes no images)");
+                Err(ApiError::field(text_in(first, REFUSED_FIELD), text))
+            }
+        };
+    }
+    if n_images > config.max_images {
+        let place = text_in(first, PLACE);
+        let limit = config.max_images;
+        let text = format!(
+            "the messages have {n_images} images, the first at {place}, and the limit is {limit} per request: send \
+             fewer, or start the server with a larger --max-images"
+        );
+        return Err(ApiError::field(place, text));
+    }
+    let (mut pending, mut files) = (Vec::new(), Vec::with_capacity(n_images));
+    for part in images_in(messages) {
+        let (file, url) = read(part, state)?;
+        *part = json!({"type": TYPE});
+        charges.prompt.grow(file.bytes.len())?;
+        pending.extend(url.map(|url| Wanted {
+            index: files.len(),
+            url,
+            place: file.field.clone(),
+        }));
+        files.push(file);
+    }
+    prompt.images = files;
+    Ok(Pending(pending))
+}
+
+/// The image of a part: its bytes, or none and the URL that has them.
+fn read(part: &Value, state: &AppState) -> Result<(ImageFile, Option<MediaUrl>), ApiError> {
+    let place: Arc<str> = text_in(part, PLACE).into();
+    let limit = state.config().max_body_bytes as u64;
+    let wrong = |error: MediaError| refused(&place, &error);
+    let (bytes, url) = match part[URL].as_str() {
+        None => (decode_base64(text_in(part, BASE64), limit), None),
+        Some(url) if is_data_url(url) => (decode_data_url(url, limit), None),
+        Some(url) => {
+            let url = MediaUrl::parse(url).map_err(wrong)?;
+            state.media().fetcher.check(&url).map_err(wrong)?;
+            (Ok(Vec::new()), Some(url))
+        }
+    };
+    let file = ImageFile {
+        bytes: bytes.map_err(wrong)?.into(),
+        field: place.clone(),
+    };
+    Ok((file, url))
+}
+
+/// The parts of messages that are images.
+fn images_in(messages: &mut [Value]) -> impl Iterator<Item = &mut Value> {
+    let contents = messages.iter_mut();
+    let parts = contents.filter_map(|message| message.get_mut("content")?.as_array_mut());
+    parts.flatten().filter(|part| part["type"] == TYPE)
+}
+
+/// Makes a message's content a text, with a note in place of each image.
+fn leave_images_out(message: &mut Value) {
+    let Some(content) = message.get_mut("content") else {
+        return;
+    };
+    let Some(parts) = content.as_array() else {
+        return;
+    };
+    let texts = parts.iter().map(|part| {
+        if part["type"] == TYPE {
+            NOTE
+        } else {
+            text_in(part, "text")
+        }
+    });
+    let text = texts.collect::<Vec<_>>().join("\n");
+    *content = text.into();
+}
+
+fn text_in<'a>(part: &'a Value, name: &str) -> &'a str {
+    part[name].as_str().unwrap_or_default()
+}
+
+fn refused(place: &str, error: &MediaError) -> ApiError {
+    ApiError::field(place, format!("{place}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_take_the_places_of_images() {
+        let image = json!({"type": "image", "at": "a", "url": "u"});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let mut messages = vec![
+            json!({"role": "system", "content": "s"}),
+            json!({"role": "user", "content": [text("a"), image, text("b"), image]}),
+            json!({"role": "assistant"}),
+        ];
+        assert_eq!(images_in(&mut messages).count(), 2);
+        messages.iter_mut().for_each(leave_images_out);
+        assert_eq!(images_in(&mut messages).count(), 0);
+        let noted = format!("a\n{NOTE}\nb\n{NOTE}");
+        let expected = json!([
+            {"role": "system", "content": "s"}, {"role": "user", "content": noted}, {"role": "assistant"},
+        ]);
+        assert_eq!(Value::Array(messages), expected);
+    }
+}
