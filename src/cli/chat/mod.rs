@@ -2,24 +2,28 @@
 //!
 //! | part | role |
 //! |---|---|
+//! | [`images`] | files that the first message shows |
 //! | [`lines`] | reads the user's input, with a line editor on a terminal |
 //! | [`partner`] | gets answers from an engine, or from a server's `/v1/chat/completions` |
 //! | [`sampling`] | the sampling flags |
 //! | [`screen`] | displays answers |
 //! | [`terminal`] | saves and restores the terminal settings that the line editor changes |
 
+mod images;
 mod lines;
 mod partner;
 mod sampling;
 mod screen;
 mod terminal;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use actix_web::rt::System;
 use clap::Args;
 use serde_json::{Value, json};
 use souffleur::engine::EngineParts;
+use souffleur::request::ImageFile;
 
 use super::failure::Failure;
 use super::flags::{AllFlags, LocalFlags, ModelArg};
@@ -62,6 +66,9 @@ pub struct TalkFlags {
     /// System message at the beginning of the conversation
     #[arg(long, value_name = "TEXT", help_heading = "Chat")]
     system: Option<String>,
+    /// Image that the first message shows: a PNG, JPEG, WebP or GIF file; may be given several times
+    #[arg(long, value_name = "FILE", help_heading = "Chat")]
+    image: Vec<PathBuf>,
     #[command(flatten)]
     answer: AnswerFlags,
 }
@@ -115,7 +122,7 @@ pub async fn talk(flags: &TalkFlags, partner: &Partner) -> Result<(), Failure> {
         signals = signals.with_hang_up().map_err(refused)?;
     }
     let mut screen = Screen::new();
-    let mut conversation = Conversation::new(flags.system.as_deref());
+    let mut conversation = Conversation::new(flags.system.as_deref(), images::read(&flags.image)?);
     if lines.has_editor() {
         screen.note(&format!(
             "{}: Ctrl-C stops an answer, Ctrl-D ends the chat, \\ at the end of a line continues it on the next",
@@ -192,7 +199,8 @@ async fn show_answer(
     screen: &mut Screen,
     shown: &mut String,
 ) -> Result<Ending, String> {
-    let mut answer = partner.ask(&conversation.messages, &flags.answer).await?;
+    let Conversation { messages, images } = conversation;
+    let mut answer = partner.ask(messages, images, &flags.answer).await?;
     while let Some(piece) = answer.next().await? {
         match piece {
             Piece::Text(text) => {
@@ -213,18 +221,29 @@ async fn show_answer(
 /// The messages so far, in OpenAI's format.
 struct Conversation {
     messages: Vec<Value>,
+    /// Those of the first question.
+    images: Vec<ImageFile>,
 }
 
 impl Conversation {
-    fn new(system: Option<&str>) -> Self {
+    fn new(system: Option<&str>, images: Vec<ImageFile>) -> Self {
         let system = system.map(|text| json!({"role": "system", "content": text}));
         Self {
             messages: system.into_iter().collect(),
+            images,
         }
     }
 
     fn push_question(&mut self, text: String) {
-        self.messages.push(json!({"role": "user", "content": text}));
+        let is_first = !self
+            .messages
+            .iter()
+            .any(|message| message["role"] == "user");
+        let n_images = if is_first { self.images.len() } else { 0 };
+        self.messages.push(match n_images {
+            0 => json!({"role": "user", "content": text}),
+            _ => images::question(text, n_images),
+        });
     }
 
     /// Appends an answer, or the received part of it. If it is empty, removes the question: many templates require

@@ -10,9 +10,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use souffleur::engine::{EngineHandle, Generation};
 use souffleur::request::{
-    ChatPrompt, Delta, Event, FinishReason, GenerateRequest, OutputParsing, OutputPiece, Prompt,
+    ChatPrompt, Delta, Event, FinishReason, GenerateRequest, ImageFile, OutputParsing, OutputPiece,
+    Prompt,
 };
 
+use super::images::with_urls;
 use super::sampling::AnswerFlags;
 use crate::cli::remote::{DONE, Remote, shown};
 
@@ -44,11 +46,20 @@ impl Partner {
         }
     }
 
-    pub async fn ask(&self, messages: &[Value], flags: &AnswerFlags) -> Result<Answer, String> {
+    /// Asks for the answer to messages, in which each part `{"type": "image"}` stands for an image.
+    pub async fn ask(
+        &self,
+        messages: &[Value],
+        images: &[ImageFile],
+        flags: &AnswerFlags,
+    ) -> Result<Answer, String> {
         match self {
-            Self::Engine(engine) => EngineAnswer::ask(engine, messages, flags).map(Answer::Engine),
+            Self::Engine(engine) => {
+                EngineAnswer::ask(engine, messages, images, flags).map(Answer::Engine)
+            }
             Self::Server { remote, model } => {
-                let answer = ServerAnswer::ask(remote, model, messages, flags).await;
+                let messages = with_urls(messages, images);
+                let answer = ServerAnswer::ask(remote, model, &messages, flags).await;
                 let answer = answer.map_err(|reason| format!("{}: {reason}", remote.url));
                 Ok(Answer::Server(answer?))
             }
@@ -71,7 +82,12 @@ pub struct EngineAnswer {
 }
 
 impl EngineAnswer {
-    fn ask(engine: &EngineHandle, messages: &[Value], flags: &AnswerFlags) -> Result<Self, String> {
+    fn ask(
+        engine: &EngineHandle,
+        messages: &[Value],
+        images: &[ImageFile],
+        flags: &AnswerFlags,
+    ) -> Result<Self, String> {
         let prompt = Prompt::Chat(Arc::new(ChatPrompt {
             messages: messages.into(),
             tools: None,
@@ -79,7 +95,7 @@ impl EngineAnswer {
             add_generation_prompt: true,
             continue_final_message: false,
             known: None,
-            images: Vec::new(),
+            images: images.to_vec(),
         }));
         let request = GenerateRequest {
             sampling: flags.params(&engine.model().generation),
