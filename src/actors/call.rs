@@ -84,17 +84,14 @@ impl WeightedPrompt {
         };
         let values = match prompt {
             Prompt::Text(_) | Prompt::Tokens(_) | Prompt::Infill(_) => 0,
-            Prompt::Vectors(_) | Prompt::Images(_) => 0,
+            Prompt::Vectors(_) | Prompt::Images(_) | Prompt::TextImages(_) => 0,
             Prompt::Chat(chat) => {
                 let tools = chat.tools.as_ref();
                 let tools = tools.map_or(0, |tools| count_values(tools.get().as_bytes()));
                 n_values(&chat.messages) + tools + n_values_in(&chat.template_kwargs)
             }
         };
-        let pixels = match prompt {
-            Prompt::Chat(chat) => pictures::weight(&chat.images),
-            _ => 0,
-        };
+        let pixels = pictures::weight(prompt.image_files());
         Self {
             prompt: prompt.clone(),
             weight: prompt.text_bytes() + values + form.weight() + pixels,
@@ -146,6 +143,7 @@ impl Address {
                 Prompt::Infill(infill) => Arc::as_ptr(infill).cast(),
                 Prompt::Vectors(vectors) => Arc::as_ptr(vectors).cast(),
                 Prompt::Images(prompt) => Arc::as_ptr(prompt).cast(),
+                Prompt::TextImages(prompt) => Arc::as_ptr(prompt).cast(),
             },
             constraint: request.constraint.as_ref().map(Arc::as_ptr),
             tools: tools.map(|tools| Arc::as_ptr(tools).cast()),

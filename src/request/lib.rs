@@ -85,6 +85,8 @@ pub enum Prompt {
     Vectors(Arc<PromptVectors>),
     /// Token ids with images. Unlike a prompt of vectors, such a prompt uses the cache.
     Images(Arc<ImagePrompt>),
+    /// Text with images, encoded with the tokenizer's special tokens.
+    TextImages(Arc<TextImages>),
 }
 
 impl Prompt {
@@ -99,6 +101,17 @@ impl Prompt {
                 messages + tools + text_bytes_of_fields(&chat.template_kwargs)
             }
             Self::Infill(infill) => infill.text_bytes(),
+            Self::TextImages(prompt) => prompt.text.len(),
+        }
+    }
+
+    /// The image files, which must be decoded.
+    pub fn image_files(&self) -> &[ImageFile] {
+        match self {
+            Self::Chat(chat) => &chat.images,
+            Self::TextImages(prompt) => &prompt.images,
+            Self::Text(_) | Self::Tokens(_) | Self::Infill(_) => &[],
+            Self::Vectors(_) | Self::Images(_) => &[],
         }
     }
 
@@ -108,11 +121,10 @@ impl Prompt {
             Self::Tokens(tokens) => tokens.len(),
             Self::Vectors(vectors) => vectors.len(),
             Self::Images(prompt) => prompt.tokens.len(),
-            Self::Chat(chat) => {
-                let of_images = chat.images.len() * TOKENS_PER_IMAGE;
+            Self::Text(_) | Self::Chat(_) | Self::Infill(_) | Self::TextImages(_) => {
+                let of_images = self.image_files().len() * TOKENS_PER_IMAGE;
                 self.text_bytes().div_ceil(BYTES_PER_TOKEN) + of_images
             }
-            Self::Text(_) | Self::Infill(_) => self.text_bytes().div_ceil(BYTES_PER_TOKEN),
         }
     }
 }
@@ -148,6 +160,19 @@ pub struct ChatPrompt {
     pub known: Option<KnownTurns>,
     /// One for each part `{"type": "image"}` of the messages, in order.
     pub images: Vec<ImageFile>,
+}
+
+/// A text in which each name of the model's placeholder for an image, such as `<|image_pad|>`, stands for an image.
+#[derive(Clone, Debug)]
+pub struct TextImages {
+    pub text: Arc<str>,
+    pub images: Vec<ImageFile>,
+}
+
+impl From<TextImages> for Prompt {
+    fn from(prompt: TextImages) -> Self {
+        Self::TextImages(Arc::new(prompt))
+    }
 }
 
 /// An image of a chat: a PNG, JPEG, WebP or GIF file.

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::body::JsonBody;
 use super::call::{CallLimits, EmbedLimits};
 use super::error::{ApiError, Envelope};
+use super::images;
 use super::lanes::{Lane, finish_all};
 use super::native::{LogprobsJson, NativeCall, Reply, ReplyForm};
 use super::sessions::{self, SessionParams, SessionTurn};
@@ -42,6 +43,7 @@ async fn answer(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, A
     let mut fields = body.0;
     let session = SessionParams::take(&mut fields)?;
     let call = NativeCall::parse(fields, limits)?;
+    images::check(&state, &call.requests)?;
     let rids: Vec<RequestId> = call
         .requests
         .iter()

@@ -252,7 +252,8 @@ fn encode(
         Prompt::Text(prompt) => (prompt.clone(), adds_special.unwrap_or(true)),
         Prompt::Tokens(tokens) => return Ok(tokens.to_vec()),
         // Neither endpoint reads other prompts.
-        Prompt::Infill(_) | Prompt::Vectors(_) | Prompt::Images(_) => return Ok(Vec::new()),
+        Prompt::Infill(_) | Prompt::Vectors(_) => return Ok(Vec::new()),
+        Prompt::Images(_) | Prompt::TextImages(_) => return Ok(Vec::new()),
     };
     encode::encode(tokenizer, &prompt, adds_special, limit_tokens)
 }

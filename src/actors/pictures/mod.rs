@@ -13,7 +13,9 @@ use std::sync::Arc;
 use souffleur_base::error::{FieldError, PromptTokens, RequestError};
 use souffleur_images::{ImageError, Layout, Limits, Processor};
 use souffleur_model::text::{self, ImageMarks, ImagePart, ImageTokens, RenderedImages, TextModel};
-use souffleur_request::{ChatPrompt, ImageDigest, ImageFile, ImageGrid, ImagePrompt, PromptImage};
+use souffleur_request::{
+    ChatPrompt, ImageDigest, ImageFile, ImageGrid, ImagePrompt, PromptImage, TextImages,
+};
 
 use input::Pixels;
 use names::LayoutNames;
@@ -77,9 +79,9 @@ impl ImageReader {
         chat: &ChatPrompt,
         limit_tokens: usize,
     ) -> Result<ImageTokens, RequestError> {
-        let layouts = chat.images.iter().map(|image| self.layout(image));
-        let layouts: Vec<Layout> = layouts.collect::<Result<_, _>>()?;
-        Ok(self.encode(text, chat, &layouts, limit_tokens)?.1)
+        let layouts = self.layouts(&chat.images)?;
+        let rendered = text.render_images(&self.marks, &for_template(chat))?;
+        self.encode(text, &rendered, &layouts, limit_tokens)
     }
 
     /// As [`count`](Self::count), and decodes, scales and names the images.
@@ -93,24 +95,71 @@ impl ImageReader {
         limit_tokens: usize,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<ReadChat, RequestError> {
-        let layouts = chat.images.iter().map(|image| self.layout(image));
-        let layouts: Vec<Layout> = layouts.collect::<Result<_, _>>()?;
-        let (rendered, encoded) = self.encode(text, chat, &layouts, limit_tokens)?;
-        let mut images = Vec::with_capacity(layouts.len());
-        for (file, positions) in chat.images.iter().zip(encoded.images) {
+        let layouts = self.layouts(&chat.images)?;
+        let rendered = text.render_images(&self.marks, &for_template(chat))?;
+        let encoded = self.encode(text, &rendered, &layouts, limit_tokens)?;
+        Ok(ReadChat {
+            text: rendered.text,
+            prompt: self.with_images(&chat.images, encoded, is_cancelled)?,
+        })
+    }
+
+    /// As [`read`](Self::read), for a text in which the placeholder's name stands for an image.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read), and another number of placeholders than images.
+    pub fn read_text(
+        &self,
+        text: &TextModel,
+        given: &TextImages,
+        limit_tokens: usize,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<ReadChat, RequestError> {
+        let layouts = self.layouts(&given.images)?;
+        let written = self.marks.written_in(&given.text);
+        let (n_written, n_images) = (self.marks.n_placeholders(&written), layouts.len());
+        if n_written != n_images {
+            let name = self.marks.placeholder();
+            return Err(RequestError::Invalid(format!(
+                "the text has {n_written} times {name}, and there are {n_images} images: write it once for each image"
+            )));
+        }
+        let before = text.tokens_before(&given.text)?;
+        let left = limit_tokens.saturating_sub(before.len());
+        let mut encoded = self.encode(text, &written, &layouts, left)?;
+        let n_before = before.len() as u32;
+        for positions in &mut encoded.images {
+            *positions = positions.start + n_before..positions.end + n_before;
+        }
+        drop(encoded.tokens.splice(0..0, before));
+        Ok(ReadChat {
+            text: written.text,
+            prompt: self.with_images(&given.images, encoded, is_cancelled)?,
+        })
+    }
+
+    fn with_images(
+        &self,
+        files: &[ImageFile],
+        encoded: ImageTokens,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<ImagePrompt, RequestError> {
+        let mut images = Vec::with_capacity(files.len());
+        for (file, positions) in files.iter().zip(encoded.images) {
             if is_cancelled() {
                 let text = "the request was cancelled".to_owned();
                 return Err(RequestError::Invalid(text));
             }
             images.push(self.image(file, positions)?);
         }
-        Ok(ReadChat {
-            text: rendered.text,
-            prompt: ImagePrompt {
-                tokens: encoded.tokens.into(),
-                images,
-            },
+        Ok(ImagePrompt {
+            tokens: encoded.tokens.into(),
+            images,
         })
+    }
+
+    fn layouts(&self, files: &[ImageFile]) -> Result<Vec<Layout>, RequestError> {
+        files.iter().map(|file| self.layout(file)).collect()
     }
 
     /// The views and positions of an image, by its header.
@@ -140,10 +189,10 @@ impl ImageReader {
     fn encode(
         &self,
         text: &TextModel,
-        chat: &ChatPrompt,
+        rendered: &RenderedImages,
         layouts: &[Layout],
         limit_tokens: usize,
-    ) -> Result<(RenderedImages, ImageTokens), RequestError> {
+    ) -> Result<ImageTokens, RequestError> {
         let n_positions = layouts.iter().map(|it| u64::from(it.n_positions()));
         let n_positions = usize::try_from(n_positions.sum::<u64>()).unwrap_or(usize::MAX);
         let too_long = |prompt_tokens| RequestError::PromptTooLong {
@@ -153,7 +202,6 @@ impl ImageReader {
         let Some(left) = limit_tokens.checked_sub(n_positions) else {
             return Err(too_long(PromptTokens::AtLeast(n_positions)));
         };
-        let rendered = text.render_images(&self.marks, &for_template(chat))?;
         match text.count_chat_above(&rendered.text, left)? {
             Some(PromptTokens::Exactly(n)) => {
                 return Err(too_long(PromptTokens::Exactly(n + n_positions)));
@@ -169,8 +217,7 @@ impl ImageReader {
             .iter()
             .map(|parts| parts.iter().map(NamedPart::as_part).collect())
             .collect();
-        let encoded = text.encode_images(&self.marks, &rendered, &parts)?;
-        Ok((rendered, encoded))
+        text.encode_images(&self.marks, rendered, &parts)
     }
 }
 

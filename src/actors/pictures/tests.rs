@@ -110,6 +110,26 @@ fn images_have_positions_digests_and_pixels() {
 }
 
 #[test]
+fn placeholders_of_a_text_stand_for_images() {
+    let text = text_model();
+    let reader = reader(&text, 4);
+    let given = |text: &str, n_images: usize| TextImages {
+        text: text.into(),
+        images: chat(json!(""), &vec![GIF; n_images]).images,
+    };
+    let one = given("a<|vision_start|><|image_pad|><|vision_end|>b", 1);
+    let read = reader.read_text(&text, &one, 100, &|| false);
+    let read = read.expect("an image");
+    assert_eq!(*read.prompt.tokens, [64, 95, PAD, PAD, PAD, PAD, 96, 65]);
+    assert_eq!(read.prompt.images[0].positions, 1..7);
+    for (text_of, n_images) in [("a", 1), ("<|image_pad|><|image_pad|>", 1)] {
+        let error = reader.read_text(&text, &given(text_of, n_images), 100, &|| false);
+        let error = error.expect_err("another number").to_string();
+        assert!(error.contains("and there are 1 images"), "{error}");
+    }
+}
+
+#[test]
 fn another_tower_gives_other_digests() {
     let text = text_model();
     let chat = chat(json!([image()]), &[GIF]);

@@ -112,6 +112,11 @@ pub(super) fn prepare(
             keyed
         }
         Prompt::Text(text) => encode_text(tokenizer()?, &text, settings)?.into(),
+        Prompt::TextImages(prompt) => {
+            let both = images::prepare_text(tokenizer()?, &prompt, settings, is_cancelled)?;
+            given_images = Some(both.1);
+            both.0
+        }
         Prompt::Chat(chat) => {
             let prepared = prepare_chat(tokenizer()?, &chat, settings, is_cancelled)?;
             prompt_end = PromptEnd::after(&prepared.text, &chat, settings);
@@ -136,11 +141,9 @@ pub(super) fn prepare(
         None
     };
     let turns = settings.turns.as_ref().filter(|_| is_chat);
-    let anchors = turns.map(|turns| turns.anchors(&tokens, replies));
-    let of_images = given_images.as_deref();
-    let of_images = of_images.map(|table| images::anchors(table, tokens.len()));
+    let of_turns = turns.map(|turns| turns.anchors(&tokens, replies));
     Ok(PreparedPrompt {
-        anchors: both(of_images, anchors).into(),
+        anchors: anchors(given_images.as_deref(), of_turns, tokens.len()).into(),
         tokens,
         prompt_embeds: given_embeds,
         images: given_images,
@@ -150,15 +153,16 @@ pub(super) fn prepare(
     })
 }
 
-/// The positions of one list and the other, ascending.
-fn both(of_images: Option<Vec<u32>>, of_turns: Option<Vec<u32>>) -> Vec<u32> {
-    let mut anchors = of_images.unwrap_or_default();
-    let has_images = !anchors.is_empty();
-    anchors.extend(of_turns.unwrap_or_default());
-    if has_images {
-        anchors.sort_unstable();
-        anchors.dedup();
-    }
+/// The positions of the images' ends and of the turns, ascending.
+fn anchors(images: Option<&PromptImages>, of_turns: Option<Vec<u32>>, n_tokens: usize) -> Vec<u32> {
+    let of_turns = of_turns.unwrap_or_default();
+    let Some(images) = images else {
+        return of_turns;
+    };
+    let mut anchors = images::anchors(images, n_tokens);
+    anchors.extend(of_turns);
+    anchors.sort_unstable();
+    anchors.dedup();
     anchors
 }
 
@@ -489,7 +493,7 @@ pub(super) fn no_embeddings() -> RequestError {
 pub(super) fn is_text(weighed: &WeightedPrompt) -> bool {
     matches!(
         weighed.prompt,
-        Prompt::Text(_) | Prompt::Chat(_) | Prompt::Infill(_)
+        Prompt::Text(_) | Prompt::Chat(_) | Prompt::Infill(_) | Prompt::TextImages(_)
     )
 }
 

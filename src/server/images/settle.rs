@@ -17,7 +17,7 @@ use souffleur_media::{
     AllowedDomains, FetchLimits, Fetcher, MediaError, MediaUrl, decode_base64, decode_data_url,
     is_data_url,
 };
-use souffleur_request::{ChatPrompt, ImageFile};
+use souffleur_request::{ChatPrompt, GenerateRequest, ImageFile};
 
 /// Takes the place of an image for a model that reads text only.
 const NOTE: &str = "[image omitted: this model takes text only]";
@@ -155,6 +155,23 @@ pub(crate) fn take(
     }
     prompt.images = files;
     Ok(Pending(pending))
+}
+
+/// Checks the number of images of requests whose images were read elsewhere.
+pub(crate) fn check(state: &AppState, requests: &[GenerateRequest]) -> Result<(), ApiError> {
+    let limit = state.config().max_images;
+    let mut files = requests.iter().map(|request| request.prompt.image_files());
+    match files.find(|files| files.len() > limit) {
+        None => Ok(()),
+        Some(files) => {
+            let n_images = files.len();
+            let text = format!(
+                "image_data has {n_images} images, and the limit is {limit} per prompt: send fewer, or start the \
+                 server with a larger --max-images"
+            );
+            Err(ApiError::field("image_data", text))
+        }
+    }
 }
 
 /// The image of a part: its bytes, or none and the URL that has them.

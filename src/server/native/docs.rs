@@ -33,6 +33,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
         .takes("text", any_of([text(), list(text()).longer_than(0).up_to(most)]).about("the prompt, or a list of prompts"))
         .takes("input_ids", any_of([list(token_id()), list(list(token_id())).longer_than(0).up_to(most)]).about("the same as token ids"))
         .takes("input_embeds", any_of([embeds(), list(embeds()).up_to(most)]).about("the same as vectors, each as long as the model's embeddings"))
+        .takes("image_data", each(facts, any_of([text(), list(text().or_null())])).about("images of a text as base64 or `data:` URLs; the text has the model's placeholder for each"))
         .takes("sampling_params", each(facts, named("SamplingParams")).about("one for all prompts, or one for each"))
         .takes("return_logprob", each(facts, flag()).about("false by default"))
         .takes("logprob_start_len", each(facts, start).about("first position of the prompt whose log probability is wanted; -1, the default, wants none of them"))

@@ -227,7 +227,7 @@ impl Writer {
             Prompt::Text(text) => Some(text.clone()),
             Prompt::Tokens(tokens) => Some(spelling.text(tokens).into()),
             Prompt::Chat(_) | Prompt::Infill(_) => None,
-            Prompt::Vectors(_) | Prompt::Images(_) => None,
+            Prompt::Vectors(_) | Prompt::Images(_) | Prompt::TextImages(_) => None,
         };
         let echoes = call.prompts.iter().map(echo);
         let echoes: Vec<Option<Arc<str>>> = echoes

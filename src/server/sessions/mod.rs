@@ -102,7 +102,11 @@ pub(super) async fn open_all(
     let new = match &request.prompt {
         Prompt::Tokens(tokens) => tokens.to_vec(),
         Prompt::Text(text) => encode::text(state, text.clone(), params.is_continuation()).await?,
-        Prompt::Chat(_) | Prompt::Infill(_) | Prompt::Vectors(_) | Prompt::Images(_) => {
+        Prompt::Chat(_)
+        | Prompt::Infill(_)
+        | Prompt::Vectors(_)
+        | Prompt::Images(_)
+        | Prompt::TextImages(_) => {
             let text = "session_params need text or input_ids";
             return Err(ApiError::field("session_params", text));
         }

@@ -9,6 +9,7 @@ use crate::answers::AnswerCharge;
 use crate::call::{CallLimits, EmbedLimits, WebSocketSlots};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::images;
 use crate::lanes::Lane;
 use crate::native::{NativeCall, ReplyForm};
 use crate::open_requests::matches_id;
@@ -148,6 +149,7 @@ impl Native {
         };
         let session = SessionParams::take(&mut fields)?;
         let call = NativeCall::parse(fields, limits)?;
+        images::check(&state, &call.requests)?;
         let forms = call.forms(&loaded.spelling);
         let (requests, charges) = call.into_streamed();
         let (lanes, mut turn) = sessions::open_all(&state, session.as_ref(), requests).await?;

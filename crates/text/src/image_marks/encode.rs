@@ -52,8 +52,7 @@ impl TextModel {
         rendered: &RenderedImages,
         images: &[Vec<ImagePart<'_>>],
     ) -> Result<ImageTokens, RequestError> {
-        let written = rendered.written.iter();
-        let n_written = written.filter(|it| it.1 == marks.placeholder).count();
+        let n_written = marks.n_placeholders(rendered);
         if n_written != images.len() {
             return invalid(format!(
                 "the chat template writes {n_written} images, and the messages have {}: send images in messages of a \

@@ -167,6 +167,22 @@ impl ImageMarks {
         self.ids[self.pad]
     }
 
+    /// The name that stands for an image.
+    pub fn placeholder(&self) -> &str {
+        &self.names[self.placeholder]
+    }
+
+    /// Finds the names in a text that no template has rendered: all of them are tokens.
+    pub fn written_in(&self, text: &str) -> RenderedImages {
+        self.read(text)
+    }
+
+    /// The number of images that the text has places for.
+    pub fn n_placeholders(&self, rendered: &RenderedImages) -> usize {
+        let written = rendered.written.iter();
+        written.filter(|it| it.1 == self.placeholder).count()
+    }
+
     fn index_of(&self, name: &str) -> Option<usize> {
         self.names.iter().position(|known| known == name)
     }
@@ -194,6 +210,20 @@ impl ImageMarks {
 }
 
 impl TextModel {
+    /// The tokens that [`encode`](Self::encode) puts before a text, such as BOS.
+    ///
+    /// # Errors
+    /// Those of [`encode`](Self::encode).
+    pub fn tokens_before(&self, text: &str) -> Result<Vec<u32>, RequestError> {
+        let bos = self.special.bos.as_deref().unwrap_or_default();
+        if !bos.is_empty() && text.starts_with(bos) {
+            return Ok(Vec::new());
+        }
+        let added = self.encode("")?;
+        let is_bos = |id: &u32| Some(*id) == self.bos_id();
+        Ok(added.into_iter().take_while(is_bos).collect())
+    }
+
     /// Renders messages, of which parts of the form `{"type": "image"}` are images.
     ///
     /// # Errors

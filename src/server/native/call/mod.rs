@@ -1,5 +1,6 @@
 //! Parses the body of `/generate`, SGLang's `GenerateReqInput`.
 
+mod images;
 mod vectors;
 
 use std::sync::Arc;
@@ -39,6 +40,7 @@ impl NativeCall {
     /// Parses a call. A field with one value for all prompts is parsed once and shared.
     pub(crate) fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<Self, ApiError> {
         let prompts = prompts(&mut fields, limits)?;
+        let prompts = images::read(&mut fields, prompts)?;
         let count = PromptCount::of(&prompts);
         let sampling = sampling_params(&mut fields, count, limits.request)?;
         let samples: usize = sampling.iter().map(|(params, _)| params.n as usize).sum();

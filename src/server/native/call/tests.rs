@@ -193,17 +193,73 @@ fn unsupported_fields_of_sglang_pass_only_without_effect() {
         "return_hidden_states": false, "routing_key": "k", "no_such_field": 5,
     });
     assert_eq!(read(call).requests.len(), 1);
-    for field in ["lora_path", "image_data"] {
-        let error = parse(json!({"text": "a", field: "x"}))
-            .err()
-            .expect("is refused");
-        assert_eq!(error, ApiError::unsupported(field));
-    }
     // An empty list is refused unless it is the field's default.
-    let error = parse(json!({"text": "a", "image_data": []})).err();
-    assert_eq!(error, Some(ApiError::unsupported("image_data")));
+    for value in [json!("x"), json!([])] {
+        let error = parse(json!({"text": "a", "lora_path": value})).err();
+        assert_eq!(error, Some(ApiError::unsupported("lora_path")));
+    }
     let error = parse(json!({"text": "a", "sampling_params": {"stop_regex": "x"}}));
     assert_eq!(error.err(), Some(ApiError::unsupported("stop_regex")));
+}
+
+#[test]
+fn images_belong_to_texts() {
+    let files = |call: Value| -> Vec<Vec<(String, usize)>> {
+        let requests = read(call).requests;
+        let of_request = |request: &GenerateRequest| {
+            let files = request.prompt.image_files().iter();
+            files
+                .map(|file| (file.field.to_string(), file.bytes.len()))
+                .collect()
+        };
+        requests.iter().map(of_request).collect()
+    };
+    let named = |name: &str, bytes: usize| (name.to_owned(), bytes);
+    let one = json!({"text": "a", "image_data": "R0lG"});
+    assert_eq!(files(one), [[named("image_data", 3)]]);
+    let two = json!({"text": "a", "image_data": ["R0lG", null, "data:,ab"]});
+    assert_eq!(
+        files(two),
+        [[named("image_data[0]", 3), named("image_data[2]", 2)]]
+    );
+    let each = json!({"text": ["a", "b", "c"], "image_data": [null, ["R0lGOA"], "R0lG"]});
+    let expected = [
+        Vec::new(),
+        vec![named("image_data[1][0]", 4)],
+        vec![named("image_data[2]", 3)],
+    ];
+    assert_eq!(files(each), expected);
+    let none: Vec<(String, usize)> = Vec::new();
+    assert_eq!(files(json!({"text": "a", "image_data": []})), [none]);
+    for (call, expected) in [
+        (
+            json!({"text": "a", "image_data": ["R0lG", "/etc/passwd"]}),
+            "image_data[1]: the base64 text is invalid",
+        ),
+        (
+            json!({"text": "a", "image_data": "https://a.example/b.png"}),
+            "image_data: the base64 text is invalid",
+        ),
+        (
+            json!({"text": "a", "image_data": [5]}),
+            "image_data[0] is 5, must be a string",
+        ),
+        (
+            json!({"input_ids": [1], "image_data": "R0lG"}),
+            "image_data needs text",
+        ),
+        (
+            json!({"text": ["a", "b"], "image_data": ["R0lG"]}),
+            "image_data has 1 entries, must have 2",
+        ),
+        (
+            json!({"text": ["a"], "image_data": "R0lG"}),
+            "image_data is \"R0lG\", must be a list",
+        ),
+    ] {
+        let error = parse(call).err().expect("is refused").to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
 }
 
 #[test]
