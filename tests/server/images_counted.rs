@@ -15,7 +15,7 @@ use crate::http::post;
 use crate::world::{CONTEXT_TOKENS, World, long_model};
 
 /// A GIF of one pixel.
-const PIXEL: &str = "R0lGODlhAQABAIAAAP8AAAAAACwAAAAAAQABAAACAkQBADs=";
+pub const PIXEL: &str = "R0lGODlhAQABAIAAAP8AAAAAACwAAAAAAQABAAACAkQBADs=";
 const MARKS: [(&str, &str); 3] = [
     ("ø", "<|vision_start|>"),
     ("ù", "<|vision_end|>"),
@@ -64,6 +64,14 @@ fn model() -> TempDir {
 
 /// A server whose engine reads images of four tokens.
 fn world(configure: impl FnOnce(&mut ServerConfig)) -> (World, TempDir) {
+    world_with(configure, |_| ())
+}
+
+/// As [`world`]; `adapt` changes the engine's parts.
+pub fn world_with(
+    configure: impl FnOnce(&mut ServerConfig),
+    adapt: impl FnOnce(&mut EngineParts),
+) -> (World, TempDir) {
     let folder = model();
     let config = EngineConfig {
         model_path: folder.path().to_owned(),
@@ -82,35 +90,36 @@ fn world(configure: impl FnOnce(&mut ServerConfig)) -> (World, TempDir) {
     let text = parts.text.clone().expect("the model has a tokenizer");
     let reader = image_reader(folder.path(), &text, b"tower", &config);
     parts.images = Some(Arc::new(reader.unwrap_or_else(|error| panic!("{error}"))));
+    adapt(&mut parts);
     let engine = Engine::start_with(config, parts).unwrap_or_else(|error| panic!("{error}"));
     world.state.slot().fill(engine);
     (world, folder)
 }
 
-fn text(text: &str) -> Value {
+pub fn text(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
-fn url(url: &str) -> Value {
+pub fn url(url: &str) -> Value {
     json!({"type": "image_url", "image_url": {"url": url}})
 }
 
-fn pixel() -> Value {
+pub fn pixel() -> Value {
     url(&format!("data:image/png;base64,{PIXEL}"))
 }
 
-fn user(content: Value) -> Value {
+pub fn user(content: Value) -> Value {
     json!({"messages": [{"role": "user", "content": content}]})
 }
 
-fn tokens(world: &World, body: &Value) -> Vec<u64> {
+pub fn tokens(world: &World, body: &Value) -> Vec<u64> {
     let answer = post(world.addr, "/tokenize", body).ok();
     let tokens = answer["tokens"].as_array().expect("a list");
     assert_eq!(answer["count"], tokens.len());
     tokens.iter().filter_map(Value::as_u64).collect()
 }
 
-fn n_pads(tokens: &[u64]) -> usize {
+pub fn n_pads(tokens: &[u64]) -> usize {
     tokens.iter().filter(|id| **id == PAD).count()
 }
 

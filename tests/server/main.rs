@@ -18,6 +18,7 @@ mod formats;
 mod hostile;
 mod http;
 mod images;
+mod images_answered;
 mod images_counted;
 mod infill;
 mod infill_llama_cpp;

@@ -1,0 +1,230 @@
+//! Tests of images from the request to the answer, with a model that has a tower: usage, the cache, other containers of
+//! the same pixels, results of tools, and conversations that go on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+use souffleur_actors::vision::VisionSetup;
+use souffleur_base::beat::Beat;
+use souffleur_base::error::StepError;
+use souffleur_engine::EngineParts;
+use souffleur_executor::vision::{EncodedImage, Encoder, ImageTower};
+use souffleur_executor::{DeviceLost, Executor};
+use souffleur_request::ImageInput;
+use souffleur_state::step::{RowResult, StepOutput, StepPlan};
+use tempfile::TempDir;
+
+use crate::http::post;
+use crate::images_counted::{PIXEL, n_pads, pixel, text, tokens, url, user, world_with};
+use crate::world::World;
+
+/// The pixel as PNG, with a comment; and another one, of 254 in place of 255.
+const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADXRFWHRDb21tZW50AG90aGVyCbc9ggAAAAxJREFUeNpj+M/AAAADAQEA9wNBQwAAAABJRU5ErkJggg==";
+const DARKER: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADXRFWHRDb21tZW50AG90aGVyCbc9ggAAAAxJREFUeNpj+MfAAAAC/gD/FtvXsgAAAABJRU5ErkJggg==";
+/// Units of the tower's work on an image.
+const UNITS: usize = 3;
+const FLOPS: u64 = 1 << 30;
+
+/// A tower whose vectors have the mean of an image's patches.
+struct Mean {
+    width: usize,
+    encoded: Arc<AtomicUsize>,
+    /// The mean, and the number of vectors.
+    image: Option<(f32, usize)>,
+}
+
+impl ImageTower<()> for Mean {
+    fn begin(&mut self, _: &mut (), input: &dyn ImageInput) -> Result<(), String> {
+        let patches = input.patches(0);
+        let mean = patches.iter().sum::<f32>() / patches.len() as f32;
+        let grid = input.grid(0);
+        self.image = Some((mean, (grid.rows * grid.columns / 4) as usize));
+        Ok(())
+    }
+
+    fn advance(&mut self, _: &mut ()) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &mut ()) -> Result<Vec<f32>, String> {
+        let (mean, n_vectors) = self.image.ok_or("was not begun")?;
+        self.encoded.fetch_add(1, Ordering::SeqCst);
+        Ok(vec![mean; n_vectors * self.width])
+    }
+
+    fn forget(&mut self) {
+        self.image = None;
+    }
+}
+
+struct Towered {
+    inner: Box<dyn Executor>,
+    encoder: Encoder<()>,
+}
+
+impl Executor for Towered {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        let Some(slice) = &plan.vision else {
+            return self.inner.run(plan);
+        };
+        self.encoder.run(&mut (), slice)?;
+        self.inner.run(&StepPlan {
+            vision: None,
+            ..plan.clone()
+        })
+    }
+
+    fn recycle(&mut self, rows: Vec<RowResult>) {
+        self.inner.recycle(rows);
+    }
+
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        self.encoder.take_encoded()
+    }
+
+    fn set_beat(&mut self, beat: Beat) {
+        self.inner.set_beat(beat);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.inner.is_lost()
+    }
+
+    fn reset(&mut self) -> Result<(), DeviceLost> {
+        self.encoder.forget();
+        self.inner.reset()
+    }
+}
+
+struct Seeing {
+    world: World,
+    encoded: Arc<AtomicUsize>,
+    _folder: TempDir,
+}
+
+impl Seeing {
+    fn new() -> Self {
+        let encoded = Arc::new(AtomicUsize::new(0));
+        let of_tower = encoded.clone();
+        let see = move |parts: &mut EngineParts| {
+            let inner = parts.executor.clone();
+            let width = parts.info.hidden_size.expect("the executor takes vectors");
+            parts.executor = Arc::new(move || {
+                let tower = Mean {
+                    width,
+                    encoded: of_tower.clone(),
+                    image: None,
+                };
+                Ok(Box::new(Towered {
+                    inner: inner()?,
+                    encoder: Encoder::new(Box::new(tower), width),
+                }))
+            });
+            parts.vision = Some(Arc::new(VisionSetup {
+                cache_bytes: 1 << 20,
+                work: Box::new(|_: &dyn ImageInput| -> Arc<[u64]> { [FLOPS; UNITS].into() }),
+                flops_per_token: 1,
+            }));
+        };
+        let (world, folder) = world_with(|_| (), see);
+        Self {
+            world,
+            encoded,
+            _folder: folder,
+        }
+    }
+
+    fn encoded(&self) -> usize {
+        self.encoded.load(Ordering::SeqCst)
+    }
+
+    /// The usage of a chat with this content, which generates little.
+    fn ask(&self, content: Value) -> Value {
+        let mut body = user(content);
+        body["max_tokens"] = json!(3);
+        let answer = post(self.world.addr, "/v1/chat/completions", &body).ok();
+        let counted = tokens(&self.world, &body).len();
+        assert_eq!(answer["usage"]["prompt_tokens"], counted, "{answer}");
+        answer["usage"].clone()
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        post(self.world.addr, path, body).ok()
+    }
+}
+
+fn cached(usage: &Value) -> u64 {
+    let cached = &usage["prompt_tokens_details"]["cached_tokens"];
+    cached.as_u64().expect("a number")
+}
+
+#[test]
+fn a_picture_is_encoded_once_whatever_its_file_is() {
+    let seeing = Seeing::new();
+    let first = seeing.ask(json!([pixel(), text("Which one?")]));
+    assert_eq!((seeing.encoded(), cached(&first)), (1, 0));
+    let before = tokens(&seeing.world, &user(json!([pixel()]))).len() as u64 - 1;
+    // Another question, another container.
+    let second = seeing.ask(json!([pixel(), text("Why?")]));
+    assert!(cached(&second) >= before, "{second}");
+    let png = url(&format!("data:image/gif;base64,{PNG}"));
+    let third = seeing.ask(json!([png, text("Which color?")]));
+    assert!(cached(&third) >= before, "{third}");
+    assert_eq!(seeing.encoded(), 1);
+    // One level of one sample: none of the image's six tokens is cached.
+    let darker = url(&format!("data:image/png;base64,{DARKER}"));
+    let fourth = seeing.ask(json!([darker, text("Which one?")]));
+    assert!(cached(&fourth) <= before + 1 - 6, "{fourth}");
+    assert_eq!(seeing.encoded(), 2);
+    seeing.world.wait_until_idle();
+}
+
+#[test]
+fn every_api_answers_about_images() {
+    let seeing = Seeing::new();
+    let source = json!({"type": "base64", "media_type": "image/png", "data": PIXEL});
+    let image = json!({"type": "image", "source": source});
+    let result = json!({"type": "tool_result", "tool_use_id": "a", "content": [text("a screenshot"), image]});
+    let messages = json!({"model": "sees", "max_tokens": 3, "messages": [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "shoot", "input": {}}]},
+        {"role": "user", "content": [result, text("Which colors?")]},
+    ]});
+    let answer = seeing.post("/v1/messages", &messages);
+    let counted = seeing.post("/v1/messages/count_tokens", &messages);
+    let usage = &answer["usage"];
+    let fields = [
+        "input_tokens",
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+    ];
+    let prompt: u64 = fields.iter().filter_map(|name| usage[*name].as_u64()).sum();
+    assert_eq!(counted["input_tokens"], prompt, "{usage}");
+    let item = |text: &str| {
+        json!({"role": "user", "content": [
+            {"type": "input_text", "text": text},
+            {"type": "input_image", "image_url": format!("data:image/png;base64,{PIXEL}")},
+        ]})
+    };
+    let ask = json!({"max_output_tokens": 3, "input": [item("Which one?")]});
+    let answer = seeing.post("/v1/responses", &ask);
+    assert_eq!(seeing.encoded(), 1, "all of these are one picture");
+    // The picture comes from the stored response.
+    let next =
+        json!({"max_output_tokens": 3, "input": "And why?", "previous_response_id": answer["id"]});
+    let next = seeing.post("/v1/responses", &next);
+    let (before, after) = (&answer["usage"], &next["usage"]);
+    assert!(
+        after["input_tokens"].as_u64() > before["input_tokens"].as_u64(),
+        "{next}"
+    );
+    let native = json!({"text": "user: <|vision_start|><|image_pad|><|vision_end|>What?", "image_data": PIXEL,
+        "sampling_params": {"max_new_tokens": 3}});
+    let answer = seeing.post("/generate", &native);
+    let n_pads = n_pads(&tokens(&seeing.world, &user(json!([pixel()]))));
+    let prompt = answer["meta_info"]["prompt_tokens"].as_u64();
+    assert!(prompt > Some(n_pads as u64 + 2), "{answer}");
+    assert_eq!(seeing.encoded(), 1);
+    seeing.world.wait_until_idle();
+}
