@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -11,6 +12,7 @@ use souffleur_base::error::{LoadError, load_error};
 use souffleur_config::EngineConfig;
 use souffleur_images::{Limits, Processor};
 use souffleur_model::text::TextModel;
+use souffleur_model::vision::TowerConfig;
 
 /// The largest file of settings; those of models have a few kilobytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -36,6 +38,21 @@ pub fn image_reader(
     limited.map_err(|error| wrong(format!("image_max_tokens: {error}")))?;
     let limits = Limits::of_pixels(config.max_image_pixels as u64);
     ImageReader::new(text, read, tower, limits).map_err(wrong)
+}
+
+/// The reader for the images of chats that the tower encodes. Without one, which the log explains, only hosts send
+/// images.
+pub(super) fn reader_of(
+    tower: &TowerConfig,
+    text: &TextModel,
+    config: &EngineConfig,
+) -> Option<Arc<ImageReader>> {
+    let fingerprint = tower.fingerprint();
+    let reader = image_reader(&config.model_path, text, fingerprint.as_bytes(), config);
+    let reader = reader.inspect_err(|error| {
+        tracing::warn!(%error, "the images of chats cannot be read: chats serve text only");
+    });
+    reader.ok().map(Arc::new)
 }
 
 /// The text of a file, if it exists.

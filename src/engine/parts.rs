@@ -149,7 +149,7 @@ impl EngineParts {
             Gpu::executors(gpus, config, model, parts, &eos_token_ids, progress)?
         };
         let mut executors = from_the_same_files(dir, executors).into_iter();
-        let vision = tower.map(|tower| Arc::new(tower::setup(config, &model, &tower)));
+        let (vision, images) = tower::parts(config, &model, tower.as_ref(), text.as_deref());
         let info = ModelInfo {
             served_model_name: config.model_name(),
             model_path: dir.clone(),
@@ -176,7 +176,7 @@ impl EngineParts {
         Ok(Self {
             info,
             text,
-            images: None,
+            images,
             executor: executors.next().expect("an engine has a device"),
             other_executors: executors.collect(),
             gpus: shares,

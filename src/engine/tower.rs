@@ -1,21 +1,22 @@
 //! The vision tower of a model on a CPU: its files, its memory, and its work for the Vision actor.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use souffleur_actors::pictures::ImageReader;
 use souffleur_actors::vision::VisionSetup;
 use souffleur_base::error::{LoadError, load_error};
 use souffleur_config::EngineConfig;
 use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor};
 use souffleur_executor::memory_plan::VisionBytes;
 use souffleur_model::location::ModelLocation;
+use souffleur_model::text::TextModel;
 use souffleur_model::vision::{TowerCheckpoint, TowerConfig, TowerGrid, tower_next_to};
 use souffleur_request::ImageSupport;
 use souffleur_state::prompt_images::ImageInput;
 
+use crate::images;
 use crate::threads::compute_threads;
-
-/// Vectors of the largest image for which memory is planned.
-const PLANNED_VECTORS: usize = 256;
 
 /// Opens the tower in the model's folder. `None` without one, for models that cannot have images, on GPUs and on
 /// several ranks. A tower that cannot be used is logged: the model serves text, as one without a tower.
@@ -60,7 +61,7 @@ pub(super) fn bytes(
     model: &CpuDescription,
     tower: &TowerCheckpoint,
 ) -> VisionBytes {
-    let grid = largest_grid(&tower.config);
+    let grid = largest_grid(&tower.config, config);
     let encoding = tower.config.encoding_bytes(grid, compute_threads(config));
     VisionBytes {
         tower: tower.weights_bytes(model.dtype, config.quantization),
@@ -69,17 +70,26 @@ pub(super) fn bytes(
 }
 
 /// A square of blocks of patches, of which each gives a vector.
-fn largest_grid(config: &TowerConfig) -> TowerGrid {
-    let side = PLANNED_VECTORS.isqrt() * config.merge;
+fn largest_grid(tower: &TowerConfig, config: &EngineConfig) -> TowerGrid {
+    let side = (config.image_max_tokens as usize).isqrt() * tower.merge;
     TowerGrid { h: side, w: side }
 }
 
-/// The setup of the Vision actors.
-pub(super) fn setup(
+/// The setup of the Vision actors, and the reader of the images of chats; `None` for each that the model lacks.
+pub(super) fn parts(
     config: &EngineConfig,
     model: &CpuDescription,
-    tower: &TowerCheckpoint,
-) -> VisionSetup {
+    tower: Option<&TowerCheckpoint>,
+    text: Option<&TextModel>,
+) -> (Option<Arc<VisionSetup>>, Option<Arc<ImageReader>>) {
+    let Some(tower) = tower else {
+        return (None, None);
+    };
+    let reader = text.and_then(|text| images::reader_of(&tower.config, text, config));
+    (Some(Arc::new(setup(config, model, tower))), reader)
+}
+
+fn setup(config: &EngineConfig, model: &CpuDescription, tower: &TowerCheckpoint) -> VisionSetup {
     let of_tower = tower.config.clone();
     let elements: u64 = model.matrices.iter().map(|matrix| matrix.elements).sum();
     VisionSetup {
