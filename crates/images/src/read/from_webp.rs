@@ -120,9 +120,15 @@ fn check_frame(
     }
     let mut code_bytes = 0;
     let mut n_bitstreams = 0;
+    let mut follows_alpha = false;
     let mut at = frame.at + 16;
     while at + 8 <= frame.at + frame.length {
         let inner = chunk(file, at)?;
+        // The decoder takes what follows alpha for a lossy picture, whatever its name.
+        if follows_alpha && inner.name != b"VP8 " {
+            return Err(file.damaged("its alpha is not before a lossy picture"));
+        }
+        follows_alpha = inner.name == b"ALPH";
         count_bitstream(file, &inner, &mut n_bitstreams)?;
         code_bytes += check_bitstream(file, &inner, size, max_bytes)?;
         at = inner.end();
@@ -223,8 +229,17 @@ fn error(bytes: &[u8], error: &DecodingError) -> ImageError {
     }
 }
 
+/// The end that the RIFF header gives.
+fn end_of(bytes: &[u8]) -> usize {
+    let size = bytes.get(4..8).and_then(|size| size.try_into().ok());
+    let size = size.map_or(0, u32::from_le_bytes) as usize;
+    size.saturating_add(8).min(bytes.len())
+}
+
 /// The pixels as RGB.
 pub(super) fn pixels(bytes: &[u8], header: &Header) -> Result<Vec<u8>, ImageError> {
+    // The decoder looks for chunks beyond the end that the file gives, where no header was checked.
+    let bytes = &bytes[..end_of(bytes)];
     let mut decoder = WebPDecoder::new(Cursor::new(bytes)).map_err(|e| error(bytes, &e))?;
     if decoder.dimensions() != header.stored {
         return Err(ImageError::damaged(Kind::Webp, "it has two sizes"));

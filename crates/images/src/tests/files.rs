@@ -88,3 +88,18 @@ fn formats_are_known_by_their_first_bytes() {
     );
     assert!(kind_of(b"").is_err());
 }
+
+#[test]
+fn chunks_beyond_the_end_of_a_webp_are_not_decoded() {
+    let lossy = file("webp-lossy");
+    let whole = read(&lossy, &Limits::default()).expect("the file can be read");
+    let side = |side: u32| (side - 1).to_le_bytes()[..3].to_vec();
+    let canvas = [vec![0; 4], side(whole.width()), side(whole.height())].concat();
+    let first = [&b"VP8X"[..], &10_u32.to_le_bytes(), &canvas].concat();
+    let riff = |size: usize| [&b"RIFF"[..], &(size as u32).to_le_bytes(), b"WEBP"].concat();
+    let chunk = &lossy[12..];
+    let inside = [&riff(4 + first.len() + chunk.len())[..], &first, chunk].concat();
+    assert!(read(&inside, &Limits::default()).is_ok());
+    let beyond = [&riff(4 + first.len())[..], &first, chunk].concat();
+    assert!(read(&beyond, &Limits::default()).is_err());
+}
