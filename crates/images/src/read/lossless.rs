@@ -70,9 +70,17 @@ impl Code {
         let mut sorted: Vec<(u8, u16)> = coded.map(|(length, symbol)| (*length, symbol)).collect();
         sorted.sort_unstable();
         let longest = usize::from(sorted.last()?.0);
-        let mut counts = [0; 16];
+        let mut counts = [0_u16; 16];
         for (length, _) in &sorted {
             counts[usize::from(*length)] += 1;
+        }
+        let used = counts.iter().zip(0..).skip(1);
+        let used: u32 = used
+            .map(|(count, length)| u32::from(*count) << (15 - length))
+            .sum();
+        // The decoder refuses codes that are not complete.
+        if sorted.len() > 1 && used != 1 << 15 {
+            return None;
         }
         let n_long = sorted
             .iter()
@@ -97,6 +105,12 @@ impl Code {
         if has_second {
             symbols.push(bits.take(8)? as u16);
             counts[1] = 2;
+        }
+        if symbols
+            .iter()
+            .any(|symbol| usize::from(*symbol) >= n_symbols)
+        {
+            return None;
         }
         Some(Self {
             symbols,
