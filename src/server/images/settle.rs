@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use actix_web::rt::task::spawn_blocking;
-use futures_util::future::try_join_all;
+use futures_util::stream::{FuturesUnordered, TryStreamExt};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -83,7 +83,8 @@ impl Pending {
         charges: &mut Charges,
     ) -> Result<(), ApiError> {
         let fetches = self.0.into_iter().map(|wanted| state.media().fetch(wanted));
-        for (index, bytes) in try_join_all(fetches).await? {
+        let mut fetches: FuturesUnordered<_> = fetches.collect();
+        while let Some((index, bytes)) = fetches.try_next().await? {
             charges.prompt.grow(bytes.len())?;
             prompt.images[index].bytes = bytes.into();
         }
