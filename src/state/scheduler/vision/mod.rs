@@ -189,17 +189,18 @@ impl Scheduler {
         }
     }
 
-    /// Stops all encodings after a lost step, which may have computed a part of them wrongly.
+    /// Stops all encodings after a lost step, which may have computed a part of them wrongly. Requests that wait give up
+    /// their vectors too: in a trial only the suspect runs, and needs the room.
     pub(super) fn drop_encodings(&mut self) {
         let Some(vision) = &mut self.vision else {
             return;
         };
         vision.running = None;
         vision.due = None;
-        let mut waiting: Vec<SeqId> = vision.tickets.values().copied().collect();
-        waiting.sort_unstable();
-        waiting.dedup();
-        for seq in waiting {
+        let holders = self.requests.iter();
+        let holders = holders.filter(|(_, sequence)| sequence.vision.is_some());
+        let holders: Vec<SeqId> = holders.map(|(seq, _)| seq).collect();
+        for seq in holders {
             self.release_vectors(seq);
         }
     }
