@@ -22,7 +22,7 @@ use crate::check::Limits;
 use crate::host::StoreLink;
 use crate::results::ResultBuffers;
 use crate::rows::Rows;
-use crate::vision::{EncodedImage, Encoder, ImageTower, refuse_slice};
+use crate::vision::{EncodedImage, Encoder};
 use crate::{DeviceLost, Executor};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
@@ -215,22 +215,6 @@ impl CpuExecutor {
         })
     }
 
-    /// Lets plans have slices of images, which `tower` encodes on the compute threads.
-    pub fn with_tower(self, tower: Box<dyn ImageTower<CpuBackend>>) -> Self {
-        Self {
-            encoder: Some(Encoder::new(tower, self.hidden_size)),
-            ..self
-        }
-    }
-
-    fn check_slice(&self, plan: &StepPlan) -> Result<(), StepError> {
-        match (&self.encoder, &plan.vision) {
-            (Some(encoder), Some(slice)) => encoder.check(slice),
-            (Some(_), None) => Ok(()),
-            (None, _) => refuse_slice(plan),
-        }
-    }
-
     /// Runs one step like [`Executor::run`], and passes each row of raw logits that the step needs to `probe`.
     pub fn run_observed(
         &mut self,
@@ -292,12 +276,6 @@ impl CpuExecutor {
             step: plan.step,
             rows,
         })
-    }
-
-    fn forget_image(&mut self) {
-        if let Some(encoder) = &mut self.encoder {
-            encoder.forget();
-        }
     }
 
     pub fn keeps_states(&self) -> bool {

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::CpuExecutor;
-use crate::vision::ImageTower;
-use souffleur_base::error::LoadError;
+use crate::vision::{Encoder, ImageTower, refuse_slice};
+use souffleur_base::error::{LoadError, StepError};
 use souffleur_kernels::cpu::CpuBackend;
 use souffleur_model::vision::{Encoding, Tower, TowerCheckpoint, TowerConfig, TowerGrid};
 use souffleur_state::prompt_images::{ImageGrid, ImageInput};
+use souffleur_state::step::StepPlan;
 
 struct CpuTower {
     tower: Tower<CpuBackend>,
@@ -73,6 +74,28 @@ impl ImageTower<CpuBackend> for CpuTower {
 }
 
 impl CpuExecutor {
+    /// Lets plans have slices of images, which `tower` encodes on the compute threads.
+    pub fn with_tower(self, tower: Box<dyn ImageTower<CpuBackend>>) -> Self {
+        Self {
+            encoder: Some(Encoder::new(tower, self.hidden_size)),
+            ..self
+        }
+    }
+
+    pub(super) fn check_slice(&self, plan: &StepPlan) -> Result<(), StepError> {
+        match (&self.encoder, &plan.vision) {
+            (Some(encoder), Some(slice)) => encoder.check(slice),
+            (Some(_), None) => Ok(()),
+            (None, _) => refuse_slice(plan),
+        }
+    }
+
+    pub(super) fn forget_image(&mut self) {
+        if let Some(encoder) = &mut self.encoder {
+            encoder.forget();
+        }
+    }
+
     /// Loads a vision tower, which encodes the images of slices. `source` is the file that errors name.
     ///
     /// # Errors
