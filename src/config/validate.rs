@@ -33,7 +33,7 @@ pub(super) const MAX_STATE_INTERVAL_TOKENS: usize = 1 << 30;
 pub(super) const MAX_STEP_MS: u32 = 3_600_000;
 /// A larger channel is of no use: events that do not fit are merged without loss.
 pub(super) const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
-/// A picture of so many pixels takes 768 MiB.
+/// A picture of this size takes 768 MiB.
 pub(super) const MAX_IMAGE_PIXELS: usize = 1 << 28;
 /// Enough for the message log's header, some records and its end.
 pub(super) const MIN_RECORD_BYTES: u64 = 64 << 10;

@@ -31,7 +31,7 @@ impl fmt::Display for Kind {
 pub struct Limits {
     /// The most pixels of a picture: width times height.
     pub max_pixels: u64,
-    /// The most pixels of a side. Scaling a long side takes memory of its own.
+    /// The most pixels of a side. Scaling a long side takes additional memory.
     pub max_side: u32,
     /// The most bytes that decoding may take, the decoded picture included.
     pub max_bytes: u64,

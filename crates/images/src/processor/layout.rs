@@ -47,7 +47,7 @@ pub enum Part {
     Text(&'static str),
     /// The mark before an image.
     Begin,
-    /// So many positions for a view's vectors; views are used in order, and rows of a view in order.
+    /// The number of positions for a view's vectors; views are used in order, and rows of a view in order.
     Vectors(u32),
     /// The mark after each row but the last.
     RowBreak,

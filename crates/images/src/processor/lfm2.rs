@@ -27,7 +27,7 @@ pub struct Lfm2 {
     pub max_tiles: u32,
     /// Whether the whole picture follows the tiles.
     pub has_thumbnail: bool,
-    /// A picture is cut if it has so many times the pixels of one with the most tokens.
+    /// A picture is cut if it has more than this multiple of the pixels of one with the most tokens.
     pub tolerance: f64,
     /// The filter.
     pub filter: Filter,

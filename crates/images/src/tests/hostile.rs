@@ -213,7 +213,7 @@ fn lengths() -> Vec<Hostile> {
     lengths
 }
 
-/// A JPEG with so many scans: its last one, again and again.
+/// A JPEG with this number of scans: its last one, again and again.
 fn scans(n_scans: usize) -> Vec<u8> {
     let bytes = file("jpeg-progressive");
     let scan = bytes.windows(2).rposition(|pair| pair == [0xff, 0xda]);
@@ -223,7 +223,7 @@ fn scans(n_scans: usize) -> Vec<u8> {
     [&bytes[..scan], &repeated, &bytes[end..]].concat()
 }
 
-/// A GIF with so many frames: its first one, again and again.
+/// A GIF with this number of frames: its first one, again and again.
 fn gif_frames(n_frames: usize) -> Vec<u8> {
     let bytes = file("gif");
     let frame = 13 + 3 * (2 << (bytes[10] & 7));
@@ -232,7 +232,7 @@ fn gif_frames(n_frames: usize) -> Vec<u8> {
     [&bytes[..frame], &repeated, b";"].concat()
 }
 
-/// An animated WebP with so many frames.
+/// An animated WebP with this number of frames.
 fn webp_frames(n_frames: usize) -> Vec<u8> {
     let bytes = file("webp-lossless");
     let length = bytes[16..20].try_into().map(u32::from_le_bytes);

@@ -44,7 +44,7 @@ pub enum ImagePart<'a> {
     Text(&'a str),
     /// A token, by its name.
     Mark(&'a str),
-    /// So many pad tokens.
+    /// The number of pad tokens.
     Vectors(u32),
 }
 
