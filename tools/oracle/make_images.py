@@ -476,6 +476,10 @@ def saved(image, name, tolerance, orientation=1, **options):
     }
 
 
+# Chroma of at most two samples across is not smoothed.
+NARROW = [(1, 1), (2, 5), (4, 3), (5, 2), (16, 16), (17, 33)]
+
+
 def files():
     image, grey = smooth(29, 22), smooth(29, 22).convert("L")
     clear = image.copy()
@@ -486,13 +490,18 @@ def files():
     holes.putpixel((3, 4), 5)
     jpeg = {"format": "JPEG", "quality": 92}
     return [
-        saved(image, "jpeg-444", 2, subsampling=0, **jpeg),
-        saved(image, "jpeg-420", 4, subsampling=2, **jpeg),
-        saved(image, "jpeg-422", 4, subsampling=1, **jpeg),
-        saved(grey, "jpeg-grey", 2, **jpeg),
-        saved(image, "jpeg-progressive", 2, subsampling=0, progressive=True, **jpeg),
-        saved(image, "jpeg-progressive-420", 4, subsampling=2, progressive=True, **jpeg),
-        *(saved(image, f"jpeg-exif-{n}", 2, n, subsampling=0, **jpeg) for n in (3, 6, 8)),
+        saved(image, "jpeg-444", 0, subsampling=0, **jpeg),
+        saved(image, "jpeg-420", 0, subsampling=2, **jpeg),
+        saved(image, "jpeg-422", 0, subsampling=1, **jpeg),
+        saved(grey, "jpeg-grey", 0, **jpeg),
+        saved(image, "jpeg-progressive", 0, subsampling=0, progressive=True, **jpeg),
+        saved(image, "jpeg-progressive-420", 0, subsampling=2, progressive=True, **jpeg),
+        *(saved(image, f"jpeg-exif-{n}", 0, n, subsampling=0, **jpeg) for n in (3, 6, 8)),
+        saved(image.convert("CMYK"), "jpeg-cmyk", 0, **jpeg),
+        saved(image, "jpeg-rgb", 0, subsampling=0, keep_rgb=True, **jpeg),
+        saved(image, "jpeg-restarts", 0, subsampling=2, restart_marker_blocks=1, **jpeg),
+        saved(image, "jpeg-progressive-restarts", 0, progressive=True, restart_marker_blocks=1, **jpeg),
+        *(saved(smooth(*size), "jpeg-420-%dx%d" % size, 0, subsampling=2, **jpeg) for size in NARROW),
         saved(image, "webp-lossless", 0, format="WEBP", lossless=True),
         saved(clear, "webp-lossless-alpha", 0, format="WEBP", lossless=True, exact=True),
         saved(image, "webp-lossy", 2, format="WEBP", quality=90),

@@ -6,10 +6,10 @@
 mod alpha;
 mod exif;
 mod from_gif;
-mod from_jpeg;
 mod from_png;
 mod from_webp;
 mod header;
+mod jpeg;
 mod lossless;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -53,7 +53,7 @@ pub fn inspect(bytes: &[u8], limits: &Limits) -> Result<Header, ImageError> {
     let kind = kind_of(bytes)?;
     let header = match kind {
         Kind::Png => from_png::header(bytes),
-        Kind::Jpeg => from_jpeg::header(bytes, limits.max_scans),
+        Kind::Jpeg => jpeg::header(bytes, limits.max_scans),
         Kind::Webp => from_webp::header(bytes, limits.max_bytes),
         Kind::Gif => from_gif::header(bytes),
     }?;
@@ -68,10 +68,10 @@ pub fn inspect(bytes: &[u8], limits: &Limits) -> Result<Header, ImageError> {
 pub fn read(bytes: &[u8], limits: &Limits) -> Result<Picture, ImageError> {
     let header = inspect(bytes, limits)?;
     let kind = header.kind;
-    // The decoders are others' code, in which a file may find a panic: that file is damaged, and nothing else.
+    // A file may find a panic in a decoder: that file is damaged, and nothing else.
     let decoded = catch_unwind(AssertUnwindSafe(|| match kind {
         Kind::Png => from_png::pixels(bytes, &header),
-        Kind::Jpeg => from_jpeg::pixels(bytes, &header),
+        Kind::Jpeg => jpeg::pixels(bytes, &header),
         Kind::Webp => from_webp::pixels(bytes, &header),
         Kind::Gif => from_gif::pixels(bytes, &header),
     }));

@@ -3,6 +3,7 @@
 mod cases;
 mod files;
 mod hostile;
+mod jpeg;
 mod memory;
 mod names;
 mod png_writer;
