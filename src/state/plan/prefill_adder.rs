@@ -271,12 +271,15 @@ impl PrefillAdder {
         }
     }
 
-    /// Reserves pages to load `tokens` for the chunked request; returns how many tokens fit, in whole pages.
-    pub fn load_chunked(&mut self, tokens: usize, available: usize) -> usize {
+    /// How many of `tokens` to load for the chunked request fit, in whole pages.
+    pub fn load_chunked(&self, tokens: usize, available: usize) -> usize {
         let unreserved = self.rem_total(available).max(0.0) as usize;
-        let loaded = tokens.min(self.floor_page(unreserved));
-        self.reserve_without_input(loaded);
-        loaded
+        tokens.min(self.floor_page(unreserved))
+    }
+
+    /// Reserves pages to load this many tokens for the chunked request.
+    pub fn reserve_load(&mut self, tokens: usize) {
+        self.reserve_without_input(tokens);
     }
 
     /// Reserves memory for the missing tokens of the chunked request, which computes nothing in this step: it waits for

@@ -169,10 +169,11 @@ impl Planning<'_> {
                 return Err(NotNow::Fetching);
             }
             let limit = candidate.match_limit.min(candidate.tokens.len());
-            if self.waits_for_vectors(candidate, expected(candidate, prefix_len, limit)) {
+            let load = self.load_round(adder, candidate, prefix_len);
+            if self.waits_for_vectors(candidate, covered(candidate, prefix_len, load, limit)) {
                 return Err(NotNow::Encoding);
             }
-            let admitted = self.continue_chunk(adder, candidate, prefix_len);
+            let admitted = self.continue_chunk(adder, candidate, prefix_len, load);
             self.reserve_windows(candidate, &admitted);
             return Ok(admitted);
         }
@@ -276,15 +277,17 @@ impl Planning<'_> {
         self.verdict.refused = None;
     }
 
+    /// Continues the chunked request, first with the blocks of `load`.
     fn continue_chunk(
         &mut self,
         adder: &mut PrefillAdder,
         candidate: &Candidate,
         prefix_len: usize,
+        load: Option<LoadGrant>,
     ) -> Admitted {
         let len = candidate.tokens.len();
-        let load = self.load_round(adder, candidate, prefix_len);
         let begins = load.map_or(prefix_len, |load| load.to);
+        adder.reserve_load(begins - prefix_len);
         let decision = match load {
             Some(LoadGrant {
                 to,

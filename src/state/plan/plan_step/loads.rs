@@ -68,10 +68,10 @@ impl Planning<'_> {
         })
     }
 
-    /// The next blocks of the chunked request, limited by the free pages.
+    /// The next blocks of the chunked request, limited by the free pages. Reserves nothing.
     pub(super) fn load_round(
         &self,
-        adder: &mut PrefillAdder,
+        adder: &PrefillAdder,
         candidate: &Candidate,
         prefix_len: usize,
     ) -> Option<LoadGrant> {

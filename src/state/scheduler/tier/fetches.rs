@@ -175,7 +175,7 @@ impl Scheduler {
                 from,
                 to,
                 until: match tier.states.total {
-                    0 => n_tokens.max(to),
+                    0 if tier.serves => n_tokens.max(to),
                     _ => to,
                 },
             },
@@ -329,16 +329,17 @@ impl Scheduler {
         }
     }
 
-    /// Lets a sequence that waits again fetch its stored blocks again, unless one of its steps was lost.
+    /// Lets a sequence that waits again fetch its stored blocks again, unless one of its steps was lost, or the store did
+    /// not give the K/V of an image.
     pub(in crate::scheduler) fn allow_fetch_again(&mut self, seq: SeqId) {
         let sequence = &mut self.requests[seq];
-        let was_lost = sequence.losses > 0;
+        let is_barred = sequence.losses > 0 || sequence.distrusts_store();
         let Some(seq_tier) = sequence.tier.as_deref_mut() else {
             return;
         };
         seq_tier.phase = match seq_tier.phase {
-            TierPhase::Done if !was_lost && seq_tier.wanted > 0 => TierPhase::Found,
-            TierPhase::Found if was_lost => TierPhase::Done,
+            TierPhase::Done if !is_barred && seq_tier.wanted > 0 => TierPhase::Found,
+            TierPhase::Found if is_barred => TierPhase::Done,
             phase => phase,
         };
     }

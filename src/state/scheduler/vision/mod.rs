@@ -5,6 +5,9 @@
 //! compute the steps, so its work is a part of steps, charged like a prefill: a step has tokens to prefill or a slice,
 //! in turn if there is work of both kinds, and decodes wait for at most one slice.
 //!
+//! A request may start without the vectors of images that the KV store has. If the store, or the memory for its blocks,
+//! fails before such an image, the request is retracted once, and its images are encoded.
+//!
 //! Plans depend on encodings only through news, which are in the message log: a replay needs neither pixels nor vectors.
 
 mod pace;
@@ -46,6 +49,8 @@ pub(super) struct Vision {
     tickets: FxHashMap<Ticket, SeqId>,
     /// Vectors that requests have asked for, or hold.
     n_vectors: usize,
+    /// The chunked request, if the last plan found that it cannot continue without vectors.
+    lacking: Option<SeqId>,
     running: Option<RunningEncoding>,
     pace: TowerPace,
     /// The last step with tokens to prefill came after the last slice.
@@ -69,6 +74,7 @@ impl Vision {
             orders: Vec::new(),
             tickets: FxHashMap::default(),
             n_vectors: 0,
+            lacking: None,
             running: None,
             pace: TowerPace::default(),
             has_turn: false,
@@ -143,17 +149,25 @@ impl Scheduler {
         self.fail(seq, error.into());
     }
 
-    /// Asks for the vectors that candidates lack, in their order, as far as the limit allows.
+    /// Asks for the vectors that candidates lack, in their order, as far as the limit allows. Notes a chunked request that
+    /// lacks vectors.
     pub(super) fn start_encodings(&mut self, demands: Vec<EncodeDemand>) {
         for EncodeDemand { seq, cached_tokens } in demands {
             let Some(vision) = &mut self.vision else {
                 return;
             };
             let sequence = self.requests.get_mut(seq);
-            let sequence = sequence.filter(|it| !it.has_ended && it.phase == Phase::Waiting);
-            let Some(sequence) = sequence else {
+            let Some(sequence) = sequence.filter(|it| !it.has_ended) else {
                 continue;
             };
+            if sequence.phase != Phase::Waiting {
+                // With a step in flight, the plan after that step demands the vectors again.
+                if sequence.rows_in_flight == 0 {
+                    vision.lacking = Some(seq);
+                    self.pipeline.note_change();
+                }
+                continue;
+            }
             let (Some(parts), Some(images)) =
                 (sequence.vision.as_deref_mut(), &sequence.request.images)
             else {
@@ -197,6 +211,7 @@ impl Scheduler {
         };
         vision.running = None;
         vision.due = None;
+        vision.lacking = None;
         let holders = self.requests.iter();
         let holders = holders.filter(|(_, sequence)| sequence.vision.is_some());
         let holders: Vec<SeqId> = holders.map(|(seq, _)| seq).collect();
@@ -205,18 +220,19 @@ impl Scheduler {
         }
     }
 
-    /// Retracts the chunked request if it has reached an image without vectors, since the store has lost the K/V that it
-    /// was expected to have.
+    /// Retracts the chunked request if the last plan found that it cannot continue without vectors: the store gives less
+    /// than it promised, or memory does not suffice to load more.
     pub(super) fn retract_unencoded(&mut self) -> Option<Settle> {
-        let seq = self.batch.chunked()?;
-        let sequence = self.requests.get(seq)?;
-        let parts = sequence.vision.as_deref()?;
-        let computed = sequence.kv.as_ref()?.committed;
-        let tier = sequence.tier.as_ref();
-        let may_load = tier.is_some_and(|tier| tier.is_loading());
-        if sequence.rows_in_flight > 0 || may_load || !parts.lacks_after(computed) {
+        let seq = self.vision.as_mut()?.lacking.take()?;
+        let sequence = self.requests.get_mut(seq)?;
+        if self.batch.chunked() != Some(seq) || sequence.rows_in_flight > 0 {
             return None;
         }
+        if let Some(parts) = sequence.vision.as_deref_mut() {
+            // Otherwise the store could fail it again and again.
+            parts.distrust_store();
+        }
+        self.discard_fetch(seq);
         let settle = self.release_for_restart(seq);
         self.queue_retracted(seq);
         self.batch.set_full(false);

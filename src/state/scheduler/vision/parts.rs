@@ -15,6 +15,8 @@ use souffleur_base::ids::Ticket;
 pub struct SequenceVision {
     /// In the order of the prompt.
     parts: SmallVec<[Part; 2]>,
+    /// The request was retracted since the store did not give the K/V of an image.
+    distrusts_store: bool,
 }
 
 #[derive(Debug)]
@@ -57,7 +59,12 @@ impl SequenceVision {
             progress: Progress::Unasked,
         });
         let parts: SmallVec<[Part; 2]> = parts.collect();
-        (!parts.is_empty()).then(|| Box::new(Self { parts }))
+        (!parts.is_empty()).then(|| {
+            Box::new(Self {
+                parts,
+                distrusts_store: false,
+            })
+        })
     }
 
     /// The ends of the images without vectors.
@@ -70,15 +77,14 @@ impl SequenceVision {
             .collect()
     }
 
-    /// Whether an image after the first `computed` tokens has no vectors.
-    pub(in crate::scheduler) fn lacks_after(&self, computed: usize) -> bool {
-        self.missing().iter().any(|end| *end as usize > computed)
-    }
-
     /// Whether an image is being encoded, or waits for that.
     pub(in crate::scheduler) fn is_waiting(&self) -> bool {
         let mut parts = self.parts.iter();
         parts.any(|part| matches!(part.progress, Progress::Asked(_)))
+    }
+
+    pub(super) fn distrust_store(&mut self) {
+        self.distrusts_store = true;
     }
 
     /// Vectors to ask for, if the first `cached` tokens are cached; and those that were asked for before.
@@ -158,6 +164,12 @@ impl Part {
 }
 
 impl Sequence {
+    /// Whether the request gets nothing more from the KV store, which did not give the K/V of an image as expected.
+    pub(in crate::scheduler) fn distrusts_store(&self) -> bool {
+        let parts = self.vision.as_deref();
+        parts.is_some_and(|parts| parts.distrusts_store)
+    }
+
     /// The images for a row that starts, with the vectors that they have now.
     pub(in crate::scheduler) fn row_images(&self) -> Option<Arc<PromptImages>> {
         let images = self.request.images.as_ref()?;
