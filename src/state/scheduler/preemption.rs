@@ -36,10 +36,7 @@ impl Scheduler {
             let tier = sequence.tier.as_ref();
             sequence.rows_in_flight == 0
                 && !tier.is_some_and(|tier| tier.is_finding())
-                && !sequence
-                    .vision
-                    .as_ref()
-                    .is_some_and(|vision| vision.is_waiting())
+                && !self.awaits_vectors(sequence)
                 && self.trials.admit(sequence.request.intake)
         };
         let queue = self.queue.candidates().filter(is_ready);

@@ -5,6 +5,9 @@
 //! compute the steps, so its work is a part of steps, charged like a prefill: a step has tokens to prefill or a slice,
 //! in turn if there is work of both kinds, and decodes wait for at most one slice.
 //!
+//! The vectors of waiting requests are bounded. Requests ask in the order of the queue; one that finds no room is no
+//! candidate until vectors are released, so that it takes the place of no request that has its vectors or needs none.
+//!
 //! A request may start without the vectors of images that the KV store has. If the store, or the memory for its blocks,
 //! fails before such an image, the request is retracted once, and its images are encoded.
 //!
@@ -49,6 +52,10 @@ pub(super) struct Vision {
     tickets: FxHashMap<Ticket, SeqId>,
     /// Vectors that requests have asked for, or hold.
     n_vectors: usize,
+    /// How often requests have released vectors.
+    n_releases: u64,
+    /// The number of releases when a request last found no room.
+    full_at: Option<u64>,
     /// The chunked request, if the last plan found that it cannot continue without vectors.
     lacking: Option<SeqId>,
     running: Option<RunningEncoding>,
@@ -74,6 +81,8 @@ impl Vision {
             orders: Vec::new(),
             tickets: FxHashMap::default(),
             n_vectors: 0,
+            n_releases: 0,
+            full_at: None,
             lacking: None,
             running: None,
             pace: TowerPace::default(),
@@ -90,7 +99,17 @@ impl Vision {
             self.orders.push(VisionOrder::Release { ticket: *ticket });
         }
         self.n_vectors = self.n_vectors.saturating_sub(n_vectors);
-        !tickets.is_empty()
+        let has_any = !tickets.is_empty();
+        self.n_releases += u64::from(has_any);
+        has_any
+    }
+
+    /// Whether a request that has no vectors may ask for this many. After one that finds no room, none finds room before
+    /// the next release: small images would otherwise delay a large one without end.
+    fn has_room(&self, wanted: usize) -> bool {
+        let is_closed = self.full_at == Some(self.n_releases);
+        let fits = self.n_vectors + wanted <= self.limits.max_vectors;
+        self.n_vectors == 0 || (fits && !is_closed)
     }
 }
 
@@ -174,10 +193,15 @@ impl Scheduler {
                 continue;
             };
             let (wanted, has) = parts.wanted_after(cached_tokens);
-            let fits = vision.n_vectors + wanted <= vision.limits.max_vectors;
             // A request that has some gets all: two that have a part each could otherwise wait for each other.
-            if has == 0 && vision.n_vectors > 0 && !fits {
-                return;
+            if has == 0 && !vision.has_room(wanted) {
+                vision.full_at = Some(vision.n_releases);
+                parts.turn_away(vision.n_releases);
+                if self.pipeline.is_drained() {
+                    // No end of a step leads to the plan that considers the candidates after these.
+                    self.pipeline.note_change();
+                }
+                continue;
             }
             vision.n_vectors += wanted;
             let (next_ticket, tickets) = (&mut vision.next_ticket, &mut vision.tickets);
@@ -238,6 +262,20 @@ impl Scheduler {
         self.batch.set_full(false);
         self.pipeline.note_change();
         settle
+    }
+
+    /// Whether a request waits for vectors, or for room for them: no plan can admit it.
+    pub(super) fn awaits_vectors(&self, sequence: &Sequence) -> bool {
+        let (Some(vision), Some(parts)) = (&self.vision, &sequence.vision) else {
+            return false;
+        };
+        parts.is_waiting() || parts.was_turned_away(vision.n_releases)
+    }
+
+    /// Vectors that requests have asked for or hold, and tickets without an answer, for checks in tests.
+    pub fn wanted_vectors(&self) -> (usize, usize) {
+        let vision = self.vision.as_ref();
+        vision.map_or((0, 0), |vision| (vision.n_vectors, vision.tickets.len()))
     }
 
     /// Notes the images of a new request that have no vectors.

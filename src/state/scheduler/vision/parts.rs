@@ -15,6 +15,8 @@ use souffleur_base::ids::Ticket;
 pub struct SequenceVision {
     /// In the order of the prompt.
     parts: SmallVec<[Part; 2]>,
+    /// The number of releases of vectors when the request last found no room for its own.
+    turned_away_at: Option<u64>,
     /// The request was retracted since the store did not give the K/V of an image.
     distrusts_store: bool,
 }
@@ -62,6 +64,7 @@ impl SequenceVision {
         (!parts.is_empty()).then(|| {
             Box::new(Self {
                 parts,
+                turned_away_at: None,
                 distrusts_store: false,
             })
         })
@@ -81,6 +84,16 @@ impl SequenceVision {
     pub(in crate::scheduler) fn is_waiting(&self) -> bool {
         let mut parts = self.parts.iter();
         parts.any(|part| matches!(part.progress, Progress::Asked(_)))
+    }
+
+    /// Notes that there is no room for the request's vectors before the next release.
+    pub(super) fn turn_away(&mut self, n_releases: u64) {
+        self.turned_away_at = Some(n_releases);
+    }
+
+    /// Whether no vectors were released since the request found no room.
+    pub(super) fn was_turned_away(&self, n_releases: u64) -> bool {
+        self.turned_away_at == Some(n_releases)
     }
 
     pub(super) fn distrust_store(&mut self) {
