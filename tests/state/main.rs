@@ -8,6 +8,7 @@ mod counting_allocator;
 mod deadlines;
 #[path = "../common/grammars.rs"]
 mod grammars;
+mod images;
 mod kv_events;
 mod lifecycle;
 mod long_requests;

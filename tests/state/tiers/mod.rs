@@ -7,7 +7,7 @@
 mod chaos;
 mod misses;
 mod restarts;
-mod store;
+pub mod store;
 mod world;
 
 use souffleur_state::scheduler::tier::StoreOrder;
