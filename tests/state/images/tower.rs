@@ -162,11 +162,12 @@ impl Tower {
             self.job = None;
             return Ok(());
         }
+        let units = slice.units.clone();
+        // The first unit begins an image anew.
         let done = match self.job {
-            Some((job, done)) if job == slice.job => done,
+            Some((job, done)) if job == slice.job && units.start > 0 => done,
             _ => 0,
         };
-        let units = slice.units.clone();
         if units.start != done || units.is_empty() || slice.n_units != UNITS as u32 {
             return Err(StepError::Lost(format!(
                 "a slice has the units {units:?} of {}, {done} are done",
