@@ -3,6 +3,7 @@
 mod damage;
 mod deaths;
 mod engine;
+mod images;
 mod limits;
 mod pace;
 mod policies;
