@@ -17,13 +17,13 @@ use self::world::{Setup, World};
 use crate::scheduler_world::Outcome;
 use crate::tiers::store::Disk;
 
-fn world(setup: Setup) -> World {
+fn engine(setup: Setup) -> World {
     World::new(setup, Disk::default())
 }
 
 /// Caches the first `cut` tokens of a prompt, and then runs the prompt.
 fn check_cut(setup: Setup, prompt: &Prompt, cut: usize) {
-    let mut world = world(setup);
+    let mut world = engine(setup);
     world.submit(prompt.cut(cut), 1);
     world.drain();
     let number = world.submit(prompt.clone(), 3);
@@ -82,7 +82,7 @@ fn a_prefix_cached_up_to_a_large_page_in_an_image_continues_there() {
 
 #[test]
 fn a_prefill_that_is_retracted_inside_of_an_image_begins_anew() {
-    let mut world = world(Setup {
+    let mut world = engine(Setup {
         n_tokens: 195,
         chunk_tokens: Some(16),
         conservativeness: 0.0,
@@ -106,7 +106,7 @@ fn a_prefill_that_is_retracted_inside_of_an_image_begins_anew() {
 fn a_step_that_is_lost_inside_of_an_image_is_computed_again() {
     for outcome in [Outcome::LostBeforeItRan, Outcome::LostAfterItRan] {
         for page_size in [1, 16] {
-            let mut world = world(Setup {
+            let mut world = engine(Setup {
                 page_size,
                 chunk_tokens: Some(16),
                 ..Setup::default()
@@ -123,37 +123,46 @@ fn a_step_that_is_lost_inside_of_an_image_is_computed_again() {
     }
 }
 
+/// Cancels a request after each number of events, while another one with the same images runs.
+fn check_cancels(setup: Setup, n_text: usize) {
+    let prompt = |question: u32| Prompt::new(1, n_text, &[2, 3], &[question; 18]);
+    let mut is_over = false;
+    for n_ticks in 0..1000 {
+        // A store has the prompt up to a position in the second image.
+        let mut before = engine(setup);
+        before.submit(prompt(200).cut(n_text + 120), 1);
+        let mut world = before.restart();
+        world.is_slow = true;
+        let cancelled = world.submit(prompt(201), 4);
+        let shares = world.submit(prompt(202), 4);
+        for _ in 0..n_ticks {
+            world.tick();
+        }
+        is_over = world.views[cancelled].end.is_some();
+        world.cancel(cancelled);
+        world.assert_clean();
+        assert_eq!(world.views[shares].delivered.len(), 4);
+        if is_over {
+            assert!(n_ticks > 10);
+            break;
+        }
+    }
+    assert!(is_over);
+}
+
 #[test]
 fn requests_cancelled_at_any_stage_leave_nothing() {
-    let prompt = |question: u32| Prompt::new(1, 10, &[2, 3], &[question; 18]);
-    for buffers in [0, 32] {
-        let setup = Setup {
-            chunk_tokens: Some(32),
-            cache_bytes: 1 << 10,
-            buffers,
-            ..Setup::default()
-        };
-        let mut is_over = false;
-        for n_ticks in 0..1000 {
-            // With a store, the first image and a part of the second one are on the disk.
-            let mut before = world(setup);
-            before.submit(prompt(200).cut(130), 1);
-            let mut world = before.restart();
-            world.is_slow = true;
-            let cancelled = world.submit(prompt(201), 4);
-            let shares = world.submit(prompt(202), 4);
-            for _ in 0..n_ticks {
-                world.tick();
-            }
-            is_over = world.views[cancelled].end.is_some();
-            world.cancel(cancelled);
-            world.assert_clean();
-            assert_eq!(world.views[shares].delivered.len(), 4);
-            if is_over {
-                assert!(n_ticks > 10);
-                break;
-            }
+    let sizes = [(1, Some(32), 10), (16, Some(64), 10), (256, None, 200)];
+    for (page_size, chunk_tokens, n_text) in sizes {
+        for buffers in [0, 32] {
+            let setup = Setup {
+                page_size,
+                chunk_tokens,
+                cache_bytes: 1 << 10,
+                buffers,
+                ..Setup::default()
+            };
+            check_cancels(setup, n_text);
         }
-        assert!(is_over);
     }
 }
