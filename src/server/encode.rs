@@ -10,7 +10,7 @@ use actix_web::rt::task::spawn_blocking;
 use super::budget::Charges;
 use super::error::ApiError;
 use super::state::AppState;
-use souffleur_actors::pictures::{ImageReader, for_template};
+use souffleur_actors::pictures::{self, ImageReader, for_template};
 use souffleur_base::error::RequestError;
 use souffleur_engine::EngineHandle;
 use souffleur_model::text::TextModel;
@@ -81,15 +81,14 @@ pub(super) async fn chat(
 
 /// The tokens of a conversation's prompt, with pad tokens at the positions of images. Of images only the headers are
 /// read.
-pub(super) fn chat_tokens(
+fn chat_tokens(
     tokenizer: &TextModel,
     reader: Option<&ImageReader>,
     prompt: &ChatPrompt,
     limit_tokens: usize,
 ) -> Result<Vec<u32>, RequestError> {
-    if let Some(reader) = reader.filter(|reader| reader.is_needed(prompt)) {
-        let counted = reader.count(tokenizer, prompt, limit_tokens)?;
-        return Ok(counted.tokens);
+    if let Some(tokens) = pictures::tokens_of(reader, tokenizer, prompt, limit_tokens)? {
+        return Ok(tokens);
     }
     let rendered = render(tokenizer, prompt)?;
     encode(tokenizer, &rendered, false, limit_tokens)

@@ -26,6 +26,7 @@ mod written;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use tokenizers::Tokenizer;
 
@@ -69,6 +70,8 @@ pub struct TextModel {
     spelling: Option<Spelling>,
     /// The tokens for filling in the middle; `None` if the vocabulary lacks one of them.
     infill: Option<InfillTokens>,
+    /// Found when they are first needed.
+    media_names: OnceLock<Option<Box<ImageMarks>>>,
 }
 
 /// The parts of a [`TextModel`], read from a Hugging Face folder or a GGUF file.
@@ -154,6 +157,7 @@ impl TextModel {
             blanks: vocabulary::blanks(&tokenizer),
             misread: misread(&tokenizer),
             infill: None,
+            media_names: OnceLock::new(),
             tokenizer,
         };
         model.infill = InfillTokens::find(&model, parts.fim);

@@ -65,7 +65,7 @@ impl ImageReader {
 
     /// Whether this must render and encode a chat: it has images, or names of their tokens as text.
     pub fn is_needed(&self, chat: &ChatPrompt) -> bool {
-        !chat.images.is_empty() || self.marks.are_in(&chat.messages)
+        !chat.images.is_empty() || self.marks.are_in(&for_template(chat))
     }
 
     /// Renders and encodes a chat with pad tokens at the positions of vectors. Reads only the headers of the images.
@@ -195,22 +195,7 @@ impl ImageReader {
     ) -> Result<ImageTokens, RequestError> {
         let n_positions = layouts.iter().map(|it| u64::from(it.n_positions()));
         let n_positions = usize::try_from(n_positions.sum::<u64>()).unwrap_or(usize::MAX);
-        let too_long = |prompt_tokens| RequestError::PromptTooLong {
-            prompt_tokens,
-            limit_tokens,
-        };
-        let Some(left) = limit_tokens.checked_sub(n_positions) else {
-            return Err(too_long(PromptTokens::AtLeast(n_positions)));
-        };
-        match text.count_chat_above(&rendered.text, left)? {
-            Some(PromptTokens::Exactly(n)) => {
-                return Err(too_long(PromptTokens::Exactly(n + n_positions)));
-            }
-            Some(PromptTokens::AtLeast(n)) => {
-                return Err(too_long(PromptTokens::AtLeast(n + n_positions)));
-            }
-            None => {}
-        }
+        check_length(text, rendered, n_positions, limit_tokens)?;
         let parts = layouts.iter().map(|layout| self.names.parts(layout));
         let parts: Vec<Vec<NamedPart>> = parts.collect();
         let parts: Vec<Vec<ImagePart<'_>>> = parts
@@ -226,6 +211,65 @@ impl fmt::Debug for ImageReader {
         f.debug_struct("ImageReader")
             .field("processor", &self.processor)
             .finish_non_exhaustive()
+    }
+}
+
+/// The tokens of a chat with images, of which only the headers are read, or with names of their tokens as text. `None`
+/// for other chats, which need no care. `reader` is that of a model with a tower.
+///
+/// # Errors
+/// Those of [`ImageReader::count`].
+pub fn tokens_of(
+    reader: Option<&ImageReader>,
+    text: &TextModel,
+    chat: &ChatPrompt,
+    limit_tokens: usize,
+) -> Result<Option<Vec<u32>>, RequestError> {
+    match reader {
+        None => Ok(read_names(text, chat, limit_tokens)?.map(|(_, tokens)| tokens)),
+        Some(reader) if reader.is_needed(chat) => {
+            let counted = reader.count(text, chat, limit_tokens)?;
+            Ok(Some(counted.tokens))
+        }
+        Some(_) => Ok(None),
+    }
+}
+
+/// The text and the tokens of a chat of a model that takes text only. `None` if the chat has no names of images' tokens,
+/// or the vocabulary lacks them.
+pub(crate) fn read_names(
+    text: &TextModel,
+    chat: &ChatPrompt,
+    limit_tokens: usize,
+) -> Result<Option<(String, Vec<u32>)>, RequestError> {
+    let (names, prompt) = (text.media_names(), for_template(chat));
+    let Some(marks) = names.filter(|marks| marks.are_in(&prompt)) else {
+        return Ok(None);
+    };
+    let rendered = text.render_images(marks, &prompt)?;
+    check_length(text, &rendered, 0, limit_tokens)?;
+    let encoded = text.encode_images(marks, &rendered, &[])?;
+    Ok(Some((rendered.text, encoded.tokens)))
+}
+
+/// Refuses a text that is too long with the positions of its images.
+fn check_length(
+    text: &TextModel,
+    rendered: &RenderedImages,
+    n_positions: usize,
+    limit_tokens: usize,
+) -> Result<(), RequestError> {
+    let too_long = |prompt_tokens| RequestError::PromptTooLong {
+        prompt_tokens,
+        limit_tokens,
+    };
+    let Some(left) = limit_tokens.checked_sub(n_positions) else {
+        return Err(too_long(PromptTokens::AtLeast(n_positions)));
+    };
+    match text.count_chat_above(&rendered.text, left)? {
+        Some(PromptTokens::Exactly(n)) => Err(too_long(PromptTokens::Exactly(n + n_positions))),
+        Some(PromptTokens::AtLeast(n)) => Err(too_long(PromptTokens::AtLeast(n + n_positions))),
+        None => Ok(()),
     }
 }
 

@@ -154,6 +154,15 @@ fn names_in_a_chat_without_images_are_letters() {
     assert_eq!(read.text, "<|image_pad|>");
     let plain = ChatPrompt::of_user("image");
     assert!(!reader.is_needed(&plain));
+    // With and without a tower the tokens are the same.
+    for tower in [None, Some(&reader)] {
+        let found = tokens_of(tower, &text, &chat, 100).expect("text");
+        assert_eq!(found.as_deref(), Some(&*read.prompt.tokens));
+        let others = tokens_of(tower, &text, &plain, 100).expect("text");
+        assert_eq!(others, None);
+        let too_long = tokens_of(tower, &text, &chat, 3).expect_err("too long");
+        assert_eq!(too_long.code(), "context_length_exceeded");
+    }
 }
 
 #[test]

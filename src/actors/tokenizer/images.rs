@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::TokenizerSettings;
 use super::prepare::check_prompt;
-use crate::pictures::ImageReader;
+use crate::pictures::{self, ImageReader};
 use souffleur_base::error::{FieldError, RequestError};
 use souffleur_metrics::images_received;
 use souffleur_model::text::TextModel;
@@ -79,16 +79,21 @@ pub(super) fn prepare_chat(
     settings: &TokenizerSettings,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Option<PreparedChat>, RequestError> {
+    let limit = settings.limits.max_prompt_tokens();
     let Some(reader) = &settings.images.reader else {
-        return match chat.images.first() {
-            None => Ok(None),
-            Some(image) => Err(no_reader(&image.field, settings)),
-        };
+        if let Some(image) = chat.images.first() {
+            return Err(no_reader(&image.field, settings));
+        }
+        let read = pictures::read_names(text, chat, limit)?;
+        return Ok(read.map(|(text, tokens)| PreparedChat {
+            text,
+            tokens: tokens.into(),
+            images: None,
+        }));
     };
     if !reader.is_needed(chat) {
         return Ok(None);
     }
-    let limit = settings.limits.max_prompt_tokens();
     let read = reader.read(text, chat, limit, is_cancelled)?;
     let (tokens, images) = if read.prompt.images.is_empty() {
         (read.prompt.tokens, None)

@@ -78,7 +78,8 @@ impl ImageMarks {
         for (start, name) in &rendered.written {
             prepared.text.push_str(&rendered.text[done..*start]);
             done = start + self.names[*name].len();
-            let image = (*name == self.placeholder).then(|| images.next()).flatten();
+            let is_image = Some(*name) == self.of_images.placeholder;
+            let image = is_image.then(|| images.next()).flatten();
             let Some((index, parts)) = image else {
                 let stand_in = StandIn {
                     name: *name,
@@ -94,7 +95,7 @@ impl ImageMarks {
                         prepared.text.push_str(text);
                         continue;
                     }
-                    ImagePart::Vectors(count) => (self.pad, *count),
+                    ImagePart::Vectors(count) => (self.of_images.pad, *count),
                     ImagePart::Mark(name) => match self.index_of(name) {
                         Some(index) => (index, 1),
                         None => return invalid(format!("the vocabulary has no token {name}")),
@@ -158,9 +159,11 @@ impl ImageMarks {
             let stand_in = stand_ins.get(index);
             stand_in.is_some_and(|it| it.image.is_none() && Some(it.name) == name)
         };
-        let before = first.checked_sub(1).filter(|it| is(*it, self.begin));
+        let before = first
+            .checked_sub(1)
+            .filter(|it| is(*it, self.of_images.begin));
         let before = before.filter(|it| places[*it].end == start);
-        let after = Some(last + 1).filter(|it| is(*it, self.end));
+        let after = Some(last + 1).filter(|it| is(*it, self.of_images.end));
         let after = after.filter(|it| places[*it].start == end);
         match (before, after) {
             (Some(before), Some(after)) => places[before].start..places[after].end,

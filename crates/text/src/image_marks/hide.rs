@@ -17,28 +17,22 @@ pub(super) struct Hidden {
 }
 
 impl Hidden {
-    pub(super) fn is_needed(marks: &ImageMarks, value: &Value) -> bool {
-        match value {
-            Value::String(text) => marks.is_in(text),
-            Value::Array(items) => items.iter().any(|item| Self::is_needed(marks, item)),
-            Value::Object(fields) => Self::is_needed_in(marks, fields),
-            Value::Null | Value::Bool(_) | Value::Number(_) => false,
-        }
-    }
-
-    fn is_needed_in(marks: &ImageMarks, fields: &Map<String, Value>) -> bool {
-        let mut fields = fields.iter();
-        fields.any(|(name, value)| marks.is_in(name) || Self::is_needed(marks, value))
+    pub(super) fn is_needed(marks: &ImageMarks, prompt: &ChatPrompt<'_>) -> bool {
+        marks.are_in_value(prompt.messages)
+            || prompt.tools.is_some_and(|it| marks.are_in_json(it.get()))
+            || prompt
+                .template_kwargs
+                .is_some_and(|it| marks.are_in_fields(it))
     }
 
     pub(super) fn of(marks: &ImageMarks, prompt: &ChatPrompt<'_>) -> Result<Self, RequestError> {
-        let messages = Some(prompt.messages).filter(|it| Self::is_needed(marks, it));
+        let messages = Some(prompt.messages).filter(|it| marks.are_in_value(it));
         let kwargs = prompt.template_kwargs;
-        let kwargs = kwargs.filter(|it| Self::is_needed_in(marks, it));
+        let kwargs = kwargs.filter(|it| marks.are_in_fields(it));
         let tools = prompt.tools.map(RawValue::get);
-        let tools = tools.and_then(|json| marks.hidden_in_json(json));
-        let read = |json: String| {
-            RawValue::from_string(json).map_err(|error| {
+        let tools = tools.filter(|json| marks.are_in_json(json));
+        let read = |json: &str| {
+            RawValue::from_string(marks.hidden_in_json(json)).map_err(|error| {
                 RequestError::Invalid(format!("tools are not valid JSON: {error}"))
             })
         };
@@ -61,13 +55,38 @@ impl Hidden {
 }
 
 impl ImageMarks {
+    fn are_in_value(&self, value: &Value) -> bool {
+        match value {
+            Value::String(text) => self.is_in(text),
+            Value::Array(items) => items.iter().any(|item| self.are_in_value(item)),
+            Value::Object(fields) => self.are_in_fields(fields),
+            Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        }
+    }
+
+    fn are_in_fields(&self, fields: &Map<String, Value>) -> bool {
+        let mut fields = fields.iter();
+        fields.any(|(name, value)| {
+            self.is_in(name)
+                || self.are_in_value(value)
+                || json_in(name, value).is_some_and(|json| self.are_in_json(json))
+        })
+    }
+
+    fn are_in_json(&self, json: &str) -> bool {
+        let plain = without_escapes(json);
+        self.in_messages.is_match(&*plain)
+            || between_quotes(&plain).any(|(text, is_string)| is_string && self.is_in(text))
+    }
+
     fn is_in(&self, text: &str) -> bool {
         self.in_messages.is_match(text) || self.ends_within_a_name(text)
     }
 
-    /// Whether the text and the one after it could form a name.
+    /// Whether the text and the one after it could form a name. Templates may remove the spaces between.
     fn ends_within_a_name(&self, text: &str) -> bool {
-        let tail = &text.as_bytes()[text.len().saturating_sub(self.longest_name)..];
+        let text = text.trim_end().as_bytes();
+        let tail = &text[text.len().saturating_sub(self.longest_name)..];
         self.names.iter().map(String::as_bytes).any(|name| {
             let may_begin = tail.contains(&name[0]);
             may_begin && (1..name.len()).any(|n| tail.ends_with(&name[..n]))
@@ -75,14 +94,18 @@ impl ImageMarks {
     }
 
     fn hidden_text(&self, text: &str) -> String {
-        let found = self
-            .in_messages
-            .try_replace_all(text, &self.nonces[..self.names.len()]);
-        let mut hidden = found.unwrap_or_else(|_| text.to_owned());
+        let mut hidden = self.without_names(text);
         if self.ends_within_a_name(text) {
-            hidden.push_str(&self.nonces[self.names.len()]);
+            let end = hidden.trim_end().len();
+            hidden.insert_str(end, &self.nonces[self.names.len()]);
         }
         hidden
+    }
+
+    fn without_names(&self, text: &str) -> String {
+        let nonces = &self.nonces[..self.names.len()];
+        let replaced = self.in_messages.try_replace_all(text, nonces);
+        replaced.unwrap_or_else(|_| text.to_owned())
     }
 
     fn hidden(&self, value: &Value) -> Value {
@@ -95,21 +118,53 @@ impl ImageMarks {
     }
 
     fn hidden_fields(&self, fields: &Map<String, Value>) -> Map<String, Value> {
-        let hidden =
-            |(name, value): (&String, &Value)| (self.hidden_text(name), self.hidden(value));
+        let hidden = |(name, value): (&String, &Value)| {
+            let json = json_in(name, value).filter(|json| self.are_in_json(json));
+            let value = match json {
+                Some(json) => Value::String(self.hidden_in_json(json)),
+                None => self.hidden(value),
+            };
+            (self.hidden_text(name), value)
+        };
         fields.iter().map(hidden).collect()
     }
 
-    /// JSON in which names are hidden; `None` if it has none. The text is not parsed, because numbers would lose digits.
-    fn hidden_in_json(&self, json: &str) -> Option<String> {
+    /// JSON in which names are hidden. The text is not parsed, because numbers would lose digits.
+    fn hidden_in_json(&self, json: &str) -> String {
         let plain = without_escapes(json);
-        let is_in = self.in_messages.is_match(&*plain);
-        is_in.then(|| {
-            let nonces = &self.nonces[..self.names.len()];
-            let hidden = self.in_messages.try_replace_all(&plain, nonces);
-            hidden.unwrap_or_else(|_| plain.into_owned())
-        })
+        let texts = between_quotes(&plain).map(|(text, is_string)| {
+            if is_string {
+                self.hidden_text(text)
+            } else {
+                // Nothing may be added between values. Arguments of calls may be no JSON.
+                self.without_names(text)
+            }
+        });
+        texts.collect::<Vec<_>>().join("\"")
     }
+}
+
+/// The JSON in a field: clients send the arguments of calls as texts, which are parsed for templates.
+fn json_in<'a>(name: &str, value: &'a Value) -> Option<&'a str> {
+    let is_json = name == "arguments";
+    is_json.then(|| value.as_str()).flatten()
+}
+
+/// The texts before, between and after the quotes of JSON, and whether they are strings.
+fn between_quotes(json: &str) -> impl Iterator<Item = (&str, bool)> {
+    let (mut rest, mut is_string) = (Some(json), true);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        is_string = !is_string;
+        let mut is_escaped = false;
+        let quote = text.bytes().position(|byte| {
+            let is_quote = byte == b'"' && !is_escaped;
+            is_escaped = byte == b'\\' && !is_escaped;
+            is_quote
+        });
+        rest = quote.map(|at| &text[at + 1..]);
+        Some((&text[..quote.unwrap_or(text.len())], is_string))
+    })
 }
 
 /// JSON in which escapes of ASCII letters and signs are the letters: `\u003c` is another way to write `<`.
@@ -129,10 +184,9 @@ fn without_escapes(json: &str) -> Cow<'_, str> {
                 plain.push(char::from(letter));
                 "\\u0000".len()
             }
-            // The character after a backslash is ASCII.
             None => {
-                let length = escape.len().min(2);
-                plain.push_str(escape.get(..length).unwrap_or_default());
+                let length = escape.chars().take(2).map(char::len_utf8).sum::<usize>();
+                plain.push_str(&escape[..length]);
                 length
             }
         };
@@ -161,5 +215,28 @@ mod tests {
             let value = |json: &str| serde_json::from_str::<Value>(json).expect("JSON");
             assert_eq!(value(json), value(expected));
         }
+        // Arguments of calls may be no JSON.
+        for text in ["\\é\\", "\\u00", "\\u00é", "\\\\u003c"] {
+            assert_eq!(
+                without_escapes(&format!("{text}\\u000a")),
+                format!("{text}\\u000a")
+            );
+        }
+    }
+
+    #[test]
+    fn texts_between_quotes_are_strings_in_turns() {
+        let found = |json| between_quotes(json).collect::<Vec<_>>();
+        let json = r#"{"a\"b\\": ["", 5]}"#;
+        let expected = [
+            ("{", false),
+            (r#"a\"b\\"#, true),
+            (": [", false),
+            ("", true),
+            (", 5]}", false),
+        ];
+        assert_eq!(found(json), expected);
+        assert_eq!(found(""), [("", false)]);
+        assert_eq!(found(r#"a"b"#), [("a", false), ("b", true)]);
     }
 }

@@ -7,13 +7,13 @@
 
 mod encode;
 mod hide;
+mod media;
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use rustc_hash::FxHashMap;
-use serde_json::Value;
 use tokenizers::tokenizer::Model;
 use tokenizers::{AddedToken, AddedVocabulary};
 
@@ -53,11 +53,7 @@ pub enum ImagePart<'a> {
 pub struct ImageMarks {
     names: Vec<String>,
     ids: Vec<u32>,
-    /// Indices in `names`.
-    placeholder: usize,
-    pad: usize,
-    begin: Option<usize>,
-    end: Option<usize>,
+    of_images: OfImages,
     /// The letters that hide each name in messages, and, last, those that keep a part of a name from its rest.
     nonces: Vec<String>,
     /// Finds the names, and then the nonces, in their order.
@@ -72,6 +68,37 @@ pub struct ImageMarks {
     of_stand_in: FxHashMap<u32, usize>,
     /// The ids of tokens that have others in `plain`.
     others: FxHashMap<u32, u32>,
+}
+
+/// The names of an image's tokens, by their indices.
+#[derive(Clone, Copy, Debug)]
+struct OfImages {
+    /// `None` for a model that takes text only.
+    placeholder: Option<usize>,
+    pad: usize,
+    begin: Option<usize>,
+    end: Option<usize>,
+}
+
+/// Some added tokens of a vocabulary.
+#[derive(Default)]
+struct Found {
+    names: Vec<String>,
+    ids: Vec<u32>,
+}
+
+impl Found {
+    /// The index of a name, which is added once.
+    fn add(&mut self, text: &TextModel, name: &str) -> Result<usize, String> {
+        if let Some(index) = self.names.iter().position(|known| known == name) {
+            return Ok(index);
+        }
+        let id = text.added_token_id(name);
+        let id = id.ok_or_else(|| format!("the vocabulary has no added token {name}"))?;
+        self.ids.push(id);
+        self.names.push(name.to_owned());
+        Ok(self.names.len() - 1)
+    }
 }
 
 /// A rendered chat with images.
@@ -95,23 +122,48 @@ impl ImageMarks {
     /// # Errors
     /// Names the token that the vocabulary lacks, or that cannot be kept out of texts.
     pub fn find(text: &TextModel, given: &ImageNames) -> Result<Self, String> {
-        let (mut names, mut ids): (Vec<String>, Vec<u32>) = (Vec::new(), Vec::new());
-        let mut add = |name: &str| -> Result<usize, String> {
-            if let Some(index) = names.iter().position(|known| known == name) {
-                return Ok(index);
-            }
-            let id = text.added_token_id(name);
-            ids.push(id.ok_or_else(|| format!("the vocabulary has no added token {name}"))?);
-            names.push(name.to_owned());
-            Ok(names.len() - 1)
+        let mut found = Found::default();
+        let placeholder = found.add(text, &given.placeholder)?;
+        let pad = found.add(text, &given.pad)?;
+        let mut add = |name: &Option<String>| -> Result<Option<usize>, String> {
+            let name = name.as_deref();
+            name.map(|name| found.add(text, name)).transpose()
         };
-        let (placeholder, pad) = (add(&given.placeholder)?, add(&given.pad)?);
-        let begin = given.begin.as_deref().map(&mut add).transpose()?;
-        let end = given.end.as_deref().map(&mut add).transpose()?;
+        let (begin, end) = (add(&given.begin)?, add(&given.end)?);
         for name in &given.others {
             // Vocabularies have only some of them.
-            drop(add(name));
+            drop(found.add(text, name));
         }
+        let of_images = OfImages {
+            placeholder: Some(placeholder),
+            pad,
+            begin,
+            end,
+        };
+        Self::of(text, found, of_images)
+    }
+
+    /// The names of media that the vocabulary of a model without a tower has: no message may write their tokens, which
+    /// such a model cannot read. `None` if there are none, or if they cannot be kept out of texts.
+    fn of_text_only(text: &TextModel) -> Option<Self> {
+        let mut found = Found::default();
+        for name in media::names() {
+            drop(found.add(text, &name));
+        }
+        let of_images = OfImages {
+            placeholder: None,
+            pad: 0,
+            begin: None,
+            end: None,
+        };
+        let has_names = !found.names.is_empty();
+        has_names
+            .then(|| Self::of(text, found, of_images).ok())
+            .flatten()
+    }
+
+    fn of(text: &TextModel, found: Found, of_images: OfImages) -> Result<Self, String> {
+        let Found { names, ids } = found;
         let (hiding, standing) = (secret_word(), secret_word());
         let numbered = |word: &str, n: usize| format!("x{word}{n:03}z");
         let nonces: Vec<String> = (0..=names.len()).map(|n| numbered(&hiding, n)).collect();
@@ -126,10 +178,7 @@ impl ImageMarks {
             others: moved_ids(text, &plain)?,
             names,
             ids,
-            placeholder,
-            pad,
-            begin,
-            end,
+            of_images,
             nonces,
             stand_ins,
             plain,
@@ -156,20 +205,21 @@ impl ImageMarks {
         Ok(())
     }
 
-    /// Whether the messages have one of the names as text, so that they must be rendered and encoded here even if they
-    /// have no images.
-    pub fn are_in(&self, messages: &Value) -> bool {
-        Hidden::is_needed(self, messages)
+    /// Whether messages, tools or template arguments have one of the names as text, so that the chat must be rendered
+    /// and encoded here even if it has no images.
+    pub fn are_in(&self, prompt: &ChatPrompt<'_>) -> bool {
+        Hidden::is_needed(self, prompt)
     }
 
     /// The token id at the positions of vectors.
     pub fn pad_id(&self) -> u32 {
-        self.ids[self.pad]
+        self.ids[self.of_images.pad]
     }
 
     /// The name that stands for an image.
     pub fn placeholder(&self) -> &str {
-        &self.names[self.placeholder]
+        let index = self.of_images.placeholder;
+        index.map_or("", |index| &self.names[index])
     }
 
     /// Finds the names in a text that no template has rendered: all of them are tokens.
@@ -180,7 +230,8 @@ impl ImageMarks {
     /// The number of images that the text has places for.
     pub fn n_placeholders(&self, rendered: &RenderedImages) -> usize {
         let written = rendered.written.iter();
-        written.filter(|it| it.1 == self.placeholder).count()
+        let placeholder = self.of_images.placeholder;
+        written.filter(|it| Some(it.1) == placeholder).count()
     }
 
     fn index_of(&self, name: &str) -> Option<usize> {
@@ -210,6 +261,13 @@ impl ImageMarks {
 }
 
 impl TextModel {
+    /// The names of media in the vocabulary of a model that takes text only; `None` if it has none.
+    pub fn media_names(&self) -> Option<&ImageMarks> {
+        let names = &self.media_names;
+        let names = names.get_or_init(|| ImageMarks::of_text_only(self).map(Box::new));
+        names.as_deref()
+    }
+
     /// The tokens that [`encode`](Self::encode) puts before a text, such as BOS.
     ///
     /// # Errors

@@ -225,7 +225,113 @@ fn missing_tokens_are_named() {
     assert_eq!(error, "the vocabulary has no added token <image>");
     let marks = marks(&model);
     assert_eq!(marks.pad_id(), PAD);
-    assert!(marks.are_in(&json!([{"a": ["x<|vision_end|>"]}])));
-    assert!(marks.are_in(&json!({"<|image_pad|>": 1})));
-    assert!(!marks.are_in(&json!([{"a": ["<|extra|>", 1, null, "|image_pad|>"]}])));
+    let are_in = |messages: Value| marks.are_in(&ChatPrompt::new(&messages));
+    assert!(are_in(json!([{"a": ["x<|vision_end|>"]}])));
+    assert!(are_in(json!({"<|image_pad|>": 1})));
+    assert!(!are_in(
+        json!([{"a": ["<|extra|>", 1, null, "|image_pad|>"]}])
+    ));
+}
+
+#[test]
+fn names_are_found_in_tools_and_arguments_without_images() {
+    let model = model(TEMPLATE);
+    let marks = marks(&model);
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let found = |tools: &str, kwargs: Value| {
+        let tools = serde_json::value::RawValue::from_string(tools.to_owned()).expect("JSON");
+        let prompt = ChatPrompt {
+            tools: Some(&*tools),
+            template_kwargs: kwargs.as_object(),
+            ..ChatPrompt::new(&messages)
+        };
+        let is_in = marks.are_in(&prompt);
+        (is_in, encode(&model, &prompt, &[]).expect("text").tokens)
+    };
+    let after = tokens(&[Ok("<|im_start|>user a<|im_end|>")]);
+    for (json, hint) in [
+        (r#"[{"name": "a", "n": 15}]"#, ""),
+        (r#"[{"name": "<|image_pad|>"}]"#, ""),
+        (r#"[{"<|vision_end|>": {}}]"#, ""),
+        // A part of a name, which the next text could complete.
+        (r#"[{"name": "a<|image_"}]"#, ""),
+        ("[]", "<|image_pad|>"),
+        ("[{}]", "<|vision_start|><|image_pad|>"),
+    ] {
+        let (is_in, found) = found(json, json!({"hint": hint, "other": [1, true]}));
+        assert_eq!(is_in, json.contains("<|") || hint.contains("<|"), "{json}");
+        // Without tools the template writes nothing.
+        let written = if json == "[]" {
+            String::new()
+        } else {
+            format!("{json}{hint}")
+        };
+        let expected = [tokens(&[Err(written.as_str())]), after.clone()].concat();
+        assert_eq!(found, expected, "{json} {hint}");
+    }
+    let (is_in, found) = found(r#"[{"a": "\u003c|image_pad\u007c>"}]"#, json!({}));
+    let written = r#"[{"a": "<|image_pad|>"}]"#;
+    let expected = [tokens(&[Err(written)]), after].concat();
+    assert_eq!((is_in, found), (true, expected));
+}
+
+#[test]
+fn names_in_calls_and_reasoning_are_letters() {
+    let model = model(
+        "{% for m in messages %}<|im_start|>{{ m.reasoning_content }}{{ m.content }}{% if m.tool_calls %}\
+         {% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endif %}\
+         <|im_end|>{% endfor %}",
+    );
+    let name = "<|image_pad|>";
+    for arguments in [
+        json!({"a": name}),
+        json!(r#"{"a": "<|image_pad|>"}"#),
+        json!(r#"{"a": "\u003c|image_p\u0061d|\u003E"}"#),
+    ] {
+        let call =
+            json!({"type": "function", "function": {"name": "look", "arguments": arguments}});
+        let messages = json!([
+            {"role": "assistant", "content": "b", "reasoning_content": name, "tool_calls": [call]},
+        ]);
+        let prompt = ChatPrompt::new(&messages);
+        assert!(marks(&model).are_in(&prompt));
+        let found = encode(&model, &prompt, &[]).expect("text");
+        let letters = format!("{name}blook{{\"a\": \"{name}\"}}");
+        let expected = tokens(&[Ok("<|im_start|>"), Err(letters.as_str()), Ok("<|im_end|>")]);
+        assert_eq!(found.tokens, expected, "{arguments}");
+    }
+}
+
+#[test]
+fn names_do_not_arise_when_a_template_trims_texts() {
+    let trims = "{% for m in messages %}{% for p in m.content %}{{ p.text | trim }}{% endfor %}{% endfor %}";
+    let model = model(trims);
+    let messages = json!([{"role": "user", "content": [text("<|image_ \n"), text(" pad|>")]}]);
+    let found = encode(&model, &ChatPrompt::new(&messages), &[]).expect("text");
+    assert_eq!(found.tokens, tokens(&[Err("<|image_pad|>")]));
+}
+
+#[test]
+fn names_of_media_are_letters_for_models_that_take_text_only() {
+    let model = model(TEMPLATE);
+    let marks = model.media_names().expect("the vocabulary has names");
+    let messages = json!([{"role": "user", "content": "a<|image_pad|><|vision_start|><|extra|>"}]);
+    let prompt = ChatPrompt::new(&messages);
+    assert!(marks.are_in(&prompt));
+    let rendered = model.render_images(marks, &prompt).expect("text");
+    let found = model.encode_images(marks, &rendered, &[]).expect("text");
+    let letters = "a<|image_pad|><|vision_start|>";
+    let head = Ok("<|im_start|>user ");
+    let expected = tokens(&[head, Err(letters), Ok("<|extra|><|im_end|>")]);
+    assert_eq!(found.tokens, expected);
+    // The template's own marks stay tokens, with and without an image.
+    let own = "{% for m in messages %}<|image_pad|>{{ m.content }}{% endfor %}";
+    let own = self::model(own);
+    let marks = own.media_names().expect("the vocabulary has names");
+    let rendered = own.render_images(marks, &prompt).expect("text");
+    let found = own.encode_images(marks, &rendered, &[]).expect("text");
+    assert_eq!(found.tokens.first(), Some(&PAD));
+    assert_eq!(found.tokens.iter().filter(|id| **id == PAD).count(), 1);
+    let plain = ModelDir::new(&super::byte_level()).load();
+    assert!(plain.media_names().is_none());
 }

@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::images;
 use crate::openai::answer::ReceivedCall;
 use crate::state::AppState;
-use souffleur_actors::pictures::{ImageReader, for_template};
+use souffleur_actors::pictures::{self, ImageReader, for_template};
 use souffleur_base::error::RequestError;
 use souffleur_model::text::{KnownBeginning, TextModel};
 use souffleur_request::ChatPrompt;
@@ -60,9 +60,8 @@ fn count(
     prompt: &ChatPrompt,
     limit_tokens: usize,
 ) -> Result<usize, RequestError> {
-    if let Some(reader) = reader.filter(|reader| reader.is_needed(prompt)) {
-        let counted = reader.count(tokenizer, prompt, limit_tokens)?;
-        return Ok(counted.tokens.len());
+    if let Some(tokens) = pictures::tokens_of(reader, tokenizer, prompt, limit_tokens)? {
+        return Ok(tokens.len());
     }
     let for_template = for_template(prompt);
     let rendered = tokenizer.render_chat(&for_template)?;
