@@ -25,7 +25,7 @@ const MARKS: [(&str, &str); 3] = [
 const BEGIN: u64 = 182;
 const END: u64 = 183;
 const PAD: u64 = 184;
-const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}\
+const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{{ hint }}{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}\
     {% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
     {% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}";
 
@@ -180,6 +180,57 @@ fn names_of_tokens_in_texts_are_letters() {
         let message = json!({"role": role, "content": name, "tool_call_id": "a"});
         let found = tokens(&world, &json!({"messages": [message]}));
         assert_eq!(n_pads(&found), 0, "{role}");
+    }
+    world.wait_until_idle();
+}
+
+#[test]
+fn names_of_tokens_in_tools_and_arguments_are_letters() {
+    let (world, _folder) = world(|_| ());
+    let name = "<|vision_start|><|image_pad|><|vision_end|>";
+    let tool = json!({"name": "look", "description": name, "parameters": {"type": "object", "properties": {name: {}}}});
+    let mut chat = user(json!("a"));
+    let without = tokens(&world, &chat);
+    chat["tools"] = json!([{"type": "function", "function": tool}]);
+    chat["chat_template_kwargs"] = json!({"hint": name});
+    chat["max_tokens"] = json!(1);
+    let found = tokens(&world, &chat);
+    let n_letters = found.len() - without.len();
+    assert!(
+        n_pads(&found) == 0 && n_letters > name.len(),
+        "{n_letters}: {found:?}"
+    );
+    // With an image only its own tokens are added.
+    let mut with_image = chat.clone();
+    with_image["messages"] = user(json!([text("a"), pixel()]))["messages"].take();
+    let images = tokens(&world, &with_image);
+    assert_eq!((n_pads(&images), images.len()), (4, found.len() + 6));
+    let hinted = json!({"messages": chat["messages"], "chat_template_kwargs": chat["chat_template_kwargs"], "max_tokens": 1});
+    let counted = tokens(&world, &hinted).len();
+    let answer = post(world.addr, "/v1/chat/completions", &hinted).ok();
+    assert_eq!(answer["usage"]["prompt_tokens"], counted);
+    // Other APIs render tools, too.
+    let name = json!([{"type": "function", "name": "look", "description": name, "parameters": {"type": "object"}}]);
+    let counts = [
+        (
+            "/v1/responses/input_tokens",
+            json!({"input": "a", "tools": name}),
+        ),
+        (
+            "/v1/messages/count_tokens",
+            json!({"model": "sees", "messages": chat["messages"], "tools": [{"name": "a", "description": "<|image_pad|>",
+                "input_schema": {"type": "object"}}]}),
+        ),
+    ];
+    for (path, body) in counts {
+        let text = body.to_string();
+        let changed = text.replace('<', "{").replace('>', "}");
+        let count = |text: &str| {
+            let body = serde_json::from_str(text).expect("JSON");
+            post(world.addr, path, &body).ok()["input_tokens"].clone()
+        };
+        // Each letter is a token.
+        assert_eq!(count(&text), count(&changed), "{path}");
     }
     world.wait_until_idle();
 }
