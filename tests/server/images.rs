@@ -69,6 +69,11 @@ fn calls() -> Vec<(&'static str, Value, &'static str)> {
             json!({"model": "scripted", "messages": [ollama], "stream": false, "options": {"num_predict": 1}}),
             "messages[0].images",
         ),
+        (
+            "/api/generate",
+            json!({"model": "scripted", "prompt": "after", "images": [data], "stream": false, "options": {"num_predict": 1}}),
+            "images is not supported",
+        ),
     ]
 }
 
@@ -154,6 +159,30 @@ fn malformed_images_are_refused_by_their_fields() {
             refused.status == 400 && text.contains(part),
             "{text:?} has no {part:?}"
         );
+    }
+    world.wait_until_idle();
+}
+
+#[test]
+fn plain_completions_refuse_the_fields_of_images() {
+    let world = World::scripted(&[("", "yes")]);
+    let body = |field: &str, value: Value| {
+        let mut body = json!({"prompt": "a", "max_tokens": 1});
+        body[field] = value;
+        post(world.addr, "/v1/completions", &body)
+    };
+    for field in [
+        "image",
+        "image_data",
+        "image_url",
+        "images",
+        "multi_modal_data",
+        "multimodal_data",
+    ] {
+        let refused = body(field, json!([PIXEL]));
+        let error = &refused.json()["error"];
+        assert_eq!((refused.status, &error["param"]), (400, &json!(field)));
+        assert_eq!(body(field, Value::Null).status, 200, "{field}");
     }
     world.wait_until_idle();
 }

@@ -228,3 +228,58 @@ fn every_api_answers_about_images() {
     assert_eq!(seeing.encoded(), 1);
     seeing.world.wait_until_idle();
 }
+
+#[test]
+fn ollamas_prompts_and_chats_have_images_before_the_text() {
+    let seeing = Seeing::new();
+    let options = json!({"num_predict": 2});
+    let prompt = json!({"model": "sees", "prompt": "Why?", "images": [PIXEL], "stream": false, "options": options});
+    let chat = json!({"model": "sees", "stream": false, "options": options,
+        "messages": [{"role": "user", "content": "Why?", "images": [PIXEL]}]});
+    let counted = tokens(&seeing.world, &user(json!([pixel(), text("Why?")]))).len();
+    for (path, body) in [("/api/generate", &prompt), ("/api/chat", &chat)] {
+        let answer = seeing.post(path, body);
+        assert_eq!(answer["prompt_eval_count"], counted, "{path}: {answer}");
+        assert_eq!(seeing.encoded(), 1, "{path}");
+    }
+    let shown = seeing.post("/api/show", &json!({"model": "sees"}));
+    let capabilities = shown["capabilities"].to_string();
+    assert!(capabilities.contains("\"vision\""), "{capabilities}");
+    for (field, value, expected) in [
+        (
+            "images",
+            json!(["!"]),
+            "images[0]: the base64 text is invalid",
+        ),
+        (
+            "images",
+            json!([PIXEL, "Qk0="]),
+            "images[1]: the image's first bytes (42 4d)",
+        ),
+        (
+            "images",
+            json!("iVBO"),
+            "images is \"iVBO\", must be a list of base64 texts",
+        ),
+        (
+            "raw",
+            json!(true),
+            "images have a place only in a chat template",
+        ),
+    ] {
+        let mut body = prompt.clone();
+        body[field] = value;
+        let refused = post(seeing.world.addr, "/api/generate", &body);
+        let error = refused.json();
+        let text = error["error"].as_str().expect("an error is a text");
+        assert!(refused.status == 400 && text.contains(expected), "{error}");
+    }
+    let mut wrong = chat.clone();
+    wrong["messages"][0]["images"] = json!([PIXEL, "Qk0="]);
+    let refused = post(seeing.world.addr, "/api/chat", &wrong);
+    let error = refused.json();
+    let text = error["error"].as_str().expect("an error is a text");
+    let expected = "messages[0].images[1]: the image's first bytes (42 4d)";
+    assert!(refused.status == 400 && text.contains(expected), "{error}");
+    seeing.world.wait_until_idle();
+}

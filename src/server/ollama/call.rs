@@ -22,7 +22,7 @@ use souffleur_state::sampling::{LogprobWish, SamplingParams};
 /// A debugging aid of Ollama's: the call renders the prompt and generates nothing.
 const DEBUG: &str = "_debug_render_only";
 /// Fields of plain prompts that would change the answer and are not supported.
-const UNSUPPORTED: [&str; 4] = ["images", "template", "context", DEBUG];
+const UNSUPPORTED: [&str; 3] = ["template", "context", DEBUG];
 
 pub(super) struct Call {
     /// The model's name as the client wrote it.
@@ -83,6 +83,7 @@ pub(super) fn generate(mut fields: Fields, target: &Target<'_>) -> Result<Call, 
     let model = names::take(&mut fields, &["model"], target.served_name())?;
     let unloads = keep_alive::is_zero(&mut fields)?;
     fields.refuse(&UNSUPPORTED)?;
+    let images = messages::images_of(&mut fields)?;
     let suffix = suffix::read(&mut fields, &model, target.loaded)?;
     let prompt = fields.string("prompt")?.unwrap_or_default();
     if prompt.is_empty() {
@@ -98,16 +99,21 @@ pub(super) fn generate(mut fields: Fields, target: &Target<'_>) -> Result<Call, 
     if is_raw && suffix.is_some() {
         return Err(suffix::of_raw_prompt());
     }
+    if !images.is_empty() && (is_raw || suffix.is_some()) {
+        let text = "images have a place only in a chat template: leave raw and suffix out, or send no images";
+        return Err(ApiError::field("images", text));
+    }
     let settings = Settings::read(&mut fields, &model, target)?;
     let text = target.loaded.engine.text();
     let has_template = text.is_some_and(|text| text.has_chat_template());
     let (prompt, parsing) = if let Some(suffix) = suffix {
         (suffix::around(prompt, suffix), None)
-    } else if is_raw || (!has_template && system.is_none()) {
+    } else if is_raw || (!has_template && system.is_none() && images.is_empty()) {
         (Prompt::Text(prompt.into()), None)
     } else {
         let system = system.map(|system| json!({"role": "system", "content": system}));
-        let user = json!({"role": "user", "content": prompt});
+        let content = messages::content_of(images, prompt);
+        let user = json!({"role": "user", "content": content});
         let messages = system.into_iter().chain([user]).collect();
         let prompt = ChatPrompt {
             template_kwargs: settings.variables.clone(),

@@ -29,6 +29,10 @@ fn model() -> ObjectShape {
     object().has("model", text().longer_than(0).about(about))
 }
 
+fn images() -> Shape {
+    list(text()).about("base64, or `data:` URLs; their place is before the text")
+}
+
 fn keep_alive() -> Shape {
     any_of([number(), text()]).about("is checked, but the model is never unloaded")
 }
@@ -95,6 +99,7 @@ pub(crate) fn generate_operation(facts: &Facts) -> Operation {
             "prompt",
             text().about("without a prompt, nothing is generated"),
         )
+        .takes("images", images())
         .takes("suffix", shared::suffix())
         .takes("system", text())
         .takes(
@@ -269,7 +274,7 @@ fn message() -> Shape {
         .takes("tool_calls", list(call.shape()))
         .takes("tool_name", text())
         .takes("tool_call_id", text())
-        .takes("images", list(text()).about("base64, or `data:` URLs"))
+        .takes("images", images())
         .shape()
 }
 

@@ -11,6 +11,8 @@ use crate::openai::chat::messages::read_adapted;
 use crate::openai::json_values::{must_be, optional_text};
 use souffleur_media::is_data_url;
 
+const IMAGES: &str = "images";
+
 /// Reads `messages`, at least one.
 pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let mut calls = Calls::default();
@@ -31,13 +33,24 @@ pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     Ok(messages)
 }
 
-/// Takes a message's images: base64, or data URLs.
+/// Takes the images of a plain prompt.
+pub(super) fn images_of(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+    let raw = fields.take_raw(IMAGES).filter(|raw| !raw.has_no_effect());
+    let images = raw.map(|raw| fields.tree(IMAGES, &raw)).transpose()?;
+    parts_of(IMAGES, images)
+}
+
+/// Takes a message's images.
 fn take_images(path: &str, message: &mut Map<String, Value>) -> Result<Vec<Value>, ApiError> {
-    let path = format!("{path}.images");
-    let images = match message.shift_remove("images") {
+    parts_of(&format!("{path}.{IMAGES}"), message.shift_remove(IMAGES))
+}
+
+/// Parts of a message for images: base64, or `data:` URLs.
+fn parts_of(path: &str, images: Option<Value>) -> Result<Vec<Value>, ApiError> {
+    let images = match images {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(images)) => images,
-        Some(other) => return Err(must_be(&path, &other, "a list of base64 texts")),
+        Some(other) => return Err(must_be(path, &other, "a list of base64 texts")),
     };
     let refusal = format!("{path} is not supported: the model reads text only, send no images");
     let images = images.into_iter().enumerate();
@@ -51,28 +64,35 @@ fn take_images(path: &str, message: &mut Map<String, Value>) -> Result<Vec<Value
         Ok(image_part(
             &place,
             encoding,
-            (path.clone(), refusal.clone()),
+            (path.to_owned(), refusal.clone()),
         ))
     };
     images.map(part).collect()
 }
 
-/// Puts images before a message's text, as Ollama's templates do.
+/// Puts images before a message's text.
 fn put_images(message: &mut Value, images: Vec<Value>) {
     let Some(text) = message.get_mut("content").filter(|_| !images.is_empty()) else {
         return;
     };
-    let mut content = Content::default();
-    images
-        .into_iter()
-        .for_each(|image| content.push_image(image));
-    match text.take() {
-        Value::String(text) if text.is_empty() => {}
-        Value::String(text) => content.push_text(text),
+    let of_message = match text.take() {
+        Value::String(text) => text,
         // Ollama's contents are texts.
-        other => content.push_text(other.to_string()),
+        other => other.to_string(),
+    };
+    *text = content_of(images, of_message);
+}
+
+/// The content of a message: images before the text, as Ollama's templates have them.
+pub(super) fn content_of(images: Vec<Value>, text: String) -> Value {
+    let mut content = Content::default();
+    for image in images {
+        content.push_image(image);
     }
-    *text = content.into_value(" ");
+    if !text.is_empty() {
+        content.push_text(text);
+    }
+    content.into_value(" ")
 }
 
 fn adapt(path: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {

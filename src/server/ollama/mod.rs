@@ -46,14 +46,11 @@ use writer::Writer;
 
 pub(super) async fn chat(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let began = Instant::now();
-    let mut call = call::chat(body.0, &Target::of(&state)?)?;
-    if let Wish::Answer(generation) = &mut call.wish {
-        take_images(&state, generation).await?;
-    }
+    let call = call::chat(body.0, &Target::of(&state)?)?;
     answer(&state, call, Kind::Chat, began).await
 }
 
-/// Takes the images out of a chat's messages.
+/// Takes the images out of the messages of a chat.
 async fn take_images(state: &AppState, generation: &mut Generation) -> Result<(), ApiError> {
     let Prompt::Chat(chat) = &mut generation.request.prompt else {
         return Ok(());
@@ -83,16 +80,18 @@ async fn answer(
         kind,
         began,
     };
+    let mut generation = match call.wish {
+        Wish::Nothing { unloads } => {
+            return Ok(HttpResponse::Ok().json(head.of_empty_call(unloads)));
+        }
+        Wish::Answer(generation) => generation,
+    };
+    take_images(state, &mut generation).await?;
     let Generation {
         request,
         has_logprobs,
         charges,
-    } = match call.wish {
-        Wish::Nothing { unloads } => {
-            return Ok(HttpResponse::Ok().json(head.of_empty_call(unloads)));
-        }
-        Wish::Answer(generation) => *generation,
-    };
+    } = *generation;
     let spelling = &state.serving()?.spelling;
     let spelling = has_logprobs.then(|| spelling.clone());
     let writer = Writer::new(head, request.rid.clone(), spelling);

@@ -131,6 +131,7 @@ fn capabilities(loaded: &Loaded) -> Vec<&'static str> {
     let optional = [
         ("tools", info.formats.tool.is_some()),
         ("insert", llama_cpp::no_infill(loaded).is_none()),
+        ("vision", loaded.engine.images().is_some()),
         ("thinking", info.formats.reasoning.is_some()),
         ("embedding", info.hidden_size.is_some()),
     ];

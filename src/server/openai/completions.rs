@@ -31,6 +31,8 @@ pub(crate) use super::docs::completions as operation;
 
 /// OpenAI's default.
 pub(super) const DEFAULT_MAX_TOKENS: u32 = 16;
+/// Names by which other servers take images with plain prompts, in addition to those that every endpoint refuses.
+const OF_IMAGES: [&str; 4] = ["image_url", "images", "multi_modal_data", "multimodal_data"];
 
 pub(crate) async fn create(
     state: Data<AppState>,
@@ -89,6 +91,7 @@ impl Call {
         let echo = fields.flag("echo")?;
         foreign::refuse_bare_prompts(&mut fields)?;
         foreign::refuse(&mut fields, &[])?;
+        fields.refuse(&OF_IMAGES)?;
         let call = Self {
             common,
             prompts,
