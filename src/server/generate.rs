@@ -42,8 +42,12 @@ async fn answer(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, A
     };
     let mut fields = body.0;
     let session = SessionParams::take(&mut fields)?;
-    let call = NativeCall::parse(fields, limits)?;
-    images::check(&state, &call.requests)?;
+    let mut call = NativeCall::parse(fields, limits)?;
+    let wanted = call.take_wanted();
+    let pending = images::check(&state, &call.requests, wanted)?;
+    pending
+        .fetch_for_texts(&state, &mut call.requests, &mut call.charges)
+        .await?;
     let rids: Vec<RequestId> = call
         .requests
         .iter()

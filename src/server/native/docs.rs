@@ -7,10 +7,15 @@ use crate::cached::CachedTokens;
 use crate::openapi::facts::Facts;
 use crate::openapi::operation::{Group, describe};
 use crate::openapi::shape::{
-    Shape, any_of, count, flag, integer, list, named, number, object, text, token_id, tuple, whole,
+    Shape, any_of, count, flag, free_object, integer, list, named, number, object, text, token_id,
+    tuple, whole,
 };
 use crate::openapi::shared;
 use crate::options::Scheduling;
+
+fn image() -> Shape {
+    any_of([text(), free_object()]).about("base64, a URL, or an object with `url` or `image_url`")
+}
 
 /// One value for all prompts, or a list with a value for each prompt.
 fn each(facts: &Facts, shape: Shape) -> Shape {
@@ -33,7 +38,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
         .takes("text", any_of([text(), list(text()).longer_than(0).up_to(most)]).about("the prompt, or a list of prompts"))
         .takes("input_ids", any_of([list(token_id()), list(list(token_id())).longer_than(0).up_to(most)]).about("the same as token ids"))
         .takes("input_embeds", any_of([embeds(), list(embeds()).up_to(most)]).about("the same as vectors, each as long as the model's embeddings"))
-        .takes("image_data", each(facts, any_of([text(), list(text().or_null())])).about("images of a text as base64 or `data:` URLs; the text has the model's placeholder for each"))
+        .takes("image_data", each(facts, any_of([image(), list(image().or_null())])).about("images of a text; the text has the model's placeholder for each"))
         .takes("sampling_params", each(facts, named("SamplingParams")).about("one for all prompts, or one for each"))
         .takes("return_logprob", each(facts, flag()).about("false by default"))
         .takes("logprob_start_len", each(facts, start).about("first position of the prompt whose log probability is wanted; -1, the default, wants none of them"))

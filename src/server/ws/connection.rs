@@ -102,8 +102,20 @@ impl From<Refusal> for CloseReason {
 pub(super) trait MessageHandler {
     /// The key that identifies the request of an event.
     type Key: Clone + 'static;
+    /// A request whose images have been fetched, or could not be.
+    type Fetched;
 
+    /// The requests that wait, fetch images or run.
     fn in_flight(&self) -> usize;
+
+    /// The next request whose images are there. Waits forever if none fetches images.
+    async fn fetched(&mut self) -> Self::Fetched;
+
+    async fn on_fetched(
+        &mut self,
+        connection: &mut Connection<Self::Key>,
+        fetched: Self::Fetched,
+    ) -> Result<(), CloseReason>;
 
     async fn on_text(
         &mut self,
@@ -188,6 +200,7 @@ impl<K: Clone + 'static> Connection<K> {
                 Some((key, event)) = self.lanes.next(), if !self.lanes.is_empty() => {
                     handler.on_event(self, key, event).await
                 }
+                fetched = handler.fetched() => handler.on_fetched(self, fetched).await,
                 _ = heartbeat.tick() => self.on_heartbeat().await,
                 Ok(()) = draining.changed() => Ok(()),
             };

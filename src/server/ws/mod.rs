@@ -9,6 +9,7 @@
 //! for messages above the limit, 1013 for overload; a client's own code is echoed.
 
 mod connection;
+mod fetches;
 mod frames;
 mod inbound;
 mod native;

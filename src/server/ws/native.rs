@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::connection::{CloseReason, Connection, MessageHandler, count_aborts};
+use super::fetches::Fetches;
 use super::frames::{self, BadFrame, Op};
 use crate::answers::AnswerCharge;
 use crate::call::{CallLimits, EmbedLimits, WebSocketSlots};
@@ -46,17 +47,67 @@ impl ActiveRequest {
     }
 }
 
+/// The requests of a call whose images are being fetched.
+struct Waiting {
+    id: u64,
+    rids: Vec<RequestId>,
+    /// Those of them that the client has aborted.
+    aborted: Vec<RequestId>,
+}
+
+pub(super) struct FetchedCall {
+    id: u64,
+    /// The id in the client's message.
+    rid: Option<String>,
+    call: Result<(NativeCall, Option<SessionParams>), ApiError>,
+}
+
 #[derive(Default)]
 pub(super) struct Native {
     /// The requests that have not ended. (The connection drops an ended lane only at the lane's next poll.)
     active_requests: Vec<Rc<ActiveRequest>>,
+    waiting: Vec<Waiting>,
+    n_fetches: u64,
+    fetches: Fetches<FetchedCall>,
 }
 
 impl MessageHandler for Native {
     type Key = Rc<ActiveRequest>;
+    type Fetched = FetchedCall;
 
     fn in_flight(&self) -> usize {
-        self.active_requests.len()
+        let waiting = self.waiting.iter().map(|waiting| waiting.rids.len());
+        self.active_requests.len() + waiting.sum::<usize>()
+    }
+
+    async fn fetched(&mut self) -> FetchedCall {
+        self.fetches.next().await
+    }
+
+    async fn on_fetched(
+        &mut self,
+        connection: &mut Connection<Rc<ActiveRequest>>,
+        fetched: FetchedCall,
+    ) -> Result<(), CloseReason> {
+        let FetchedCall { id, rid, call } = fetched;
+        let place = self.waiting.iter().position(|waiting| waiting.id == id);
+        let waiting = place.map(|place| self.waiting.remove(place));
+        let started = match call {
+            Ok((call, session)) => self.start(connection, call, session).await,
+            Err(error) => Err(error),
+        };
+        match started {
+            Ok(()) => {
+                let aborted = waiting.map(|waiting| waiting.aborted).unwrap_or_default();
+                for active in &self.active_requests {
+                    if aborted.contains(active.rid()) {
+                        active.canceller.cancel();
+                    }
+                }
+                Ok(())
+            }
+            Err(error) => self.send_error(connection, rid.as_deref(), error).await,
+        }
     }
 
     async fn on_text(
@@ -74,7 +125,7 @@ impl MessageHandler for Native {
             }
             Ok(Op::Generate(fields)) => {
                 let rid = frames::rid_of(&fields);
-                match self.generate(connection, fields).await {
+                match self.generate(connection, fields, rid.clone()).await {
                     Ok(()) => Ok(()),
                     Err(error) => self.send_error(connection, rid.as_deref(), error).await,
                 }
@@ -134,6 +185,7 @@ impl Native {
         &mut self,
         connection: &mut Connection<Rc<ActiveRequest>>,
         mut fields: Fields,
+        rid: Option<String>,
     ) -> Result<(), ApiError> {
         let state = connection.state.clone();
         let loaded = state.serving()?;
@@ -141,16 +193,45 @@ impl Native {
         let limits = CallLimits {
             max_requests: state.config().max_batch_requests,
             websocket: Some(WebSocketSlots {
-                free: limit.saturating_sub(self.active_requests.len()),
+                free: limit.saturating_sub(self.in_flight()),
                 limit,
             }),
             request: loaded.engine.request_limits(),
             embeds: EmbedLimits::of(&loaded.engine),
         };
         let session = SessionParams::take(&mut fields)?;
-        let call = NativeCall::parse(fields, limits)?;
-        images::check(&state, &call.requests)?;
-        let forms = call.forms(&loaded.spelling);
+        let mut call = NativeCall::parse(fields, limits)?;
+        let wanted = call.take_wanted();
+        let pending = images::check(&state, &call.requests, wanted)?;
+        if pending.is_empty() {
+            return self.start(connection, call, session).await;
+        }
+        self.n_fetches += 1;
+        let id = self.n_fetches;
+        let rids = call.requests.iter().map(|request| request.rid.clone());
+        self.waiting.push(Waiting {
+            id,
+            rids: rids.collect(),
+            aborted: Vec::new(),
+        });
+        self.fetches.add(async move {
+            let (requests, charges) = (&mut call.requests, &mut call.charges);
+            let fetched = pending.fetch_for_texts(&state, requests, charges).await;
+            let call = fetched.map(|()| (call, session));
+            FetchedCall { id, rid, call }
+        });
+        Ok(())
+    }
+
+    /// Starts a call that has all of its images.
+    async fn start(
+        &mut self,
+        connection: &mut Connection<Rc<ActiveRequest>>,
+        call: NativeCall,
+        session: Option<SessionParams>,
+    ) -> Result<(), ApiError> {
+        let state = connection.state.clone();
+        let forms = call.forms(&state.serving()?.spelling);
         let (requests, charges) = call.into_streamed();
         let (lanes, mut turn) = sessions::open_all(&state, session.as_ref(), requests).await?;
         let lanes = Lane::with_charges(lanes, charges);
@@ -184,10 +265,17 @@ impl Native {
         }
     }
 
-    fn abort(&self, name: &str) {
+    fn abort(&mut self, name: &str) {
         let matching = |active: &&Rc<ActiveRequest>| matches_id(name, active.rid().as_str());
         let matching = self.active_requests.iter().filter(matching);
-        let aborted = matching.map(|active| active.canceller.cancel()).count() as u64;
-        count_aborts("client_abort", aborted);
+        let mut aborted = matching.map(|active| active.canceller.cancel()).count();
+        for waiting in &mut self.waiting {
+            let matching = waiting.rids.iter();
+            let matching = matching.filter(|rid| matches_id(name, rid.as_str()));
+            let matching: Vec<RequestId> = matching.cloned().collect();
+            aborted += matching.len();
+            waiting.aborted.extend(matching);
+        }
+        count_aborts("client_abort", aborted as u64);
     }
 }

@@ -14,6 +14,7 @@ use crate::constraint;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::foreign;
+use crate::images::Wanted;
 use crate::options::Scheduling;
 use crate::raw::Raw;
 use crate::spelling::Spelling;
@@ -34,13 +35,16 @@ pub(crate) struct NativeCall {
     pub(crate) stream: bool,
     pub(crate) charges: Charges,
     wants_token_texts: bool,
+    /// The images of the requests that have URLs.
+    wanted: Vec<Wanted>,
 }
 
 impl NativeCall {
     /// Parses a call. A field with one value for all prompts is parsed once and shared.
     pub(crate) fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<Self, ApiError> {
         let prompts = prompts(&mut fields, limits)?;
-        let prompts = images::read(&mut fields, prompts)?;
+        let mut wanted = Vec::new();
+        let prompts = images::read(&mut fields, prompts, &mut wanted)?;
         let count = PromptCount::of(&prompts);
         let sampling = sampling_params(&mut fields, count, limits.request)?;
         let samples: usize = sampling.iter().map(|(params, _)| params.n as usize).sum();
@@ -85,7 +89,13 @@ impl NativeCall {
             stream,
             charges: fields.into_charges(),
             wants_token_texts,
+            wanted,
         })
+    }
+
+    /// The images that are to be fetched before the call is served.
+    pub(crate) fn take_wanted(&mut self) -> Vec<Wanted> {
+        std::mem::take(&mut self.wanted)
     }
 
     /// The requests, all streamed regardless of `stream`, and their charges.

@@ -237,8 +237,20 @@ fn images_belong_to_texts() {
             "image_data[1]: the base64 text is invalid",
         ),
         (
-            json!({"text": "a", "image_data": "https://a.example/b.png"}),
+            json!({"text": "a", "image_data": "file:/etc/passwd"}),
             "image_data: the base64 text is invalid",
+        ),
+        (
+            json!({"text": "a", "image_data": "file:///etc/passwd"}),
+            "image_data: the URL has none of the schemes https, http and data",
+        ),
+        (
+            json!({"text": "a", "image_data": {"format": "precomputed_embedding"}}),
+            "image_data.url is missing: send a string",
+        ),
+        (
+            json!({"text": "a", "image_data": [{"type": "image_url", "image_url": {"url": 5}}]}),
+            "image_data[0].image_url.url is 5, must be a string",
         ),
         (
             json!({"text": "a", "image_data": [5]}),
@@ -260,6 +272,31 @@ fn images_belong_to_texts() {
         let error = parse(call).err().expect("is refused").to_string();
         assert!(error.starts_with(expected), "{error}");
     }
+}
+
+#[test]
+fn images_have_urls_and_are_in_objects() {
+    let mut call = read(json!({"text": ["a", "b"], "image_data": [
+        [{"url": "R0lG", "detail": "low"}, "https://a.example/b.png"],
+        [{"type": "image_url", "image_url": {"url": "DATA:;base64,R0lG"}}, {"image_url": "HTTP://c.example/d"}],
+    ]}));
+    let files = |request: &GenerateRequest| {
+        let files = request.prompt.image_files().iter();
+        files.map(|file| file.bytes.len()).collect::<Vec<_>>()
+    };
+    let found: Vec<_> = call.requests.iter().map(files).collect();
+    assert_eq!(found, [[3, 0], [3, 0]]);
+    let wanted = call.take_wanted();
+    let wanted: Vec<_> = wanted
+        .iter()
+        .map(|it| (it.index, &*it.place, it.url.host().to_string()))
+        .collect();
+    let expected = [
+        (0, "image_data[0][1]", "a.example".to_owned()),
+        (1, "image_data[1][1]", "c.example".to_owned()),
+    ];
+    assert_eq!(wanted, expected);
+    assert!(call.take_wanted().is_empty());
 }
 
 #[test]

@@ -67,16 +67,49 @@ pub(crate) struct StartedResponse {
     stream: bool,
 }
 
-/// Starts a response. Its images are in `data:` URLs, since nothing waits for others.
+/// A request that has been read. Some of its images may still have to be fetched.
+pub(crate) struct Begun {
+    state: Arc<AppState>,
+    call: Call,
+    charges: Charges,
+    pending: Pending,
+    lane_name: Option<Arc<str>>,
+}
+
+/// Reads a request.
 pub(crate) fn begin(
     state: &Arc<AppState>,
     fields: Fields,
     owner: Owner,
     lane_name: Option<Arc<str>>,
-) -> Result<StartedResponse, ApiError> {
+) -> Result<Begun, ApiError> {
     let (call, charges, pending) = parse(state, fields, owner)?;
-    pending.refuse()?;
-    start(state, call, charges, lane_name)
+    Ok(Begun {
+        state: state.clone(),
+        call,
+        charges,
+        pending,
+        lane_name,
+    })
+}
+
+impl Begun {
+    pub(crate) fn has_all_images(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Starts the response of a request that has all images.
+    pub(crate) fn start(self) -> Result<StartedResponse, ApiError> {
+        start(&self.state, self.call, self.charges, self.lane_name)
+    }
+
+    /// Fetches the images, and starts the response.
+    pub(crate) async fn fetch(mut self) -> Result<StartedResponse, ApiError> {
+        let pending = std::mem::take(&mut self.pending);
+        let (prompt, charges) = (&mut self.call.prompt, &mut self.charges);
+        pending.fetch(&self.state, prompt, charges).await?;
+        self.start()
+    }
 }
 
 fn parse(

@@ -10,10 +10,13 @@ mod lanes;
 use std::sync::Arc;
 
 use super::connection::{CloseReason, Connection, MessageHandler};
+use super::fetches::Fetches;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::openai::responses::store::ResponseStore;
-use crate::openai::responses::{ConnectionId, Owner, ResponseId, Writer, begin, reworded};
+use crate::openai::responses::{
+    Begun, ConnectionId, Owner, ResponseId, StartedResponse, Writer, begin, reworded,
+};
 use crate::state::AppState;
 use crate::transcript::Update;
 use frames::ClientFrame;
@@ -23,12 +26,20 @@ use souffleur_request::Event;
 pub(super) struct Responses {
     id: ConnectionId,
     store: ResponseStore,
-    lanes: Lanes<Fields, Running>,
+    /// A lane has no response while the images of its request are fetched.
+    lanes: Lanes<Fields, Option<Running>>,
+    fetches: Fetches<Fetched>,
 }
 
 struct Running {
     writer: Writer,
     previous: Option<ResponseId>,
+}
+
+pub(super) struct Fetched {
+    name: LaneName,
+    previous: Option<ResponseId>,
+    started: Result<StartedResponse, ApiError>,
 }
 
 impl Responses {
@@ -37,6 +48,7 @@ impl Responses {
         Self {
             id: store.connection(),
             lanes: Lanes::new(state.config()),
+            fetches: Fetches::default(),
             store,
         }
     }
@@ -46,35 +58,58 @@ impl Responses {
         while let Some((name, fields)) = self.lanes.next() {
             let previous = fields.text("previous_response_id");
             let previous = previous.map(|id| ResponseId::from_client(&id));
-            match self.start(connection, &name, fields) {
-                Ok(mut writer) => {
-                    writer.open();
-                    let events = writer.take();
-                    self.lanes.started(&name, Running { writer, previous });
-                    frames::send_all(connection, events).await?;
+            match self.begin(connection, &name, fields) {
+                Ok(begun) if begun.has_all_images() => match begun.start() {
+                    Ok(started) => {
+                        let (running, events) = open(connection, &name, started, previous);
+                        self.lanes.started(&name, Some(running));
+                        frames::send_all(connection, events).await?;
+                    }
+                    Err(error) => self.refuse(connection, &name, previous, error).await?,
+                },
+                Ok(begun) => {
+                    self.lanes.started(&name, None);
+                    self.fetches.add(async move {
+                        let started = begun.fetch().await;
+                        Fetched {
+                            name,
+                            previous,
+                            started,
+                        }
+                    });
                 }
-                Err(error) => {
-                    self.forget(previous.as_ref(), &name);
-                    frames::refuse(connection, name.as_deref(), &reworded(error)).await?;
-                }
+                Err(error) => self.refuse(connection, &name, previous, error).await?,
             }
         }
         Ok(())
     }
 
-    fn start(
+    fn begin(
         &self,
-        connection: &mut Connection<LaneName>,
+        connection: &Connection<LaneName>,
         name: &LaneName,
         fields: Fields,
-    ) -> Result<Writer, ApiError> {
+    ) -> Result<Begun, ApiError> {
         let owner = Owner::Connection {
             id: self.id,
             lane: name.clone(),
         };
-        let started = begin(&connection.state, fields, owner, name.clone())?;
-        connection.add_lane(started.lane.events(name.clone()));
-        Ok(started.writer)
+        begin(&connection.state, fields, owner, name.clone())
+    }
+
+    async fn refuse(
+        &self,
+        connection: &mut Connection<LaneName>,
+        name: &LaneName,
+        previous: Option<ResponseId>,
+        error: ApiError,
+    ) -> Result<(), CloseReason> {
+        self.forget(previous.as_ref(), name);
+        frames::refuse(connection, name.as_deref(), &reworded(error)).await
+    }
+
+    fn running(&mut self, name: &LaneName) -> Option<&mut Running> {
+        self.lanes.running(name).and_then(Option::as_mut)
     }
 
     /// Deletes the response that a failed request continued, as OpenAI does, if it belongs to this lane alone.
@@ -94,6 +129,22 @@ impl Responses {
     }
 }
 
+/// Begins the stream of a response. Returns its writer, and its first events.
+fn open(
+    connection: &mut Connection<LaneName>,
+    name: &LaneName,
+    started: StartedResponse,
+    previous: Option<ResponseId>,
+) -> (Running, Vec<WrittenEvent>) {
+    let StartedResponse {
+        lane, mut writer, ..
+    } = started;
+    connection.add_lane(lane.events(name.clone()));
+    writer.open();
+    let events = writer.take();
+    (Running { writer, previous }, events)
+}
+
 impl Drop for Responses {
     fn drop(&mut self) {
         self.store.forget_all_own(self.id);
@@ -102,9 +153,40 @@ impl Drop for Responses {
 
 impl MessageHandler for Responses {
     type Key = LaneName;
+    type Fetched = Fetched;
 
     fn in_flight(&self) -> usize {
         self.lanes.in_flight()
+    }
+
+    async fn fetched(&mut self) -> Fetched {
+        self.fetches.next().await
+    }
+
+    async fn on_fetched(
+        &mut self,
+        connection: &mut Connection<LaneName>,
+        fetched: Fetched,
+    ) -> Result<(), CloseReason> {
+        let Fetched {
+            name,
+            previous,
+            started,
+        } = fetched;
+        match started {
+            Ok(started) => {
+                let (running, events) = open(connection, &name, started, previous);
+                if let Some(lane) = self.lanes.running(&name) {
+                    *lane = Some(running);
+                }
+                frames::send_all(connection, events).await
+            }
+            Err(error) => {
+                self.lanes.ended(&name);
+                self.refuse(connection, &name, previous, error).await?;
+                self.serve(connection).await
+            }
+        }
     }
 
     async fn on_text(
@@ -151,7 +233,7 @@ impl MessageHandler for Responses {
                 let mut pieces = Vec::new();
                 update.in_pieces(|piece| pieces.push(piece));
                 for piece in pieces {
-                    let Some(running) = self.lanes.running(&name) else {
+                    let Some(running) = self.running(&name) else {
                         break;
                     };
                     running.writer.push(piece);
@@ -162,7 +244,7 @@ impl MessageHandler for Responses {
                 }
             }
             Err(error) => {
-                if let Some(running) = self.lanes.running(&name) {
+                if let Some(running) = self.running(&name) {
                     running.writer.fail(&reworded(error.into()));
                     let (events, previous) = (running.writer.take(), running.previous.clone());
                     self.forget(previous.as_ref(), &name);
