@@ -20,6 +20,7 @@ mod http;
 mod images;
 mod images_answered;
 mod images_counted;
+mod images_fetched;
 mod infill;
 mod infill_llama_cpp;
 mod input_embeds;
