@@ -226,10 +226,12 @@ fn a_template_is_refused_as_the_chat_refuses_it() {
 fn keys_of_images_are_shown_as_images() {
     let world = World::scripted(&[]);
     let mut tokens = tokens_of_content(&world, &json!({"content": "Look:"}));
-    let key = 1_u32 << 30 | 0x3f2a << 14;
-    tokens.extend([json!(key), json!(key + 1)]);
+    // The keys of two adjacent images.
+    let key = 1_u32 << 30 | 5;
+    let first = key | 1 << 29 | 0x3f2a << 13;
+    tokens.extend([first, key, key, first, key].map(|key| json!(key)));
     let text = post(world.addr, "/detokenize", &json!({"tokens": tokens})).ok();
-    assert_eq!(text["text"], "Look:[image 3f2a…]");
+    assert_eq!(text["text"], "Look:[image 3f2a…][image 3f2a…]");
     world.wait_until_idle();
 }
 

@@ -1,8 +1,8 @@
 //! Images in a prompt: the positions that each takes, and the true ids at these positions.
 //!
 //! A prompt stays a list of `u32`. Every position of an image, its begin and end marks included, holds a *key* in
-//! place of a token id: [`KEY_BIT`], and below it 30 bits of a keyed hash of the image and the position. Whatever
-//! compares tokens (prefix cache, KV store, KV events, sessions, message log) thereby tells pictures apart without
+//! place of a token id: [`KEY_BIT`], a bit that tells the image's first position from the others, and below it 29 bits
+//! of a keyed hash of the image and the position. Whatever compares tokens (prefix cache, KV store, KV events, sessions, message log) thereby tells pictures apart without
 //! knowledge of images. Code that needs true ids, or positions in the grid, asks [`PromptImages`], the table that
 //! accompanies the tokens.
 //!
@@ -24,6 +24,8 @@ pub use shown::decode_around;
 
 /// The bit of a key that no token id has: vocabularies are smaller. Keys stay positive as signed numbers of 32 bits.
 pub const KEY_BIT: u32 = 1 << 30;
+/// The bit that the key of an image's first position has, so that adjacent images can be told apart.
+const FIRST_BIT: u32 = KEY_BIT >> 1;
 /// The most images of a prompt.
 pub const MAX_IMAGES: usize = 1024;
 
@@ -31,6 +33,11 @@ const FIELD: &str = "images";
 
 pub fn is_key(token: u32) -> bool {
     token >> 30 == KEY_BIT >> 30
+}
+
+/// Whether a token is the key of an image's first position.
+fn begins_image(token: u32) -> bool {
+    is_key(token) && token & FIRST_BIT != 0
 }
 
 /// The identity of an image: SHA-256 over the pixels that the encoder sees and everything else that its vectors depend
@@ -202,8 +209,9 @@ impl PromptImages {
         for span in &self.spans {
             let (start, mut key) = (span.positions.start, of_image(span));
             for position in span.positions.clone() {
-                let key = key(position - start, span.mark_at(position));
-                keyed[position as usize] = KEY_BIT | (key & (KEY_BIT - 1));
+                let key = key(position - start, span.mark_at(position)) & (FIRST_BIT - 1);
+                let first = if position == start { FIRST_BIT } else { 0 };
+                keyed[position as usize] = KEY_BIT | first | key;
             }
         }
         keyed.into()

@@ -74,7 +74,7 @@ fn decode(tokens: &[u32], text: &dyn TokenText) -> String {
 /// Decodes tokens in their context: decoded alone, a token may lose the space before it.
 fn decode_after(before: &[u32], tokens: &[u32], text: &dyn TokenText) -> String {
     if tokens.first().is_some_and(|token| is_key(*token)) {
-        // After another image, both would be one run of keys.
+        // Within an image, its rest would be a part of the run before.
         return decode(tokens, text);
     }
     let whole = decode(&[before, tokens].concat(), text);

@@ -97,8 +97,9 @@ fn positions_have_keys_marks_and_vectors() {
     let is_image: Vec<bool> = keyed.iter().map(|token| is_key(*token)).collect();
     let expected: Vec<bool> = (0..11).map(|at| images.at(at).is_some()).collect();
     assert_eq!(is_image, expected);
-    assert_eq!(keyed[1..4], [0x10000, 1, 2].map(|key| KEY_BIT | key));
-    assert_eq!(keyed[5..7], [0x10100, 0x101].map(|key| KEY_BIT | key));
+    let first = KEY_BIT | FIRST_BIT;
+    assert_eq!(keyed[1..4], [first | 0x10000, KEY_BIT | 1, KEY_BIT | 2]);
+    assert_eq!(keyed[5..7], [first | 0x10100, KEY_BIT | 0x101]);
     let output = [keyed.to_vec(), vec![3]].concat();
     assert_eq!(
         *images.inputs(&output),
@@ -237,11 +238,16 @@ fn invalid_images_are_refused_by_their_place() {
 
 #[test]
 fn runs_of_keys_are_shown_as_images() {
-    let key = |name: u32| KEY_BIT | name << 14 | 77;
+    let key = |name: u32| KEY_BIT | name << 13 | 77;
+    let first = |name: u32| key(name) | FIRST_BIT;
     let decode = |tokens: &[u32]| format!("<{tokens:?}>");
-    let tokens = [1, 2, key(0x3f2a), key(9), 3];
+    let tokens = [1, 2, first(0x3f2a), key(9), 3];
     assert_eq!(decode_around(&tokens, decode), "<[1, 2]>[image 3f2a…]<[3]>");
     assert_eq!(decode_around(&[key(0xffff)], decode), "[image ffff…]");
+    // Adjacent images, and the end of one.
+    let tokens = [key(7), key(8), first(1), key(2), first(1), first(0xabcd), 3];
+    let expected = "[image 0007…][image 0001…][image 0001…][image abcd…]<[3]>";
+    assert_eq!(decode_around(&tokens, decode), expected);
     assert_eq!(decode_around(&[4, 5], decode), "<[4, 5]>");
     assert_eq!(decode_around(&[], decode), "");
 }

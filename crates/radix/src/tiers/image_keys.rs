@@ -2,7 +2,7 @@
 //!
 //! Equal prefixes of keys must mean equal K/V, and a search for two images with equal keys must need the secret. An
 //! image's hash is `HMAC-SHA256(secret, digest ‖ grid)`, which covers its vectors and their rotation. The key of a vector
-//! is a part of `SHA-256(hash ‖ offset)`, that of a mark of `SHA-256(hash ‖ offset ‖ id)`. The smallest image has 90 bits
+//! is a part of `SHA-256(hash ‖ offset)`, that of a mark of `SHA-256(hash ‖ offset ‖ id)`. The smallest image has 87 bits
 //! in its three positions, two of them marks.
 
 use sha2::{Digest, Sha256};
