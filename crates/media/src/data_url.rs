@@ -11,8 +11,9 @@ use crate::error::MediaError;
 
 const SCHEME: &str = "data:";
 
-/// Returns whether a text is a `data:` URL.
+/// Returns whether a text is a `data:` URL, after white space.
 pub fn is_data_url(text: &str) -> bool {
+    let text = text.trim_ascii_start();
     let scheme = text.get(..SCHEME.len());
     scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case(SCHEME))
 }
@@ -26,6 +27,7 @@ pub fn decode_data_url(url: &str, max_bytes: u64) -> Result<Vec<u8>, MediaError>
     if !is_data_url(url) {
         return Err(MediaError::NoData);
     }
+    let url = url.trim_ascii();
     let (head, data) = url.split_once(',').ok_or(MediaError::NoData)?;
     let parameters = head[SCHEME.len()..].split(';').skip(1);
     if parameters.last().is_some_and(is_base64) {
@@ -98,6 +100,10 @@ mod tests {
             ("data:;base64,R0lGOA==", b"GIF8"),
             ("data:;base64,R0lGOA%3D%3D", b"GIF8"),
             ("data:;base64,R0 lG\r\nOA==\n", b"GIF8"),
+            (" \ndata:image/png;charset=utf-8;base64,R0lG\n", b"GIF"),
+            ("Data:image/png ; Base64 ,R0lG", b"GIF"),
+            ("data:image/png;base64,R0lG%0AOA%3d=", b"GIF8"),
+            ("data:base64,R0lG", b"R0lG"),
             ("data:;base64,-_8=", b"\xfb\xff"),
             ("data:;base64,+/8=", b"\xfb\xff"),
             ("data:image/svg+xml,%89a%2C,", b"\x89a,,"),
