@@ -293,3 +293,78 @@ fn images_beyond_the_policy_are_refused_by_their_place() {
     );
     world.wait_until_idle();
 }
+
+#[test]
+fn data_urls_are_read_as_clients_write_them() {
+    let (world, _folder) = world(|_| ());
+    let lines: Vec<&str> = [&PIXEL[..20], &PIXEL[20..41], &PIXEL[41..]].into();
+    for data in [
+        format!("data:image/gif;base64,{PIXEL}"),
+        format!("DATA:image/gif;charset=utf-8;BASE64,{PIXEL}"),
+        format!("data:;base64,{}", lines.join("\r\n")),
+        format!(" data:;base64,{} \n", lines.join(" ")),
+        format!("data:;base64,{}", PIXEL.trim_end_matches('=')),
+        format!("data:;base64,{}", PIXEL.replace('=', "%3D")),
+    ] {
+        let found = tokens(&world, &user(json!([url(&data)])));
+        assert_eq!(n_pads(&found), 4, "{data}");
+    }
+    world.wait_until_idle();
+}
+
+#[test]
+fn many_images_and_none_are_counted_before_they_are_read() {
+    let (world, _folder) = world(|_| ());
+    // No files: images beyond the limit are not looked at.
+    let many = |n: usize| vec![json!("Qk0="); n];
+    let parts = vec![url("data:,BM"); 1000];
+    for (path, body, expected) in [
+        (
+            "/v1/chat/completions",
+            user(json!(parts)),
+            "the messages have 1000 images, the first at messages[0].content[0]",
+        ),
+        (
+            "/api/generate",
+            json!({"model": "sees", "prompt": "a", "images": many(1000)}),
+            "the messages have 1000 images, the first at images[0]",
+        ),
+        (
+            "/generate",
+            json!({"text": "a", "image_data": many(1000)}),
+            "image_data has 1000 images, and the limit is 16 per prompt",
+        ),
+        (
+            "/generate",
+            json!({"text": "a", "image_data": many(1025)}),
+            "image_data has 1025 images",
+        ),
+        (
+            "/generate",
+            json!({"text": "a", "image_data": 5}),
+            "image_data is 5, must be a string",
+        ),
+        (
+            "/generate",
+            json!({"text": "a", "image_data": PIXEL}),
+            "the text has 0 times <|image_pad|>, and there are 1 images",
+        ),
+    ] {
+        let refused = post(world.addr, path, &body);
+        let error = refused.json()["error"].take();
+        let text = error.as_str().or_else(|| error["message"].as_str());
+        let text = text.unwrap_or_default();
+        assert!(refused.status == 400 && text.contains(expected), "{error}");
+    }
+    for none in [json!([]), json!(null), json!([null])] {
+        let body =
+            json!({"text": "a", "image_data": none, "sampling_params": {"max_new_tokens": 1}});
+        post(world.addr, "/generate", &body).ok();
+    }
+    for none in [json!([]), json!(null), json!("")] {
+        let options = json!({"num_predict": 1});
+        let body = json!({"model": "sees", "prompt": "a", "images": none, "stream": false, "options": options});
+        post(world.addr, "/api/generate", &body).ok();
+    }
+    world.wait_until_idle();
+}
