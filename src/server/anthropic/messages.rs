@@ -416,4 +416,32 @@ mod tests {
         ]);
         assert_eq!(read_with(body, true), expected);
     }
+
+    #[test]
+    fn images_of_results_stay_between_their_texts() {
+        let image = |url: &str| {
+            let source = json!({"type": "url", "url": url});
+            json!({"type": "image", "source": source, "cache_control": {"type": "ephemeral"}})
+        };
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let body = json!({"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": [text("a"), text("b"), image("x"), text("c"), image("y")]},
+            {"type": "tool_result", "tool_use_id": "2", "is_error": true, "content": [image("z")]},
+            image("u"),
+            text("d"),
+        ]}]});
+        let messages = read_with(body, true);
+        let shown = |message: &Value| {
+            let parts = message["content"].as_array().expect("parts").iter();
+            let shown = parts.map(|part| part["text"].as_str().or_else(|| part["url"].as_str()));
+            shown
+                .map(|it| it.expect("a text or a URL").to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(shown(&messages[0]), ["a\nb", "x", "c", "y"]);
+        assert_eq!(shown(&messages[1]), ["Error: ", "z"]);
+        assert_eq!(shown(&messages[2]), ["u", "d"]);
+        let place = &messages[0]["content"][3]["at"];
+        assert_eq!(place, "messages[0].content[0].content[4]");
+    }
 }

@@ -114,6 +114,15 @@ impl InputParser<'_> {
                 self.messages.result(call_id, output);
                 Ok(())
             }
+            Some("computer_call_output") => {
+                // It has a screenshot of the client's, so that leaving it out would blind the model.
+                let path = format!("{path}.type");
+                let text = format!(
+                    "{path} is \"computer_call_output\", which is not supported: send the screenshot as input_image in a \
+                     function_call_output or a message"
+                );
+                Err(ApiError::field(path, text))
+            }
             Some(kind) if is_of_a_service(kind) => Ok(()),
             Some(kind) => {
                 let known = "message, reasoning, function_call, function_call_output, custom_tool_call, \
