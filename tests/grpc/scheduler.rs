@@ -9,7 +9,7 @@ use souffleur::server::grpc::proto::scheduler::sglang_scheduler_client::SglangSc
 use souffleur::server::grpc::proto::scheduler::{
     AbortRequest, FlushCacheRequest, GenerateComplete, GenerateRequest, GetLoadsRequest,
     GetModelInfoRequest, GetServerInfoRequest, GetTokenizerRequest, HealthCheckRequest, KvBlock,
-    KvEventBatch, SamplingParams, SubscribeKvEventsRequest, TokenizedInput,
+    KvEventBatch, MultimodalInputs, SamplingParams, SubscribeKvEventsRequest, TokenizedInput,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
@@ -129,6 +129,10 @@ fn invalid_requests_are_refused_with_their_field() {
         (
             changed(|request| request.lora_id = "a".to_owned()),
             "lora_id",
+        ),
+        (
+            changed(|request| request.mm_inputs = Some(MultimodalInputs::default())),
+            "mm_inputs",
         ),
         (changed(|request| request.tokenized = None), "tokenized"),
     ] {
