@@ -14,7 +14,7 @@ use super::openapi::shape::{
 use super::state::AppState;
 use super::whole;
 use souffleur_base::error::RequestError;
-use souffleur_engine::{EngineHandle, ModelInfo};
+use souffleur_engine::EngineHandle;
 
 const PIPELINE_STAGES: usize = 1;
 /// The version of the weights, which do not change while a server runs.
@@ -109,17 +109,17 @@ fn model_card(state: &AppState) -> Result<serde_json::Value, ApiError> {
 }
 
 pub(super) async fn model_info(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
-    let model = state.loaded()?.engine.model();
-    Ok(HttpResponse::Ok().json(model_facts(model)))
+    Ok(HttpResponse::Ok().json(model_facts(&state.loaded()?.engine)))
 }
 
-pub(super) fn model_facts(model: &ModelInfo) -> Value {
+pub(super) fn model_facts(engine: &EngineHandle) -> Value {
+    let model = engine.model();
     json!({
         "model_path": model.model_path,
         "tokenizer_path": model.model_path,
         "served_model_name": model.served_model_name,
         "is_generation": true,
-        "has_image_understanding": false,
+        "has_image_understanding": engine.images().is_some(),
         "has_audio_understanding": false,
         "weight_version": WEIGHT_VERSION,
         "context_length": model.context_length,

@@ -15,7 +15,7 @@ use souffleur_request::ImageInput;
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
 use tempfile::TempDir;
 
-use crate::http::post;
+use crate::http::{get, post};
 use crate::images_counted::{PIXEL, n_pads, pixel, text, tokens, url, user, world_with};
 use crate::world::World;
 
@@ -245,6 +245,9 @@ fn ollamas_prompts_and_chats_have_images_before_the_text() {
     let shown = seeing.post("/api/show", &json!({"model": "sees"}));
     let capabilities = shown["capabilities"].to_string();
     assert!(capabilities.contains("\"vision\""), "{capabilities}");
+    let about = |path: &str| get(seeing.world.addr, path).ok();
+    assert_eq!(about("/props")["modalities"]["vision"], true);
+    assert_eq!(about("/model_info")["has_image_understanding"], true);
     for (field, value, expected) in [
         (
             "images",

@@ -59,10 +59,10 @@ impl SglangService for Runtime {
         &self,
         _: Request<GetModelInfoRequest>,
     ) -> Result<Response<GetModelInfoResponse>, Status> {
-        let model = self.state.loaded().map_err(status)?.engine.model();
+        let engine = &self.state.loaded().map_err(status)?.engine;
         Ok(Response::new(GetModelInfoResponse {
-            model_path: model.model_path.display().to_string(),
-            json_info: health::model_facts(model).to_string(),
+            model_path: engine.model().model_path.display().to_string(),
+            json_info: health::model_facts(engine).to_string(),
         }))
     }
 

@@ -29,7 +29,7 @@ pub(crate) async fn props(state: Data<AppState>) -> Result<HttpResponse, ApiErro
         "chat_template": text.and_then(|text| text.chat_template()).unwrap_or_default(),
         "bos_token": token(special.and_then(|special| special.bos.as_ref())),
         "eos_token": token(special.and_then(|special| special.eos.as_ref())),
-        "modalities": { "vision": false, "audio": false },
+        "modalities": { "vision": engine.images().is_some(), "audio": false },
         "build_info": format!("souffleur {}", build.version),
         "is_sleeping": false,
     })))
