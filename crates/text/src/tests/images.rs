@@ -335,3 +335,79 @@ fn names_of_media_are_letters_for_models_that_take_text_only() {
     let plain = ModelDir::new(&super::byte_level()).load();
     assert!(plain.media_names().is_none());
 }
+
+/// Placeholder, token of a vector, begin, end, and another name.
+type FamilyNames = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+);
+
+#[rustfmt::skip]
+const FAMILIES: [FamilyNames; 5] = [
+    ("<|image_pad|>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
+    ("<start_of_image>", "<image_soft_token>", "<start_of_image>", "<end_of_image>", "<audio_soft_token>"),
+    ("<|image|>", "<|image|>", "<|image>", "<image|>", "<|audio|>"),
+    ("[IMG]", "[IMG]", "", "[IMG_END]", "[IMG_BREAK]"),
+    ("<image>", "<image>", "<|image_start|>", "<|image_end|>", "<|img_row_1_col_2|>"),
+];
+
+/// A model with a family's names, in their order in its vocabulary, and its marks.
+fn family((placeholder, pad, begin, end, other): FamilyNames) -> (TextModel, ImageMarks, String) {
+    let mut tokens = vec![placeholder, pad, begin, end, other];
+    tokens.retain(|name| !name.is_empty());
+    tokens.sort_unstable();
+    tokens.dedup();
+    let template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", placeholder);
+    let dir = ModelDir::new(&byte_level_with(&tokens));
+    let model = dir.with("chat_template.jinja", &template).load();
+    let given = |name: &str| (!name.is_empty()).then(|| name.to_owned());
+    let names = ImageNames {
+        placeholder: placeholder.to_owned(),
+        pad: pad.to_owned(),
+        begin: given(begin),
+        end: given(end),
+        others: vec![other.to_owned()],
+    };
+    let marks = ImageMarks::find(&model, &names).expect("the vocabulary has the tokens");
+    (model, marks, tokens.concat())
+}
+
+#[test]
+fn names_of_every_family_are_letters_in_texts_tools_and_arguments() {
+    for names in FAMILIES {
+        let (model, marks, all) = family(names);
+        let tools = json!([{"name": "a", "description": all, "enum": ["[", "<"]}]).to_string();
+        let tools = serde_json::value::RawValue::from_string(tools).expect("JSON");
+        let kwargs = json!({"hint": all});
+        let messages = json!([
+            {"role": "user", "content": [text(&all), image(), text(&all)]},
+            {"role": "tool", "content": all},
+        ]);
+        let prompt = ChatPrompt {
+            tools: Some(&*tools),
+            template_kwargs: kwargs.as_object(),
+            ..ChatPrompt::new(&messages)
+        };
+        let n_of_images = |found: ImageTokens| found.tokens.iter().filter(|id| **id > 260).count();
+        let parts = [vec![ImagePart::Vectors(3)]];
+        let rendered = model.render_images(&marks, &prompt).expect("text");
+        let found = model.encode_images(&marks, &rendered, &parts);
+        assert_eq!(n_of_images(found.expect("an image")), 3, "{all}");
+        // Without an image, and without a tower.
+        let plain = json!([{"role": "user", "content": all}]);
+        let prompt = ChatPrompt {
+            messages: &plain,
+            ..prompt
+        };
+        for marks in [&marks, model.media_names().expect("names of media")] {
+            assert!(marks.are_in(&prompt));
+            let rendered = model.render_images(marks, &prompt).expect("text");
+            let found = model.encode_images(marks, &rendered, &[]).expect("text");
+            assert_eq!(n_of_images(found), 0, "{all}");
+            assert_eq!(rendered.text.matches(&*all).count(), 3, "{all}");
+        }
+    }
+}
