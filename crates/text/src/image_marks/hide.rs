@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use rustc_hash::FxHashSet;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -17,12 +18,18 @@ pub(super) struct Hidden {
 }
 
 impl Hidden {
+    /// Whether a text has a name, or begins one that another text may continue. A text that only ends with `<` needs no
+    /// care.
     pub(super) fn is_needed(marks: &ImageMarks, prompt: &ChatPrompt<'_>) -> bool {
-        marks.are_in_value(prompt.messages)
-            || prompt.tools.is_some_and(|it| marks.are_in_json(it.get()))
-            || prompt
-                .template_kwargs
-                .is_some_and(|it| marks.are_in_fields(it))
+        let mut ends = FxHashSet::default();
+        let mut has_name = |text: &str| {
+            ends.extend(marks.ends_within(text));
+            marks.in_messages.is_match(text)
+        };
+        if any_text(prompt, &mut has_name) {
+            return true;
+        }
+        !ends.is_empty() && any_text(prompt, &mut |text: &str| marks.continues(text, &ends))
     }
 
     pub(super) fn of(marks: &ImageMarks, prompt: &ChatPrompt<'_>) -> Result<Self, RequestError> {
@@ -83,14 +90,33 @@ impl ImageMarks {
         self.in_messages.is_match(text) || self.ends_within_a_name(text)
     }
 
-    /// Whether the text and the one after it could form a name. Templates may remove the spaces between.
+    /// Whether the text and the one after it could form a name.
     fn ends_within_a_name(&self, text: &str) -> bool {
+        self.ends_within(text).next().is_some()
+    }
+
+    /// The names with which the text could end, and how many of their bytes it has. Templates may remove the spaces
+    /// between texts.
+    fn ends_within(&self, text: &str) -> impl Iterator<Item = (usize, usize)> {
         let text = text.trim_end().as_bytes();
         let tail = &text[text.len().saturating_sub(self.longest_name)..];
-        self.names.iter().map(String::as_bytes).any(|name| {
-            let may_begin = tail.contains(&name[0]);
-            may_begin && (1..name.len()).any(|n| tail.ends_with(&name[..n]))
+        let names = self.names.iter().map(String::as_bytes).enumerate();
+        let begun = names.filter(move |(_, name)| tail.contains(&name[0]));
+        begun.flat_map(move |(index, name)| {
+            let has = move |n: &usize| tail.ends_with(&name[..*n]);
+            (1..name.len()).filter(has).map(move |n| (index, n))
         })
+    }
+
+    /// Whether a text continues one of the names, of which others have the first bytes.
+    fn continues(&self, text: &str, ends: &FxHashSet<(usize, usize)>) -> bool {
+        let text = text.trim_start();
+        let continues = |(index, n): &(usize, usize)| {
+            let rest = &self.names[*index].as_bytes()[*n..];
+            let text = text.as_bytes();
+            text.starts_with(rest) || rest.starts_with(text)
+        };
+        !text.is_empty() && ends.iter().any(continues)
     }
 
     fn hidden_text(&self, text: &str) -> String {
@@ -142,6 +168,37 @@ impl ImageMarks {
         });
         texts.collect::<Vec<_>>().join("\"")
     }
+}
+
+/// Whether any text of a prompt satisfies `is`: names of fields are texts, too.
+fn any_text(prompt: &ChatPrompt<'_>, is: &mut dyn FnMut(&str) -> bool) -> bool {
+    any_in(prompt.messages, is)
+        || prompt
+            .template_kwargs
+            .is_some_and(|it| any_in_fields(it, is))
+        || prompt.tools.is_some_and(|it| any_in_json(it.get(), is))
+}
+
+fn any_in(value: &Value, is: &mut dyn FnMut(&str) -> bool) -> bool {
+    match value {
+        Value::String(text) => is(text),
+        Value::Array(items) => items.iter().any(|item| any_in(item, is)),
+        Value::Object(fields) => any_in_fields(fields, is),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+fn any_in_fields(fields: &Map<String, Value>, is: &mut dyn FnMut(&str) -> bool) -> bool {
+    let mut fields = fields.iter();
+    fields.any(|(name, value)| {
+        let json = json_in(name, value);
+        is(name) || any_in(value, is) || json.is_some_and(|json| any_in_json(json, is))
+    })
+}
+
+fn any_in_json(json: &str, is: &mut dyn FnMut(&str) -> bool) -> bool {
+    let plain = without_escapes(json);
+    between_quotes(&plain).any(|(text, _)| is(text))
 }
 
 /// The JSON in a field: clients send the arguments of calls as texts, which are parsed for templates.
