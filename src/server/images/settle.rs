@@ -88,7 +88,7 @@ impl Pending {
         prompt: &mut ChatPrompt,
         charges: &mut Charges,
     ) -> Result<(), ApiError> {
-        for (index, bytes) in self.files(state, &mut charges.prompt).await? {
+        for (index, bytes) in self.files(state.media(), &mut charges.prompt).await? {
             prompt.images[index].bytes = bytes;
         }
         Ok(())
@@ -105,7 +105,7 @@ impl Pending {
             return Ok(());
         }
         let places: Vec<Arc<str>> = self.0.iter().map(|it| it.place.clone()).collect();
-        let files = self.files(state, &mut charges.request).await?;
+        let files = self.files(state.media(), &mut charges.request).await?;
         let fetched = files.into_iter().filter_map(|(index, bytes)| {
             let place = places.get(index)?;
             Some((place.clone(), bytes))
@@ -117,11 +117,11 @@ impl Pending {
     /// The files, in the order of their arrival, with their indices.
     async fn files(
         self,
-        state: &AppState,
+        media: &Media,
         charge: &mut BodyCharge,
     ) -> Result<Vec<(usize, Arc<[u8]>)>, ApiError> {
         let mut files = Vec::with_capacity(self.0.len());
-        let fetches = self.0.into_iter().map(|wanted| state.media().fetch(wanted));
+        let fetches = self.0.into_iter().map(|wanted| media.fetch(wanted));
         let mut fetches: FuturesUnordered<_> = fetches.collect();
         while let Some((index, bytes)) = fetches.try_next().await? {
             charge.grow(bytes.len())?;
@@ -295,7 +295,78 @@ fn refused(place: &str, error: &MediaError) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, BufRead, BufReader, Write};
+    use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
+    use crate::budget::BodyBudget;
+    use souffleur_media::{Connect, Resolve};
+
+    /// A server of the test, which every name and address leads to.
+    #[derive(Debug)]
+    struct Local(SocketAddr);
+
+    impl Resolve for Local {
+        fn resolve(&self, _: &str) -> io::Result<Vec<IpAddr>> {
+            Ok(vec![IpAddr::from([93, 184, 216, 34])])
+        }
+    }
+
+    impl Connect for Local {
+        fn connect(&self, _: SocketAddr, time: Duration) -> io::Result<TcpStream> {
+            TcpStream::connect_timeout(&self.0, time)
+        }
+    }
+
+    /// Answers a request with the name in its path.
+    fn answer(stream: &TcpStream) {
+        let (mut reader, mut head) = (BufReader::new(stream), String::new());
+        while !head.ends_with("\r\n\r\n") {
+            let n_bytes = reader.read_line(&mut head).expect("a line");
+            assert_ne!(n_bytes, 0, "{head}");
+        }
+        let path = head.split(' ').nth(1).expect("a path");
+        let body = path.trim_start_matches('/');
+        let length = body.len();
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        );
+        let mut stream = stream;
+        stream.write_all(answer.as_bytes()).expect("a client");
+    }
+
+    #[actix_web::test]
+    async fn files_are_fetched_with_their_indices() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let local = Arc::new(Local(listener.local_addr().expect("an address")));
+        let server = thread::spawn(move || {
+            for stream in listener.incoming().take(2) {
+                answer(&stream.expect("a connection"));
+            }
+        });
+        let domains = AllowedDomains::parse(&["images.example"]).expect("a host");
+        let fetcher = Fetcher::with(domains, FetchLimits::default(), local.clone(), local);
+        let media = Media {
+            fetcher: Arc::new(fetcher),
+            slots: Semaphore::new(1),
+        };
+        let wanted = |index: usize, name: &str| Wanted {
+            index,
+            url: MediaUrl::parse(&format!("http://images.example/{name}")).expect("a URL"),
+            place: name.into(),
+        };
+        let pending = Pending(vec![wanted(9, "one"), wanted(4, "three")]);
+        let mut charge = BodyBudget::new(1 << 20).open();
+        let mut files = pending.files(&media, &mut charge).await.expect("files");
+        files.sort();
+        let expected = [(4, "three"), (9, "one")];
+        let expected =
+            expected.map(|(index, name)| -> (usize, Arc<[u8]>) { (index, name.as_bytes().into()) });
+        assert_eq!(files, expected);
+        server.join().expect("no panic");
+    }
 
     #[test]
     fn notes_take_the_places_of_images() {
@@ -337,7 +408,9 @@ mod tests {
             prompt(vec![file("image_data[2]", b"")]),
         ];
         let files = [("image_data[0][0]", b"one"), ("image_data[2]", b"two")].into_iter();
-        let files = files.map(|(place, bytes)| (Arc::from(place), Arc::from(bytes.as_slice())));
+        let files = files.map(|(place, bytes)| -> (Arc<str>, Arc<[u8]>) {
+            (place.into(), bytes.as_slice().into())
+        });
         put_files(&mut requests, &files.collect::<FxHashMap<_, _>>());
         let of = |index: usize| requests[index].prompt.image_files();
         let both = [
