@@ -11,6 +11,7 @@
 mod input;
 mod positions;
 mod shown;
+mod whole;
 
 use std::fmt;
 use std::ops::Range;
@@ -78,8 +79,18 @@ pub enum ImageSupport {
     Sequence,
     /// Positions rotate by the image's grid (M-RoPE).
     Grid,
+    /// As `Sequence`, and the vectors of an image attend to each other in both directions, in some layers or in all.
+    Bidirectional,
     /// Images are refused: this is missing.
     Missing(&'static str),
+}
+
+/// The layers in which the vectors of an image attend to each other in both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BidirectionalLayers {
+    All,
+    /// Those with a sliding window, within it; attention of the others is causal.
+    Windowed,
 }
 
 /// An image of a prompt of true token ids.
@@ -102,6 +113,8 @@ pub struct PromptImage {
 #[derive(Clone, Debug)]
 pub struct PromptImages {
     spans: Vec<ImageSpan>,
+    /// See [`Self::whole`].
+    whole: Option<Arc<[Range<u32>]>>,
 }
 
 /// The positions of one image.
@@ -142,7 +155,7 @@ impl PromptImages {
                 |reason: String| FieldError::new(FIELD, format!("{FIELD}[{index}] {reason}"));
             spans.push(span.map_err(wrong)?);
         }
-        Ok(Self { spans })
+        Ok(Self { spans, whole: None })
     }
 
     pub fn spans(&self) -> &[ImageSpan] {
@@ -175,6 +188,7 @@ impl PromptImages {
         });
         Self {
             spans: spans.collect(),
+            whole: self.whole.clone(),
         }
     }
 
@@ -187,6 +201,7 @@ impl PromptImages {
         });
         Self {
             spans: spans.collect(),
+            whole: self.whole.clone(),
         }
     }
 

@@ -130,7 +130,9 @@ pub(super) fn prepare_text(
 fn no_reader(field: &str, settings: &TokenizerSettings) -> RequestError {
     let reason = match settings.images.support {
         ImageSupport::Missing(part) => format!("missing is {part}"),
-        ImageSupport::Sequence | ImageSupport::Grid => "its files have no vision tower".to_owned(),
+        ImageSupport::Sequence | ImageSupport::Grid | ImageSupport::Bidirectional => {
+            "its files have no vision tower".to_owned()
+        }
     };
     let text = format!("{field} is an image, and the model takes text only ({reason}): send text");
     FieldError::new(field, text).into()

@@ -251,3 +251,37 @@ fn runs_of_keys_are_shown_as_images() {
     assert_eq!(decode_around(&[4, 5], decode), "<[4, 5]>");
     assert_eq!(decode_around(&[], decode), "");
 }
+
+#[test]
+fn vectors_are_kept_whole_without_marks_and_across_images_that_touch() {
+    let (tokens, mut images) = prompt(&[(2, 2), (1, 3)], (2, 1));
+    let marked = table(&tokens, &images);
+    assert_eq!(marked.runs(), [3..7, 9..12]);
+    assert_eq!(marked.whole(), None);
+    let whole = marked.clone().kept_whole();
+    assert_eq!(whole.whole().map(|runs| runs.to_vec()), Some(marked.runs()));
+    // The parts of the engine that copy the table keep them.
+    for copy in [whole.without_vectors(), whole.with_vectors(|_| None)] {
+        assert_eq!(copy.whole(), whole.whole());
+    }
+    let cuts: Vec<u32> = (0..15).filter(|end| marked.cuts_run(*end)).collect();
+    assert_eq!(cuts, [4, 5, 6, 10, 11]);
+    // Marks between rows of an image divide it, and images without marks are one run.
+    let tokens = [TEXT, PAD, PAD, END, PAD, PAD, PAD, PAD, TEXT];
+    images[0].positions = 1..6;
+    images[1].positions = 6..8;
+    images[1].grid.columns = 2;
+    images[1].vectors = None;
+    let touching = table(&tokens, &images);
+    assert_eq!(touching.runs(), [1..3, 4..8]);
+    let cuts: Vec<u32> = (0..10).filter(|end| touching.cuts_run(*end)).collect();
+    assert_eq!(cuts, [2, 5, 6, 7]);
+}
+
+#[test]
+fn a_log_has_runs_without_images() {
+    let runs = [4..9, 20..22].to_vec();
+    let none = PromptImages::with_whole(None, runs.clone());
+    assert!(none.spans().is_empty() && none.cached_until() == 0);
+    assert_eq!(none.whole().map(|runs| runs.to_vec()), Some(runs));
+}
