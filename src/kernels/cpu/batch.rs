@@ -1,10 +1,11 @@
 //! The token batch of a step on the CPU, segmented by row.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::kv::{KvPool, PageTable};
 use souffleur_base::ids::{RowId, StateSlot};
-use souffleur_base::prompt_images::PromptImages;
+use souffleur_base::prompt_images::{BidirectionalLayers, PromptImages};
 use souffleur_base::prompt_vectors::VectorRun;
 use souffleur_base::row_state::StateSave;
 
@@ -26,6 +27,26 @@ impl Segment {
 
     pub(super) fn end_position(&self) -> usize {
         self.first_position + self.n_tokens
+    }
+}
+
+/// Consecutive tokens of a row that also see later keys: those of an image, which attend to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BidirectionalTokens {
+    pub first_token: usize,
+    pub n_tokens: usize,
+    /// The position after the last key that they see.
+    pub end_position: usize,
+}
+
+impl BidirectionalTokens {
+    /// Where the keys end that the token at a position sees. `runs` are ascending and disjoint.
+    pub(super) fn end_of(runs: &[Self], token: usize, position: usize) -> usize {
+        let after = runs.partition_point(|tokens| tokens.first_token <= token);
+        match runs[..after].last() {
+            Some(tokens) if token < tokens.first_token + tokens.n_tokens => tokens.end_position,
+            _ => position + 1,
+        }
     }
 }
 
@@ -56,6 +77,10 @@ pub struct CpuBatch {
     /// Rotary positions (time, row, column) of the tokens up to the last one of a row with images. Empty without such
     /// rows.
     rotary_positions: Vec<[u32; 3]>,
+    /// Tokens that see later keys, ascending and disjoint; usually none.
+    bidirectional: Vec<BidirectionalTokens>,
+    /// They see later keys only in layers with a window.
+    windows_only: bool,
     /// Unique number of this content among all batches.
     serial: u64,
 }
@@ -71,6 +96,8 @@ impl CpuBatch {
         self.saves.clear();
         self.prompt_embeddings.clear();
         self.rotary_positions.clear();
+        self.bidirectional.clear();
+        self.windows_only = false;
     }
 
     /// Adds the query tokens of a row, the first one at `first_position`.
@@ -157,6 +184,42 @@ impl CpuBatch {
         self.rotary_positions.get(token).copied()
     }
 
+    /// Lets each token of the row that was added last see its whole run of `runs`, which are ascending, in these layers.
+    ///
+    /// # Panics
+    /// If the row's tokens end within a run: the keys of its rest are not stored.
+    pub fn see_runs(&mut self, runs: &[Range<u32>], layers: BidirectionalLayers) {
+        let Some(&segment) = self.segments.last() else {
+            return;
+        };
+        self.windows_only = layers == BidirectionalLayers::Windowed;
+        let (first, end) = (segment.first_position, segment.end_position());
+        let after_first = runs.partition_point(|run| run.end as usize <= first);
+        let runs = runs[after_first..].iter();
+        for run in runs.take_while(|run| (run.start as usize) < end) {
+            let (begin, run_end) = (first.max(run.start as usize), run.end as usize);
+            assert!(
+                run_end <= end,
+                "a step ends at position {end}, within the vectors at {} to {run_end}",
+                run.start
+            );
+            self.bidirectional.push(BidirectionalTokens {
+                first_token: segment.first_token + begin - first,
+                n_tokens: run_end - begin,
+                end_position: run_end,
+            });
+        }
+    }
+
+    /// The tokens that see later keys in layers with this window.
+    pub(super) fn bidirectional_in(&self, window: Option<usize>) -> &[BidirectionalTokens] {
+        if self.windows_only && window.is_none() {
+            &[]
+        } else {
+            &self.bidirectional
+        }
+    }
+
     /// Sets the live state of the row that was added last, and the copies to save, ordered by position.
     pub fn keep_state(&mut self, live: StateSlot, saves: &[StateSave]) {
         let first_save = self.saves.len();
@@ -225,6 +288,23 @@ impl CpuBatch {
             self.rotary_positions
                 .extend(step.rotary_positions.get(index));
         }
+        self.pick_bidirectional(step, tokens);
+    }
+
+    fn pick_bidirectional(&mut self, step: &Self, tokens: &[u32]) {
+        self.windows_only = step.windows_only;
+        for run in &step.bidirectional {
+            let n_before = |end: usize| tokens.partition_point(|token| (*token as usize) < end);
+            let first_token = n_before(run.first_token);
+            let n_tokens = n_before(run.first_token + run.n_tokens) - first_token;
+            if n_tokens > 0 {
+                self.bidirectional.push(BidirectionalTokens {
+                    first_token,
+                    n_tokens,
+                    ..*run
+                });
+            }
+        }
     }
 
     pub(super) fn serial(&self) -> u64 {
@@ -233,5 +313,73 @@ impl CpuBatch {
 
     pub fn segments(&self) -> &[Segment] {
         &self.segments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use souffleur_base::ids::PageId;
+
+    use super::*;
+
+    fn table() -> PageTable {
+        let mut table = PageTable::new(3, 16);
+        for row in 1..3 {
+            table
+                .row_mut(RowId::new(row))
+                .extend([1, 2].map(PageId::new));
+        }
+        table
+    }
+
+    fn ends(batch: &CpuBatch, window: Option<usize>) -> Vec<usize> {
+        let runs = batch.bidirectional_in(window);
+        let positions = (0..).zip(&batch.positions);
+        positions
+            .map(|(token, at)| BidirectionalTokens::end_of(runs, token, *at as usize))
+            .collect()
+    }
+
+    #[test]
+    fn tokens_of_a_run_see_its_end_also_when_some_are_picked() {
+        let table = table();
+        let mut batch = CpuBatch::default();
+        let runs = [1..3, 6..9, 12..14];
+        batch.push(RowId::new(1), 4, &[0; 6], &table);
+        batch.see_runs(&runs, BidirectionalLayers::All);
+        // This prefix ends within a run, and the third row has none.
+        batch.push(RowId::new(2), 7, &[0; 3], &table);
+        batch.see_runs(&runs, BidirectionalLayers::All);
+        batch.push(RowId::new(2), 12, &[0; 2], &table);
+        let expected = [5, 6, 9, 9, 9, 10, 9, 9, 10, 13, 14];
+        assert_eq!(ends(&batch, None), expected);
+        assert_eq!(ends(&batch, Some(4)), expected);
+        let tokens = [0, 3, 4, 5, 7, 10];
+        let mut picked = CpuBatch::default();
+        picked.pick(&batch, &tokens);
+        assert_eq!(
+            ends(&picked, None),
+            tokens.map(|token| expected[token as usize])
+        );
+    }
+
+    #[test]
+    fn full_attention_is_causal_if_only_windows_see_runs() {
+        let table = table();
+        let mut batch = CpuBatch::default();
+        batch.push(RowId::new(1), 0, &[0; 4], &table);
+        let runs = [1..3, 8..9];
+        batch.see_runs(&runs, BidirectionalLayers::Windowed);
+        let mut picked = CpuBatch::default();
+        picked.pick(&batch, &[1, 3]);
+        assert_eq!(ends(&batch, None), [1, 2, 3, 4]);
+        assert_eq!(ends(&batch, Some(9)), [1, 3, 3, 4]);
+        assert_eq!(
+            (ends(&picked, None), ends(&picked, Some(9))),
+            (vec![2, 4], vec![3, 4])
+        );
+        batch.clear();
+        batch.push(RowId::new(1), 0, &[0; 4], &table);
+        assert_eq!(ends(&batch, Some(9)), [1, 2, 3, 4]);
     }
 }

@@ -1,10 +1,13 @@
 //! Tests that attention matches a double-precision reference, and that no bit depends on batch, chunks or pages.
 
+mod bidirectional;
 mod codes;
 mod nodes;
 mod sparse;
 mod widths;
 mod world;
+
+use std::ops::Range;
 
 use souffleur_base::ids::RowId;
 use souffleur_base::kv_layout::{KvDtype, Values};
@@ -53,6 +56,11 @@ fn attention_is_right_on_every_instruction_set() {
 }
 
 fn check_reference(heads: HeadShape, positions: &[usize]) {
+    check_runs(heads, positions, &[]);
+}
+
+/// `runs` are the positions that see each other.
+fn check_runs(heads: HeadShape, positions: &[usize], runs: &[Range<u32>]) {
     let len = positions.iter().max().map_or(0, |last| last + 1);
     for isa in Isa::available() {
         for dtype in DTYPES {
@@ -62,6 +70,7 @@ fn check_reference(heads: HeadShape, positions: &[usize]) {
                 heads,
                 ..setup()
             });
+            world.runs = runs.to_vec();
             world.grow(1, (1, 0), len);
             let got = world.attend(&[part(1, 0, len)]);
             for &position in positions {

@@ -96,7 +96,13 @@ fn work_items_belong_to_the_node_of_their_heads() {
             let mut plan = AttentionPlan::default();
             let mut prefixes = Prefixes::default();
             let segments = batch.segments();
-            plan.make(segments, &world.table, &heads, &nodes, Some(&mut prefixes));
+            plan.make(
+                (segments, &[]),
+                &world.table,
+                &heads,
+                &nodes,
+                Some(&mut prefixes),
+            );
             for (round, items) in plan.rounds() {
                 assert!(items.is_sorted_by_key(|item| item.node), "sorted by node");
                 let of_node = |node| items.iter().filter(move |item| item.node as usize == node);

@@ -1,11 +1,13 @@
 //! Test fixture: rows of pseudo-random K/V in a pool, and reference attention.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
 
 use souffleur_base::ids::{PageId, RowId};
 use souffleur_base::kv_layout::{KvDtype, KvLayout, PagedKv, SCALE_GROUP, Values};
+use souffleur_base::prompt_images::BidirectionalLayers;
 use souffleur_kernels::HeadShape;
 use souffleur_kernels::cpu::attention::Attention;
 use souffleur_kernels::cpu::element::with_elements;
@@ -45,6 +47,9 @@ pub(super) struct World {
     pub table: PageTable,
     pub attention: Attention,
     pub seeds: Vec<Vec<u64>>,
+    /// Positions that see each other, in every row.
+    pub runs: Vec<Range<u32>>,
+    pub layers: BidirectionalLayers,
 }
 
 #[derive(Clone, Copy)]
@@ -128,6 +133,8 @@ impl World {
             table: PageTable::new(40, setup.page_size),
             attention: Attention::new(setup.shares),
             seeds: vec![Vec::new(); 40],
+            runs: Vec::new(),
+            layers: BidirectionalLayers::All,
         }
     }
 
@@ -216,6 +223,7 @@ impl World {
                 &vec![0; part.n_tokens],
                 &self.table,
             );
+            batch.see_runs(&self.runs, self.layers);
             for position in part.first..part.first + part.n_tokens {
                 let seed = self.seeds[part.row as usize][position];
                 for (i, value) in q.row_mut(index).iter_mut().enumerate() {
@@ -246,6 +254,9 @@ impl World {
         } = self.heads;
         let seeds = &self.seeds[row as usize];
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let mut runs = self.runs.iter();
+        let run = runs.find(|run| run.contains(&(position as u32)));
+        let end = run.map_or(position + 1, |run| run.end as usize);
         let mut out = Vec::new();
         for head in 0..n_heads {
             let kv_head = head / (n_heads / n_kv_heads);
@@ -262,7 +273,7 @@ impl World {
                     .collect();
                 rounded(dtype, &head)
             };
-            let weights: Vec<f64> = (first..=position)
+            let weights: Vec<f64> = (first..end)
                 .map(|key| {
                     let key = stored_head(key, kv_head * key_dim, key_dim);
                     let score: f64 = q.iter().zip(key).map(|(q, key)| q * key).sum();
@@ -278,7 +289,7 @@ impl World {
                 Values::InKeys { .. } => key_dim,
             };
             let mut mean = vec![0.0; values.dim()];
-            for (key, weight) in (first..=position).zip(&weights) {
+            for (key, weight) in (first..end).zip(&weights) {
                 let value = stored_head(key, of_values, stored);
                 for (mean, value) in mean.iter_mut().zip(value) {
                     *mean += weight * value / sum;

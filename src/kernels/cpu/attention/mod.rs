@@ -3,7 +3,8 @@
 //! A query's keys are visited in blocks of `BLOCK` and spans of `SPAN` keys that begin at multiples of these sizes in
 //! the sequence. Each span has its own running maximum and sum (online softmax); spans are merged in ascending order.
 //! So a query's result depends only on its position, its own vector and the keys that it sees, not on its prefill
-//! chunk, the page size, the other queries of the step, or which thread computes which spans.
+//! chunk, the page size, the other queries of the step, or which thread computes which spans. It sees the keys up to its
+//! own position, or up to the end of its image.
 //!
 //! Rows of a step that begin with the same pages have their shared spans computed together (`prefix`): keys and values
 //! are read and packed once for all of them, and each row continues separately from where they diverge.
@@ -178,7 +179,8 @@ impl Attention {
             segments = &self.dense;
         }
         let prefixes = self.shares_prefixes.then_some(&mut self.prefixes);
-        plan.make(segments, table, &heads, nodes, prefixes);
+        let bidirectional = batch.bidirectional_in(heads.window);
+        plan.make((segments, bidirectional), table, &heads, nodes, prefixes);
         self.n_plans += 1;
         self.n_plans - 1
     }

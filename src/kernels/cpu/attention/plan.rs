@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::prefix::Prefixes;
 use super::seen::{BLOCK, SPAN};
 use crate::HeadShape;
-use crate::cpu::batch::Segment;
+use crate::cpu::batch::{BidirectionalTokens, Segment};
 use crate::cpu::kv::PageTable;
 use crate::cpu::nodes::Nodes;
 use crate::cpu::threads::Order;
@@ -32,13 +32,15 @@ const MOST_SHARES: usize = 2;
 pub struct QueryToken {
     pub index: u32,
     pub position: u32,
+    /// The position after the last key that the token sees: its own, or the last of its image.
+    pub end: u32,
 }
 
 impl QueryToken {
     #[inline(always)]
     pub fn sees(self, window: Option<usize>) -> Range<usize> {
-        let end = self.position as usize + 1;
-        window.map_or(0, |window| end.saturating_sub(window))..end
+        let begin = |window| (self.position as usize + 1).saturating_sub(window);
+        window.map_or(0, begin)..self.end as usize
     }
 }
 
@@ -121,9 +123,10 @@ pub struct AttentionPlan {
 }
 
 impl AttentionPlan {
+    /// `bidirectional` has the tokens that see later keys, ascending.
     pub fn make(
         &mut self,
-        segments: &[Segment],
+        (segments, bidirectional): (&[Segment], &[BidirectionalTokens]),
         table: &PageTable,
         heads: &HeadShape,
         nodes: &Nodes,
@@ -148,7 +151,7 @@ impl AttentionPlan {
             for shared in prefixes.shared() {
                 let tokens = prefixes
                     .rows(shared)
-                    .flat_map(|row| tokens_of(&segments[row]));
+                    .flat_map(|row| tokens_of(&segments[row], bidirectional));
                 let row = segments[prefixes.rows(shared).next().expect("spans must have rows")].row;
                 self.push_tiles(tokens, tile_tokens, row, shared.spans.clone(), shared.round);
                 last_round = last_round.max(shared.round + 1);
@@ -158,7 +161,7 @@ impl AttentionPlan {
         for (i, segment) in segments.iter().enumerate() {
             let from = covered.get(i).map_or(0, |spans| *spans as usize);
             self.push_tiles(
-                tokens_of(segment),
+                tokens_of(segment, bidirectional),
                 tile_tokens,
                 segment.row,
                 from..usize::MAX,
@@ -363,16 +366,23 @@ fn parts(
     (head_parts.unwrap_or(n_heads), n_spans.div_ceil(span_parts))
 }
 
-fn tokens_of(segment: &Segment) -> impl Iterator<Item = QueryToken> + use<> {
+fn tokens_of<'a>(
+    segment: &Segment,
+    bidirectional: &'a [BidirectionalTokens],
+) -> impl Iterator<Item = QueryToken> + use<'a> {
     let Segment {
         first_token,
         first_position,
         n_tokens,
         ..
     } = *segment;
-    (0..n_tokens).map(move |i| QueryToken {
-        index: (first_token + i) as u32,
-        position: (first_position + i) as u32,
+    (0..n_tokens).map(move |i| {
+        let (index, position) = (first_token + i, first_position + i);
+        QueryToken {
+            index: index as u32,
+            position: position as u32,
+            end: BidirectionalTokens::end_of(bidirectional, index, position) as u32,
+        }
     })
 }
 
@@ -396,7 +406,7 @@ mod tests {
         let segments: Vec<Segment> = segments.collect();
         let mut plan = AttentionPlan::default();
         let (table, nodes) = (PageTable::new(1, 1), Nodes::new([2]));
-        plan.make(&segments, &table, heads, &nodes, None);
+        plan.make((&segments, &[]), &table, heads, &nodes, None);
         plan.merges().0.len()
     }
 
