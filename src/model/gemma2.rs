@@ -4,7 +4,7 @@
 //! MLP's gate is GELU. A softcap is `cap * tanh(x / cap)`.
 
 use crate::config::ModelConfig;
-use crate::config::gemma::{self, GemmaRules};
+use crate::config::gemma::{self, GemmaRules, ImageAttention};
 use crate::family::{Defaults, Family, GgufFamily, GgufWindows, WindowLayers, Windows};
 use crate::gguf::keys::{LOGITS_CAP, POST_ATTENTION, SCORE_CAP};
 use crate::layer_spec::{AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec};
@@ -27,6 +27,7 @@ pub(crate) static FAMILY: Family = Family {
         norms_minus_one: true,
         has_window_rope: false,
         plain_scores: false,
+        images: ImageAttention::None,
         is_gemma4: false,
     }),
     scales: gemma::scales,

@@ -3,11 +3,12 @@
 //! arXiv 2503.19786. Sliding-window layers have their own RoPE base, the others a larger one.
 
 use crate::config::ModelConfig;
-use crate::config::gemma::{self, GemmaRules};
+use crate::config::gemma::{self, GemmaRules, ImageAttention};
 use crate::family::{Defaults, Family, GgufFamily, GgufWindows, WindowLayers, Windows};
 use crate::gemma2;
 use crate::gguf::keys::{LOGITS_CAP, POST_ATTENTION};
 use crate::layer_spec::{AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
+use souffleur_base::prompt_images::BidirectionalLayers;
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -27,6 +28,7 @@ pub(crate) static FAMILY: Family = Family {
         norms_minus_one: true,
         has_window_rope: true,
         plain_scores: false,
+        images: ImageAttention::Bidirectional(BidirectionalLayers::All),
         is_gemma4: false,
     }),
     rope: gemma::full_rope,

@@ -7,7 +7,7 @@
 
 use crate::config::ModelConfig;
 use crate::config::experts::{ExpertNames, ExpertsConfig};
-use crate::config::gemma::{self, FULL_THETA, GemmaRules};
+use crate::config::gemma::{self, FULL_THETA, GemmaRules, ImageAttention};
 use crate::config::limits::{EXPERTS, INTERMEDIATE};
 use crate::config::scales::Scales;
 use crate::family::{
@@ -41,6 +41,7 @@ pub(crate) static FAMILY: Family = Family {
         norms_minus_one: false,
         has_window_rope: true,
         plain_scores: true,
+        images: ImageAttention::Causal,
         is_gemma4: true,
     }),
     keys: KeyNames {

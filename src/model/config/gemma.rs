@@ -9,6 +9,7 @@ use super::scales::{Scales, Widths};
 use crate::json_file::JsonFile;
 use crate::rope::{RopeConfig, RopeContext, theta};
 use souffleur_base::error::LoadError;
+use souffleur_base::prompt_images::BidirectionalLayers;
 use souffleur_kernels::Gate;
 
 pub(crate) const GATE: Gate = Gate::GeluTanh;
@@ -27,7 +28,18 @@ pub(crate) struct GemmaRules {
     pub has_window_rope: bool,
     /// Whether the scale of scores is 1.
     pub plain_scores: bool,
+    /// Unless a key says otherwise.
+    pub images: ImageAttention,
     pub is_gemma4: bool,
+}
+
+/// How the vectors of an image attend to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageAttention {
+    /// The family has no models with images.
+    None,
+    Causal,
+    Bidirectional(BidirectionalLayers),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +51,7 @@ pub struct GemmaConfig {
     pub norms_minus_one: bool,
     /// RoPE of sliding-window layers, if different.
     pub window_rope: Option<RopeConfig>,
+    pub images: ImageAttention,
     pub gemma4: Option<Gemma4Config>,
 }
 
@@ -49,6 +62,8 @@ impl GemmaConfig {
         max_positions: usize,
     ) -> Result<Self, LoadError> {
         refuse_unsupported(json)?;
+        // Gemma 4 also has models whose attention is causal, without the key.
+        let is_bidirectional = json.value(BIDIRECTIONAL).and_then(Value::as_str) == Some("vision");
         let cap = |key: &str, default: Option<f64>| {
             let default = default.filter(|_| !json.has(key));
             Ok(json.number(key, FACTORS)?.or(default).map(|cap| cap as f32))
@@ -71,10 +86,18 @@ impl GemmaConfig {
             } else {
                 None
             },
+            images: if rules.is_gemma4 && is_bidirectional {
+                ImageAttention::Bidirectional(BidirectionalLayers::Windowed)
+            } else {
+                rules.images
+            },
             gemma4: None,
         })
     }
 }
+
+/// In Gemma 4 this key names the modality with bidirectional attention, in the other families text's.
+const BIDIRECTIONAL: &str = "use_bidirectional_attention";
 
 fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
     // Published files also have `hidden_act`; transformers reads `hidden_activation`.
@@ -85,8 +108,6 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
             return Err(json.error("hidden_activation", reason));
         }
     }
-    // In Gemma 4 this key names a modality with bidirectional attention. Without images "vision" has no effect.
-    const BIDIRECTIONAL: &str = "use_bidirectional_attention";
     match json.value(BIDIRECTIONAL) {
         None | Some(Value::Bool(false)) => Ok(()),
         Some(Value::String(what)) if what == "vision" => Ok(()),

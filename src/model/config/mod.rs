@@ -18,7 +18,7 @@ mod tensors;
 pub(crate) mod windows;
 
 use self::experts::ExpertsConfig;
-use self::gemma::GemmaConfig;
+use self::gemma::{GemmaConfig, ImageAttention};
 use self::latent::LatentConfig;
 use self::recurrent::{RecurrentConfig, StoredForm};
 
@@ -26,7 +26,7 @@ pub use crate::family::Architecture;
 use crate::layer_spec::{BlockNorms, QkNorm};
 use crate::rope::{MropeSections, RopeConfig};
 use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
-use souffleur_base::prompt_images::ImageSupport;
+use souffleur_base::prompt_images::{BidirectionalLayers, ImageSupport};
 use souffleur_kernels::Gate;
 use souffleur_kernels::dtype::Dtype;
 use souffleur_kernels::rope::PositionScale;
@@ -192,15 +192,28 @@ impl ModelConfig {
     }
 
     pub fn images(&self) -> ImageSupport {
-        // Only the small models of Gemma 4, which have per-layer inputs, read images causally.
-        let sees_ahead = self.gemma.is_some() && self.layer_inputs().is_none();
-        match self.mrope {
-            _ if sees_ahead => {
-                ImageSupport::Missing("attention to the later positions of an image")
+        match (self.image_attention(), &self.mrope) {
+            (ImageAttention::None, _) => {
+                ImageSupport::Missing("a model of its family with a vision tower")
             }
-            Some(_) => ImageSupport::Grid,
-            None => ImageSupport::Sequence,
+            (ImageAttention::Bidirectional(_), _) => ImageSupport::Bidirectional,
+            (ImageAttention::Causal, Some(_)) => ImageSupport::Grid,
+            (ImageAttention::Causal, None) => ImageSupport::Sequence,
         }
+    }
+
+    /// The layers in which the vectors of an image attend to each other in both directions; `None` if attention is
+    /// causal.
+    pub fn bidirectional(&self) -> Option<BidirectionalLayers> {
+        match self.image_attention() {
+            ImageAttention::None | ImageAttention::Causal => None,
+            ImageAttention::Bidirectional(layers) => Some(layers),
+        }
+    }
+
+    fn image_attention(&self) -> ImageAttention {
+        let gemma = self.gemma.as_ref();
+        gemma.map_or(ImageAttention::Causal, |gemma| gemma.images)
     }
 
     pub fn gates_attention(&self) -> bool {

@@ -12,7 +12,7 @@ use super::names::{self, EMBEDDING};
 use super::recurrent;
 use super::rope::rope;
 use super::{gemma, scales, vocabulary, windows};
-use crate::config::gemma::{GemmaConfig, GemmaRules, embedding_scale};
+use crate::config::gemma::{GemmaRules, embedding_scale};
 use crate::config::latent::LatentConfig;
 use crate::config::limits::{
     CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, VOCAB, check_head_dim, check_kv_heads,
@@ -87,10 +87,8 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         score_scale: scales.scores,
         rope: rope(gguf, &keys, &family.gguf, rope_dims)?,
         mrope: MropeSections::from_gguf(&keys, family.mrope)?,
-        gemma: gemma::read(&keys, family)?.map(|gemma| GemmaConfig {
-            gemma4: heads.gemma4.map(|sizes| sizes.config),
-            ..gemma
-        }),
+        gemma: gemma::read(&keys, family)?
+            .map(|gemma| gemma::with_gemma4(gemma, heads.gemma4.map(|sizes| sizes.config))),
         latent: heads.latent,
         rotated: windows::rotated(family, num_hidden_layers),
         residual_scale: scales.residual,

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use super::Gguf;
 use super::keys::{KV_HEADS, Keys, LOGITS_CAP, SCORE_CAP};
 use super::names::INPUT_TABLE;
-use crate::config::gemma::{GemmaConfig, GemmaRules, WINDOW_THETA};
+use crate::config::gemma::{GemmaConfig, GemmaRules, ImageAttention, WINDOW_THETA};
 use crate::config::gemma4::{Gemma4Config, LayerInputs};
 use crate::config::limits::{
     FACTORS, HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, check_head_dim, check_kv_heads,
@@ -13,6 +13,7 @@ use crate::config::limits::{
 use crate::family::Family;
 use crate::rope::{RopeConfig, RopeScaling};
 use souffleur_base::error::LoadError;
+use souffleur_base::prompt_images::BidirectionalLayers;
 
 /// Layer counts of the 27B models of Gemma 2 and 3, which scale attention scores differently.
 const LARGEST: [usize; 2] = [46, 62];
@@ -38,8 +39,24 @@ pub(super) fn read(keys: &Keys<'_>, family: &Family) -> Result<Option<GemmaConfi
             theta,
             scaling: RopeScaling::Default,
         }),
+        images: rules.images,
         gemma4: None,
     }))
+}
+
+/// Adds what only Gemma 4 has. Files do not say how images attend: in published models those of the larger ones, which
+/// have no per-layer inputs, are bidirectional.
+pub(super) fn with_gemma4(gemma: GemmaConfig, gemma4: Option<Gemma4Config>) -> GemmaConfig {
+    let is_large = gemma4.as_ref().is_some_and(|it| it.inputs.is_none());
+    GemmaConfig {
+        images: if is_large {
+            ImageAttention::Bidirectional(BidirectionalLayers::Windowed)
+        } else {
+            gemma.images
+        },
+        gemma4,
+        ..gemma
+    }
 }
 
 /// Layer sizes of Gemma 4. Files list a size by layer if it differs between layers.

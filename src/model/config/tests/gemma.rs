@@ -257,7 +257,9 @@ fn unsupported_gemma_4_keys_are_rejected() {
         let error = gemma4(edits).expect_err("must fail").to_string();
         assert!(error.contains(problem), "{error}");
     }
-    assert!(gemma4(json!({"use_bidirectional_attention": "vision"})).is_ok());
+    let config = gemma4(json!({"use_bidirectional_attention": "vision"})).expect("supported");
+    assert_eq!(config.bidirectional(), Some(BidirectionalLayers::Windowed));
+    assert_eq!(config.images(), ImageSupport::Bidirectional);
 }
 
 #[test]

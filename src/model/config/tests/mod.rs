@@ -114,10 +114,19 @@ fn images_rotate_by_rows_and_columns_in_families_with_m_rope() {
     assert_eq!(fixture("qwen3-next").mrope, None);
     assert_eq!(fixture("llama").images(), ImageSupport::Sequence);
     assert_eq!(fixture("gemma4").images(), ImageSupport::Sequence);
-    for ahead in ["gemma3", "gemma4-plain"] {
-        let images = fixture(ahead).images();
-        assert!(matches!(images, ImageSupport::Missing(_)), "{ahead}");
+}
+
+#[test]
+fn images_of_gemma_attend_in_both_directions_where_transformers_says_so() {
+    let of = |name: &str| (fixture(name).images(), fixture(name).bidirectional());
+    let all = (ImageSupport::Bidirectional, Some(BidirectionalLayers::All));
+    assert_eq!((of("gemma3"), of("gemma3-wrapped")), (all, all));
+    // Gemma 4 without its key is causal, also a model without per-layer inputs.
+    for causal in ["gemma4", "gemma4-plain", "llama"] {
+        assert_eq!(of(causal), (ImageSupport::Sequence, None), "{causal}");
     }
+    let (images, layers) = of("gemma2");
+    assert!(matches!(images, ImageSupport::Missing(_)) && layers.is_none());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::models::{config, described};
 use super::*;
+use souffleur_base::prompt_images::BidirectionalLayers;
 
 fn layers(architecture: &str, count: usize) -> File {
     let mut file = described(architecture);
@@ -109,6 +110,12 @@ fn gemma_4_lists_are_read_by_layer_type() {
     // The file has no value projections, so keys are the values.
     assert_eq!(read.value_projection(1), "k_proj");
     assert_eq!(read.layer_inputs(), None);
+    let windowed = Some(BidirectionalLayers::Windowed);
+    assert_eq!(
+        read.bidirectional(),
+        windowed,
+        "of models without per-layer inputs"
+    );
     for (name, value, problem) in [
         (
             "attention.head_count_kv",
