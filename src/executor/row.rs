@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use souffleur_base::ids::{SeqId, StateSlot};
 use souffleur_state::pooling::PoolSum;
-use souffleur_state::prompt_images::PromptImages;
+use souffleur_state::prompt_images::{BidirectionalLayers, PromptImages};
 use souffleur_state::prompt_vectors::PromptVectors;
 
 pub(super) struct Row {
@@ -37,15 +37,22 @@ pub(super) struct Row {
 
 pub(super) struct RowImages {
     pub(super) table: Arc<PromptImages>,
+    /// The positions that attend to each other; none if attention is causal.
+    pub(super) runs: Vec<Range<u32>>,
     /// The row's tokens, with true ids in place of keys.
     inputs: Arc<[u32]>,
     has_vectors: bool,
 }
 
 impl RowImages {
-    pub(super) fn new(table: &Arc<PromptImages>, tokens: &[u32]) -> Self {
+    pub(super) fn new(
+        table: &Arc<PromptImages>,
+        tokens: &[u32],
+        bidirectional: Option<BidirectionalLayers>,
+    ) -> Self {
         Self {
             table: table.clone(),
+            runs: bidirectional.map_or_else(Vec::new, |_| table.runs()),
             inputs: table.inputs(tokens),
             has_vectors: true,
         }

@@ -11,6 +11,7 @@ use crate::row::{Row, RowImages};
 use souffleur_base::error::StepError;
 use souffleur_base::ids::RowId;
 use souffleur_state::pooling::{PoolSum, Pooling};
+use souffleur_state::prompt_images::BidirectionalLayers;
 use souffleur_state::prompt_vectors::VectorRun;
 use souffleur_state::step::{
     BlockLoad, RowResult, RowStart, RowVerdict, RowWork, StepPlan, StepRow, TableDelta,
@@ -90,7 +91,7 @@ impl Rows {
             images: start
                 .images
                 .as_ref()
-                .map(|images| RowImages::new(images, &start.tokens)),
+                .map(|images| RowImages::new(images, &start.tokens, self.limits.bidirectional)),
             pool: start.pooling.map(PoolSum::new),
             n_pages: start.prefix.len(),
             n_windows: match self.limits.windows {
@@ -209,6 +210,11 @@ impl Rows {
 
     pub(super) fn has_windows(&self) -> bool {
         self.limits.windows.is_some()
+    }
+
+    /// The layers in which rows see their images' runs.
+    pub(super) fn bidirectional(&self) -> Option<BidirectionalLayers> {
+        self.limits.bidirectional
     }
 
     pub(super) fn has_states(&self) -> bool {

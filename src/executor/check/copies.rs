@@ -121,6 +121,7 @@ mod tests {
             n_state_slots: None,
             windows: None,
             long_above: None,
+            bidirectional: None,
             block_tokens,
         };
         Rows::new(4, limits)

@@ -1,8 +1,8 @@
 //! Checks the images of a row: their true ids, their vectors, and that those without vectors come from the cache.
 
-use super::Limits;
+use super::{Limits, Row};
 use souffleur_state::prompt_images::PromptImages;
-use souffleur_state::step::RowStart;
+use souffleur_state::step::{RowStart, RowWork, StepPlan, StepRow};
 
 /// Refuses ids outside of the vocabulary, except at the positions of images, which have keys.
 pub(super) fn check_tokens(
@@ -63,5 +63,37 @@ pub(super) fn check_cached(first: usize, cached_until: usize) -> Result<(), Stri
         ))
     } else {
         Ok(())
+    }
+}
+
+/// Refuses prefills that end within vectors that attend to each other: the keys of the rest are not stored yet.
+pub(super) fn check_ends(
+    plan: &StepPlan,
+    rows: &[Option<Row>],
+    limits: &Limits,
+) -> Result<(), String> {
+    if limits.bidirectional.is_none() {
+        return Ok(());
+    }
+    let is_cut = |work: &&StepRow| {
+        let RowWork::Prefill { positions } = &work.work else {
+            return false;
+        };
+        let start = plan.starts.iter().find(|start| start.row == work.row);
+        let images = match (start, rows.get(work.row.index())) {
+            (Some(start), _) => start.images.as_deref(),
+            (None, Some(Some(row))) => row.images.as_ref().map(|images| &*images.table),
+            (None, _) => None,
+        };
+        images.is_some_and(|images| images.cuts_run(positions.end))
+    };
+    match plan.rows.iter().find(is_cut) {
+        None => Ok(()),
+        Some(work) => Err(format!(
+            "row {}, sequence {}: a prefill ends at position {}, within an image whose vectors attend to each other",
+            work.row,
+            work.seq,
+            work.work.positions().end
+        )),
     }
 }

@@ -1,6 +1,7 @@
 //! The limits that plan checks use: bounds on ids, positions and tokens.
 
 use souffleur_state::pool::window_pool::WindowLimits;
+use souffleur_state::prompt_images::BidirectionalLayers;
 
 pub(crate) struct Limits {
     pub(crate) n_pages: usize,
@@ -15,6 +16,8 @@ pub(crate) struct Limits {
     pub(crate) windows: Option<WindowLimits>,
     /// Sequence length above which a row uses the RoPE for long sequences; `None` if all lengths use the same RoPE.
     pub(crate) long_above: Option<usize>,
+    /// The layers in which the vectors of an image attend to each other; `None` if attention is causal.
+    pub(crate) bidirectional: Option<BidirectionalLayers>,
     /// Tokens of a block that is copied to or from the store; `None` without a store.
     pub(crate) block_tokens: Option<usize>,
 }

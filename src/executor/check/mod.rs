@@ -92,6 +92,7 @@ pub(super) fn check(
             .work(work)
             .map_err(|reason| format!("row {}, sequence {}: {reason}", work.row, work.seq))?;
     }
+    images::check_ends(plan, rows, limits)?;
     scratch.slots.check_sources()
 }
 

@@ -191,6 +191,7 @@ impl CpuExecutor {
             n_state_slots: keeps_states.then_some(options.n_state_slots),
             windows,
             long_above: config.rope.long_above(),
+            bidirectional: config.bidirectional(),
             block_tokens: None,
         };
         // Done last: threads that loading starts would inherit the pinning.
@@ -475,6 +476,9 @@ impl CpuExecutor {
             .take_vectors(work, first_token, |run| batch.place_vectors(run));
         if let Some(images) = &self.rows.row(work.row).images {
             self.batch.place_images(&images.table);
+            if let Some(layers) = self.rows.bidirectional() {
+                self.batch.see_runs(&images.runs, layers);
+            }
         }
         if self.rows.row(work.row).is_long {
             self.batch.mark_long();

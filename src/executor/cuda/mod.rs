@@ -215,6 +215,7 @@ impl CudaExecutor {
             n_state_slots: None,
             windows: None,
             long_above: None,
+            bidirectional: None,
             block_tokens: None,
         };
         let n_rows = options.max_rows + 1;
