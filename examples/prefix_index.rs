@@ -162,6 +162,7 @@ impl WorkerIndex {
                 kv_tokens: 0,
                 stored: StoredPrefix::default(),
                 unencoded: Default::default(),
+                whole: None,
             }],
             max_new_rows: self.free_rows,
             prefix_wait: false,

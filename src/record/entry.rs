@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::images::ImageEntry;
 pub(crate) use self::images::with_images;
+pub use self::images::{ImageEntry, ImagesEntry};
 pub use self::resume::ResumeEntry;
 pub use self::step::StepRows;
 pub use self::submit::{NamespaceEntry, SubmitEntry};
@@ -199,11 +199,44 @@ pub enum Entry {
         tickets: Vec<Ticket>,
         reason: String,
     },
+    /// As `Submit`, for a request whose images attend to themselves in both directions.
+    SubmitBidirectional {
+        submitted: Box<Submitted>,
+        images: ImagesEntry,
+    },
+    /// As `Resume`, for such a request.
+    ResumeBidirectional {
+        resumed: Box<ResumeEntry>,
+        images: ImagesEntry,
+    },
 }
 
 impl Entry {
+    /// Replaces older variants of requests that continue or have images by the ones that express all of them.
+    pub(crate) fn with_all_of_images(self) -> Self {
+        match self {
+            Self::SubmitImages { submitted, images } => Self::SubmitBidirectional {
+                submitted,
+                images: images.into(),
+            },
+            Self::ResumeImages { resumed, images } => Self::ResumeBidirectional {
+                resumed,
+                images: images.into(),
+            },
+            Self::Resume(resumed) => Self::ResumeBidirectional {
+                resumed,
+                images: ImagesEntry::default(),
+            },
+            other => other,
+        }
+    }
+
     pub(super) fn resume(resumption: &Resumption, now_s: f64) -> Self {
         let resumed = Box::new(ResumeEntry::new(resumption, now_s));
+        let images = ImagesEntry::of(&resumption.submission);
+        if images.has_whole() {
+            return Self::ResumeBidirectional { resumed, images };
+        }
         let images = images::without_vectors(&resumption.submission);
         if images.is_empty() {
             Self::Resume(resumed)
@@ -228,6 +261,13 @@ impl Entry {
     }
 
     pub(super) fn submit(request: &Submission) -> Self {
+        let images = ImagesEntry::of(request);
+        if images.has_whole() {
+            return Self::SubmitBidirectional {
+                submitted: Box::new(request.into()),
+                images,
+            };
+        }
         let images = images::without_vectors(request);
         if !images.is_empty() {
             return Self::SubmitImages {
@@ -284,8 +324,12 @@ impl Entry {
             | Self::SubmitBypassing { .. }
             | Self::SubmitPooling { .. }
             | Self::SubmitLong { .. }
-            | Self::SubmitImages { .. } => "Submit",
-            Self::IdFloor { .. } | Self::Resume(_) | Self::ResumeImages { .. } => "Resume",
+            | Self::SubmitImages { .. }
+            | Self::SubmitBidirectional { .. } => "Submit",
+            Self::IdFloor { .. }
+            | Self::Resume(_)
+            | Self::ResumeImages { .. }
+            | Self::ResumeBidirectional { .. } => "Resume",
             Self::Cancel { .. } => "CancelRequest",
             Self::CancelAll => "CancelAll",
             Self::StopFound { .. } => "StopFound",

@@ -1,5 +1,8 @@
 //! Tests of `PrefillAdder`, the admission arithmetic, against values computed by hand.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use souffleur_state::plan::prefill_adder::Budget::{Continue, NoToken, Other};
 use souffleur_state::plan::prefill_adder::{
     Budget, Decision, PrefillAdder, PrefillLimits, RunningReserve,
@@ -240,4 +243,87 @@ fn a_round_is_loaded_as_far_as_there_are_pages() {
     // 60 and 10 of 100 are reserved: 24 + 1 + 4 < 30.
     assert_eq!(waits.add(25, 0, 1, 100, true), refused(NoToken));
     assert_eq!(waits.add(24, 0, 1, 100, true), whole(24));
+}
+
+fn mixed(chunk: usize, mixed_rows: usize) -> PrefillAdder {
+    let limits = PrefillLimits {
+        page_size: 1,
+        max_prefill_tokens: 1000,
+        chunked_prefill_size: Some(chunk),
+        mixed_rows,
+    };
+    PrefillAdder::new(limits, 0.7, std::iter::empty())
+}
+
+/// The decision on a candidate with `prefix` cached tokens, and with runs that no chunk may cut.
+fn add(
+    adder: &mut PrefillAdder,
+    (len, prefix): (usize, usize),
+    runs: &[Range<u32>],
+    is_first: bool,
+) -> Decision {
+    adder.keep_whole(Some(&runs.into()));
+    adder.add(len, prefix, 5, 1000, is_first)
+}
+
+#[test]
+fn chunks_end_before_a_run_that_does_not_fit() {
+    let runs = [70..120, 150..170];
+    // The chunk would end within, at the beginning, at the end, and between runs.
+    for (chunk, end) in [(96, 70), (70, 70), (120, 120), (130, 130), (160, 150)] {
+        let mut adder = adder(1, Some(chunk));
+        assert_eq!(add(&mut adder, (300, 0), &runs, true), part(end), "{chunk}");
+    }
+    // Not a page's end: no earlier one is better.
+    let mut paged = adder(16, Some(96));
+    assert_eq!(add(&mut paged, (300, 0), &runs, true), part(70));
+    // The next candidate has no runs.
+    let mut other = adder(1, Some(96));
+    other.keep_whole(Some(&runs.as_slice().into()));
+    other.keep_whole(None);
+    assert_eq!(other.add(300, 0, 5, 1000, true), part(96));
+}
+
+#[test]
+fn a_run_at_the_beginning_exceeds_the_budget_only_alone() {
+    // Decodes have a part of the chunk's tokens.
+    let run = [0..100, 200..201];
+    assert_eq!(add(&mut mixed(100, 8), (300, 0), &run, true), part(100));
+    // The cached prefix cuts the run, and the rest of the prompt is the rest of the run.
+    let mut paged = adder(16, Some(64));
+    let run = [30..100, 200..201];
+    assert_eq!(add(&mut paged, (100, 32), &run, true), whole(100));
+    // After another candidate only what fits is admitted.
+    for (runs, decision) in [
+        ([5..50, 60..61], part(5)),
+        ([0..50, 60..61], refused(Other)),
+        ([0..40, 60..61], part(40)),
+    ] {
+        let mut adder = adder(1, Some(100));
+        assert_eq!(adder.add(60, 0, 5, 1000, true), whole(60));
+        assert_eq!(add(&mut adder, (300, 0), &runs, false), decision);
+    }
+}
+
+#[test]
+fn the_chunked_request_continues_whole_runs() {
+    let runs: Arc<[Range<u32>]> = [50..110, 114..120].into();
+    for (mixed_rows, prefix, available, end) in [
+        (0, 0, 1000, 50),
+        (0, 50, 1000, 114),
+        // The prefix ended within the run, as one from the store.
+        (0, 60, 1000, 124),
+        (8, 50, 1000, 110),
+        // Neither less memory than the run takes, nor a chunk of one token, cuts it.
+        (0, 50, 20, 110),
+        (63, 50, 1000, 110),
+    ] {
+        let mut adder = mixed(64, mixed_rows);
+        adder.keep_whole(Some(&runs));
+        let decision = adder.add_chunked(300, prefix, 5, available);
+        assert_eq!(decision, part(end), "{mixed_rows}, {prefix}, {available}");
+    }
+    let mut adder = mixed(64, 8);
+    adder.keep_whole(Some(&runs));
+    assert_eq!(adder.add_chunked(110, 50, 5, 1000), whole(110));
 }

@@ -176,6 +176,7 @@ impl From<&AdmitRequest> for AdmitDigest {
                 // Inputs in the log; their effect appears in the step.
                 stored: _,
                 unencoded: _,
+                whole: _,
             } = candidate;
             sum.add(tokens.len() as u64);
             sum.add(*match_limit as u64);

@@ -1,5 +1,6 @@
-//! The message log's form of images without vectors: as much of them as plans depend on, and their digests.
+//! The message log's form of images: as much of them as plans depend on, and the digests of those without vectors.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,39 @@ pub struct ImageEntry {
     /// The position after the last one that has a vector.
     end: u32,
     n_vectors: u32,
+}
+
+/// The images of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImagesEntry {
+    without_vectors: Vec<ImageEntry>,
+    /// Runs of tokens that no chunk may cut, ascending.
+    whole: Vec<Range<u32>>,
+}
+
+impl ImagesEntry {
+    pub(super) fn of(request: &Submission) -> Self {
+        let images = request.images.as_ref();
+        let whole = images.and_then(|images| images.whole());
+        Self {
+            without_vectors: without_vectors(request),
+            whole: whole.map_or_else(Vec::new, |runs| runs.to_vec()),
+        }
+    }
+
+    /// Whether the images attend in both directions.
+    pub(super) fn has_whole(&self) -> bool {
+        !self.whole.is_empty()
+    }
+}
+
+impl From<Vec<ImageEntry>> for ImagesEntry {
+    fn from(without_vectors: Vec<ImageEntry>) -> Self {
+        Self {
+            without_vectors,
+            whole: Vec::new(),
+        }
+    }
 }
 
 /// Stands for all tokens of the prompt, which plans do not read.
@@ -35,10 +69,30 @@ pub(super) fn without_vectors(request: &Submission) -> Vec<ImageEntry> {
 ///
 /// # Errors
 /// The entries are invalid.
-pub(crate) fn with_images(
-    request: Submission,
-    entries: &[ImageEntry],
-) -> Result<Submission, String> {
+pub(crate) fn with_images(request: Submission, entry: &ImagesEntry) -> Result<Submission, String> {
+    let request = with_table(request, &entry.without_vectors)?;
+    if entry.whole.is_empty() {
+        return Ok(request);
+    }
+    let n_tokens = request.prompt.len();
+    let mut end = 0;
+    for run in &entry.whole {
+        if run.is_empty() || run.start < end || run.end as usize > n_tokens {
+            return Err(format!(
+                "request {} has a run of tokens {} to {} of {n_tokens}: runs must be in order, disjoint and in the prompt",
+                request.rid, run.start, run.end
+            ));
+        }
+        end = run.end;
+    }
+    let images = PromptImages::with_whole(request.images.as_deref(), entry.whole.clone());
+    Ok(Submission {
+        images: Some(Arc::new(images)),
+        ..request
+    })
+}
+
+fn with_table(request: Submission, entries: &[ImageEntry]) -> Result<Submission, String> {
     if entries.is_empty() {
         return Ok(request);
     }

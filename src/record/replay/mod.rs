@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::diff::{FieldDifference, first_difference};
 use crate::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest};
-use crate::entry::{Entry, SubmitEntry, Submitted};
+use crate::entry::{Entry, ImagesEntry, SubmitEntry, Submitted};
 use crate::file::{Header, LogEnd, LogError, LogReader, Record};
 use souffleur_base::error::ConfigError;
 use souffleur_base::ids::{IntakeId, StepId};
@@ -260,10 +260,10 @@ impl Replay<'_> {
         let entry = match Submitted::of(entry) {
             Ok(submitted) => {
                 self.counts.submitted(&submitted.request);
-                unit.submit(submitted, &[], seen)?;
+                unit.submit(submitted, &ImagesEntry::default(), seen)?;
                 return Ok(None);
             }
-            Err(other) => other,
+            Err(other) => other.with_all_of_images(),
         };
         match entry {
             Entry::Planned(recorded) => return self.planned(&recorded),
@@ -278,15 +278,11 @@ impl Replay<'_> {
                 };
                 unit.states.scheduler.step_done(step, output);
             }
-            Entry::SubmitImages { submitted, images } => {
+            Entry::SubmitBidirectional { submitted, images } => {
                 self.counts.submitted(&submitted.request);
                 unit.submit(*submitted, &images, seen)?;
             }
-            Entry::Resume(resumed) => {
-                self.counts.resumed += 1;
-                unit.resume(*resumed, &[], seen)?;
-            }
-            Entry::ResumeImages { resumed, images } => {
+            Entry::ResumeBidirectional { resumed, images } => {
                 self.counts.resumed += 1;
                 unit.resume(*resumed, &images, seen)?;
             }

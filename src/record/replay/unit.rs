@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::entry::{Entry, FlagOf, ImageEntry, ResumeEntry, Submitted, with_images};
+use crate::entry::{Entry, FlagOf, ImagesEntry, ResumeEntry, Submitted, with_images};
 use souffleur_base::ids::{IntakeId, RequestId};
 use souffleur_request::CancelFlag;
 use souffleur_state::cache::prefix_history::StoredMiss;
@@ -62,11 +62,11 @@ impl Unit {
         }
     }
 
-    /// Submits a request, with these images to encode.
+    /// Submits a request, with these images.
     pub(super) fn submit(
         &mut self,
         submitted: Submitted,
-        images: &[ImageEntry],
+        images: &ImagesEntry,
         seen: &[IntakeId],
     ) -> Result<(), String> {
         let prompt_tokens = submitted.request.prompt.len();
@@ -76,11 +76,11 @@ impl Unit {
         Ok(())
     }
 
-    /// Continues a request of an earlier generation, with these images to encode.
+    /// Continues a request of an earlier generation, with these images.
     pub(super) fn resume(
         &mut self,
         entry: ResumeEntry,
-        images: &[ImageEntry],
+        images: &ImagesEntry,
         seen: &[IntakeId],
     ) -> Result<(), String> {
         let request = &entry.submitted.request;

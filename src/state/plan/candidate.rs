@@ -1,5 +1,6 @@
 //! A request that a step may admit, and the part of its prefix that is in the KV store.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -83,6 +84,8 @@ pub struct Candidate {
     pub stored: StoredPrefix,
     /// The ends of images without vectors, ascending: the first tokens up to there must come from the cache.
     pub unencoded: SmallVec<[u32; 2]>,
+    /// Runs of tokens that no chunk may cut, ascending: images whose positions attend to each other.
+    pub whole: Option<Arc<[Range<u32>]>>,
 }
 
 impl Candidate {

@@ -4,6 +4,7 @@
 //! `available` is always the number of free and evictable tokens at the time of the call.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::plan::completion_order::CompletionOrder;
 use crate::plan::prefill_pace::{MIN_TOKENS, PrefillPace};
@@ -65,6 +66,10 @@ pub struct PrefillAdder {
     rem_chunk: Option<isize>,
     /// A prefill continues in later steps: no other one may be chunked.
     has_chunked: bool,
+    /// A request has input in this step.
+    has_input: bool,
+    /// Runs of the candidate that no chunk may cut, ascending.
+    whole: Option<Arc<[Range<u32>]>>,
     completions: CompletionOrder,
     /// The remaining time of the step, if it is bounded.
     time: Option<StepTime>,
@@ -156,7 +161,29 @@ impl PrefillAdder {
                 .chunked_prefill_size
                 .map(|size| size as isize - mixed as isize),
             has_chunked: false,
+            has_input: false,
+            whole: None,
             completions,
+        }
+    }
+
+    /// Sets the runs of tokens of the next candidate that a step computes together, as those of an image that attend to
+    /// each other. Each is at most a chunk long.
+    pub fn keep_whole(&mut self, runs: Option<&Arc<[Range<u32>]>>) {
+        self.whole = runs.cloned();
+    }
+
+    /// The end of a chunk of tokens `prefix..end` that cuts no run: the beginning of the run at `end`. If the chunk would
+    /// begin within or at this run, its end.
+    fn whole_end(&self, prefix: usize, end: usize) -> usize {
+        let runs = self.whole.as_deref().unwrap_or_default();
+        let after = runs.partition_point(|run| (run.start as usize) < end);
+        match runs[..after].last() {
+            Some(run) if end < run.end as usize && prefix < run.start as usize => {
+                run.start as usize
+            }
+            Some(run) if end < run.end as usize => run.end as usize,
+            _ => end,
         }
     }
 
@@ -324,24 +351,43 @@ impl PrefillAdder {
         let in_time = self.tokens_in_time(prefix);
         match self.rem_chunk {
             Some(chunk) if self.ceil_page(extend) as isize > chunk || extend > in_time => {
-                let chunk = (chunk.max(0) as usize).min(in_time);
-                let end = self.floor_page(prefix + self.floor_page(chunk));
-                if end <= prefix || self.has_chunked {
-                    return Decision::Refuse(Budget::Other);
-                }
-                self.reserve(end - prefix, 0);
-                self.spend(prefix..end, false);
-                self.has_chunked = true;
-                Decision::Admit { end, chunked: true }
+                self.admit_chunk((len, prefix), chunk.max(0) as usize, max_new_tokens)
             }
-            _ => {
-                self.reserve(extend, max_new_tokens.min(CLIP_MAX_NEW_TOKENS));
-                self.spend(prefix..len, max_new_tokens > 0);
-                Decision::Admit {
-                    end: len,
-                    chunked: false,
-                }
-            }
+            _ => self.admit_rest(len, prefix, max_new_tokens),
+        }
+    }
+
+    /// Admits a chunk of a candidate that does not fit into `budget` tokens or the step's time. If it must begin with a
+    /// run that does not fit, it exceeds them, but only without other input in the step.
+    fn admit_chunk(
+        &mut self,
+        (len, prefix): (usize, usize),
+        budget: usize,
+        max_new_tokens: usize,
+    ) -> Decision {
+        let chunk = budget.min(self.tokens_in_time(prefix));
+        let fitting = self.floor_page(prefix + self.floor_page(chunk));
+        let end = self.whole_end(prefix, fitting);
+        let exceeds = end > prefix + chunk && self.has_input;
+        if fitting <= prefix || exceeds || self.has_chunked {
+            return Decision::Refuse(Budget::Other);
+        }
+        if end == len {
+            return self.admit_rest(len, prefix, max_new_tokens);
+        }
+        self.reserve(end - prefix, 0);
+        self.spend(prefix..end, false);
+        self.has_chunked = true;
+        Decision::Admit { end, chunked: true }
+    }
+
+    /// Admits all of a candidate that is not cached.
+    fn admit_rest(&mut self, len: usize, prefix: usize, max_new_tokens: usize) -> Decision {
+        self.reserve(len - prefix, max_new_tokens.min(CLIP_MAX_NEW_TOKENS));
+        self.spend(prefix..len, max_new_tokens > 0);
+        Decision::Admit {
+            end: len,
+            chunked: false,
         }
     }
 
@@ -367,6 +413,7 @@ impl PrefillAdder {
             // `in_time` is at least a page, so the chunk can end at a page boundary.
             taken = self.floor_page(prefix + in_time) - prefix;
         }
+        taken = self.whole_end(prefix, prefix + taken) - prefix;
         let chunked = taken < remaining;
         self.has_chunked |= chunked;
         let new = if chunked {
@@ -398,6 +445,7 @@ impl PrefillAdder {
         let immediate = paged + self.page_size;
         self.total_offset += (immediate + new) as f64;
         self.current_offset += immediate;
+        self.has_input |= extend > 0;
         self.rem_input -= paged as isize;
         if let Some(chunk) = &mut self.rem_chunk {
             *chunk -= paged as isize;

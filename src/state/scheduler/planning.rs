@@ -307,6 +307,7 @@ impl Scheduler {
         let unencoded = self.unencoded(seq);
         let tokens = self.fill_of(seq);
         let sequence = &self.requests[seq];
+        let images = sequence.request.images.as_ref();
         let states = sequence.kv.as_ref().and_then(|kv| kv.states.as_ref());
         let kv_tokens = states.map(|states| states.kv_tokens);
         let continues_at = (sequence.phase == Phase::Chunked)
@@ -329,6 +330,7 @@ impl Scheduler {
             kv_tokens: kv_tokens.unwrap_or(0),
             stored,
             unencoded,
+            whole: images.and_then(|images| images.whole().cloned()),
         };
         in_hand::clear();
         candidate

@@ -158,6 +158,7 @@ impl Planning<'_> {
         has_row: bool,
     ) -> Result<Admitted, NotNow> {
         in_hand::hold(candidate.intake);
+        adder.keep_whole(candidate.whole.as_ref());
         if !self.verdict.admitted.is_empty() {
             let budget = adder.budget(self.available());
             if budget != Budget::Continue {
