@@ -324,6 +324,7 @@ impl EngineParts {
                 support: info.images,
                 secret: image_secret(self.store.as_deref()),
                 encodes: self.vision.is_some(),
+                chunk_tokens: config.chunk_tokens(),
                 reader: self.images.clone(),
             },
             limits: IntakeLimits {

@@ -23,6 +23,8 @@ pub struct ImageSettings {
     pub secret: Option<Secret>,
     /// The executor has a vision tower, which computes missing vectors.
     pub encodes: bool,
+    /// The most tokens of a prefill in a step; `None` with chunked prefill off.
+    pub chunk_tokens: Option<usize>,
     /// Reads the images of chats; `None` if nothing encodes them.
     pub reader: Option<Arc<ImageReader>>,
 }
@@ -36,6 +38,7 @@ pub(super) fn prepare(
         support,
         secret,
         encodes,
+        chunk_tokens,
         ..
     } = &settings.images;
     let missing = match (support, secret, settings.hidden_size) {
@@ -49,6 +52,10 @@ pub(super) fn prepare(
                 let wrong = |reason: String| refused(format!("images[{index}] {reason}"));
                 check(image, *support, (hidden_size, *encodes)).map_err(wrong)?;
             }
+            let images = match support {
+                ImageSupport::Bidirectional => kept_whole(images, *chunk_tokens)?,
+                _ => images,
+            };
             let of_image = |image: &ImageSpan| {
                 let mut keys = ImageKeys::new(secret, image);
                 move |offset: u32, mark: Option<u32>| keys.at(offset, mark)
@@ -140,6 +147,23 @@ fn no_reader(field: &str, settings: &TokenizerSettings) -> RequestError {
 
 fn refused(reason: String) -> RequestError {
     FieldError::new("images", reason).into()
+}
+
+/// The images of a model that attends to them in both directions: no chunk cuts a run of their vectors.
+fn kept_whole(
+    images: PromptImages,
+    chunk_tokens: Option<usize>,
+) -> Result<PromptImages, RequestError> {
+    let images = images.kept_whole();
+    let runs = images.whole().into_iter().flat_map(|runs| runs.iter());
+    let longest = runs.map(|run| run.len()).max().unwrap_or(0);
+    match chunk_tokens {
+        Some(limit) if longest > limit => Err(refused(format!(
+            "an image has {longest} tokens that attend to each other, but a step computes at most {limit}: send a \
+             smaller one, or start the engine with --chunked-prefill-size {longest} or more"
+        ))),
+        _ => Ok(images),
+    }
 }
 
 fn check(
