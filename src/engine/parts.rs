@@ -125,7 +125,7 @@ impl EngineParts {
         // In parallel: the search for the driver's library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
         let (mut model, sparsity) = describe(config)?;
-        let tower = tower::open(config, &model, !gpus.is_empty());
+        let tower = tower::open(config, &model, !gpus.is_empty())?;
         if let Some(tower) = &tower {
             model.vision = tower::bytes(config, &model, tower);
         }
@@ -159,7 +159,7 @@ impl EngineParts {
             max_running_requests: memory.max_running_requests as usize,
             vocab_size: model.config.vocab_size,
             hidden_size: Some(model.config.hidden_size),
-            images: model.config.images(),
+            images: tower::support(config, &model.config),
             long_above: model.config.rope.long_above(),
             eos_token_ids,
             generation,

@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use souffleur_actors::pictures::ImageReader;
 use souffleur_actors::vision::VisionSetup;
-use souffleur_base::error::{LoadError, load_error};
+use souffleur_base::error::{ConfigError, LoadError, load_error};
 use souffleur_config::EngineConfig;
 use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor};
 use souffleur_executor::memory_plan::VisionBytes;
+use souffleur_model::config::ModelConfig;
 use souffleur_model::location::ModelLocation;
 use souffleur_model::text::TextModel;
-use souffleur_model::vision::{TowerCheckpoint, TowerConfig, TowerGrid, tower_next_to};
+use souffleur_model::vision::{
+    TowerCheckpoint, TowerConfig, TowerFamily, TowerGrid, tower_next_to,
+};
 use souffleur_request::ImageSupport;
 use souffleur_state::prompt_images::ImageInput;
 
@@ -20,21 +23,58 @@ use crate::threads::compute_threads;
 
 /// Opens the tower in the model's folder. `None` without one, for models that cannot have images, on GPUs and on
 /// several ranks. A tower that cannot be used is logged: the model serves text, as one without a tower.
+///
+/// # Errors
+/// [`ConfigError`] if a step cannot compute an image, which the model needs for bidirectional attention.
 pub(super) fn open(
     config: &EngineConfig,
     model: &CpuDescription,
     has_gpu: bool,
-) -> Option<TowerCheckpoint> {
-    let is_text_only = matches!(model.config.images(), ImageSupport::Missing(_));
+) -> Result<Option<TowerCheckpoint>, ConfigError> {
+    let is_text_only = matches!(support(config, &model.config), ImageSupport::Missing(_));
     if is_text_only || has_gpu || config.tp_size > 1 {
-        return None;
+        return Ok(None);
     }
     let found = find(&config.model_path, model.config.hidden_size);
     let found = found.unwrap_or_else(|error| {
         tracing::warn!(%error, "the model's vision tower cannot be used: it serves text only");
         None
     });
-    found.map(|(tower, _)| tower)
+    if let (Some((tower, _)), Some(_)) = (&found, model.config.bidirectional()) {
+        check_chunks(config, max_vectors(&tower.config, config))?;
+    }
+    Ok(found.map(|(tower, _)| tower))
+}
+
+/// What an engine of this model can do with images.
+pub(super) fn support(config: &EngineConfig, model: &ModelConfig) -> ImageSupport {
+    match model.images() {
+        ImageSupport::Bidirectional if config.enable_double_sparsity => {
+            ImageSupport::Missing("bidirectional attention with double sparsity")
+        }
+        support => support,
+    }
+}
+
+/// Refuses chunks that are shorter than the longest image: attention in both directions needs all of its keys.
+fn check_chunks(config: &EngineConfig, max_vectors: usize) -> Result<(), ConfigError> {
+    match config.chunk_tokens() {
+        Some(chunk) if chunk < max_vectors => Err(ConfigError {
+            key: "chunked_prefill_size".to_owned(),
+            reason: format!(
+                "is {chunk} in whole pages, but an image of this model has up to {max_vectors} tokens, which attend to \
+                 each other and are computed in one step: set {max_vectors} or more, or -1"
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn max_vectors(tower: &TowerConfig, config: &EngineConfig) -> usize {
+    match tower.family {
+        TowerFamily::Gemma3 => (tower.positions / tower.merge).pow(2),
+        _ => config.image_max_tokens as usize,
+    }
 }
 
 /// The tower of a model, and the file or folder that errors about it name.
@@ -71,7 +111,7 @@ pub(super) fn bytes(
 
 /// A square of blocks of patches, of which each gives a vector.
 fn largest_grid(tower: &TowerConfig, config: &EngineConfig) -> TowerGrid {
-    let side = (config.image_max_tokens as usize).isqrt() * tower.merge;
+    let side = max_vectors(tower, config).isqrt() * tower.merge;
     TowerGrid { h: side, w: side }
 }
 
