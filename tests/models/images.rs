@@ -21,7 +21,7 @@ use crate::embeddings::embeddings;
 use crate::invariance::{Bits, observe};
 use crate::kernel_paths::repeats_floats;
 
-const ROW: u32 = 7;
+pub const ROW: u32 = 7;
 const DECODES: u32 = 3;
 const VOCAB: u32 = 288;
 const PAD: u32 = 250;
@@ -30,16 +30,16 @@ const BEGIN: u32 = 251;
 const END: u32 = 252;
 
 /// A prompt of text, an image, text, an image and text.
-struct Prompt {
+pub struct Prompt {
     /// True ids.
-    tokens: Vec<u32>,
+    pub tokens: Vec<u32>,
     /// The prompt with the tokens whose embeddings are the images' vectors.
     as_text: Vec<u32>,
-    images: Vec<PromptImage>,
+    pub images: Vec<PromptImage>,
 }
 
 /// `grids` are rows and columns of the images.
-fn prompt(model: &str, grids: [(u32, u32); 2]) -> Prompt {
+pub fn prompt(model: &str, grids: [(u32, u32); 2]) -> Prompt {
     let text = tokens(1, 12, 240);
     let (mut prompt, mut as_text) = (text[..5].to_vec(), text[..5].to_vec());
     let mut images = Vec::new();
@@ -72,11 +72,11 @@ fn prompt(model: &str, grids: [(u32, u32); 2]) -> Prompt {
 }
 
 impl Prompt {
-    fn len(&self) -> u32 {
+    pub fn len(&self) -> u32 {
         self.tokens.len() as u32
     }
 
-    fn start(&self) -> RowStart {
+    pub fn start(&self) -> RowStart {
         begin(&self.tokens, &self.images)
     }
 }
@@ -119,7 +119,7 @@ pub fn run(executor: &mut CpuExecutor, begun: RowStart, pages: Range<u32>, cuts:
     bits
 }
 
-fn first_pages(n: u32) -> PageRun {
+pub fn first_pages(n: u32) -> PageRun {
     let pages: Arc<[PageId]> = (1..=n).map(PageId::new).collect();
     let mut run = PageRun::empty();
     run.push(&pages, 0..n);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bidirectional;
 mod block_formats;
 mod checkpoints;
 mod common;
