@@ -2,6 +2,7 @@
 
 mod agentic;
 mod ahead;
+mod bidirectional;
 mod chaos;
 #[path = "../common/embeddings.rs"]
 mod embeddings;
