@@ -27,6 +27,7 @@ use crate::images::{
 use crate::kernel_paths::repeats_floats;
 use crate::requests::bits;
 use crate::store::stored;
+use crate::world::collect;
 
 const MODEL: &str = "tests/fixtures/models/gemma3";
 /// The tokens of the largest of the tests' pictures.
@@ -65,6 +66,34 @@ async fn schedules_change_no_bit_where_images_attend_in_both_directions() {
         world.stop().await;
     }
     check_retractions(MODEL).await;
+}
+
+/// Decodes take a part of the chunk, which the largest picture thereby exceeds.
+#[tokio::test]
+async fn decodes_in_the_same_steps_change_no_token() {
+    let tokens = async |config: EngineConfig| {
+        let world = start(config);
+        let sent = (0..REQUESTS).map(|index| {
+            let mut request = ask(MODEL, pictures(index), index);
+            // Requests with log probabilities share no step with decodes.
+            request.logprobs = None;
+            request.sampling.max_new_tokens = 30;
+            collect(world.generate(request))
+        });
+        let outcomes = join_all(sent).await.into_iter();
+        let tokens: Vec<Vec<u32>> = outcomes.map(|outcome| outcome.tokens).collect();
+        world.assert_no_leaks().await;
+        world.stop().await;
+        tokens
+    };
+    let expected = tokens(of_model()).await;
+    assert!(expected.iter().all(|tokens| tokens.len() == 30));
+    let mixed = EngineConfig {
+        chunked_prefill_size: LARGEST,
+        enable_mixed_chunk: true,
+        ..of_model()
+    };
+    assert_eq!(tokens(mixed).await, expected);
 }
 
 #[tokio::test]
