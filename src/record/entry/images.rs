@@ -116,3 +116,61 @@ fn with_table(request: Submission, entries: &[ImageEntry]) -> Result<Submission,
         ..request
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use souffleur_base::ids::{IntakeId, RequestId};
+    use souffleur_request::{CancelFlag, RequestTimeouts};
+    use souffleur_state::cache::namespace::Namespace;
+    use souffleur_state::sampling::SamplingParams;
+
+    use super::super::SubmitEntry;
+    use super::*;
+
+    /// A request with ten tokens and no images.
+    fn request() -> Submission {
+        let sampling = SamplingParams::default();
+        let entry = SubmitEntry {
+            rid: RequestId::new("r".to_owned()),
+            intake: IntakeId::new(1),
+            prompt: [5; 10].into(),
+            namespace: (&Namespace::default()).into(),
+            sampling_json: serde_json::to_string(&sampling).expect("serialisable"),
+            logprobs: None,
+            priority: None,
+            submitted_s: 0.0,
+            timeouts: RequestTimeouts::default(),
+        };
+        let submission = entry.submission(Arc::default(), Arc::default(), CancelFlag::default());
+        submission.expect("a valid entry")
+    }
+
+    fn entry(whole: [Range<u32>; 2]) -> ImagesEntry {
+        ImagesEntry {
+            without_vectors: vec![ImageEntry {
+                digest: [1; 32],
+                end: 6,
+                n_vectors: 3,
+            }],
+            whole: whole.to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_log_keeps_the_runs_of_images_with_and_without_vectors() {
+        // The second run is of an image with vectors, of which the log has nothing else.
+        let logged = entry([3..6, 8..9]);
+        let request = with_images(request(), &logged).expect("a valid entry");
+        assert!(logged.has_whole());
+        assert_eq!(ImagesEntry::of(&request), logged);
+        assert!(!ImagesEntry::from(logged.without_vectors).has_whole());
+    }
+
+    #[test]
+    fn invalid_runs_are_refused() {
+        for whole in [[3..6, 5..7], [4..4, 7..8], [3..6, 8..11]] {
+            let error = with_images(request(), &entry(whole)).expect_err("invalid runs");
+            assert!(error.contains("runs must be in order"), "{error}");
+        }
+    }
+}
