@@ -52,6 +52,14 @@ crate::keys! {
         /// Name that /v1/models lists; the name of the folder or file, or the id, if not given.
         #[flag(MODEL.takes("NAME"))]
         served_model_name: Option<String> = None,
+        /// GGUF file with the vision tower of the model and its projector (mmproj), which lets the model read images.
+        ///
+        /// Without it, the file mmproj*.gguf in the folder of a GGUF model is taken, if only one there fits the model.
+        #[flag(MODEL.takes("FILE"))]
+        mmproj: Option<PathBuf> = None,
+        /// Loads no vision tower, neither one in the model's files nor one next to a GGUF model: the model takes text only.
+        #[flag(MODEL.rare())]
+        no_mmproj: bool = false,
         /// Data type in which weights and KV are stored; auto keeps the type of the weights.
         #[flag(MODEL)]
         dtype: DtypeChoice = DtypeChoice::Auto,

@@ -73,6 +73,9 @@ impl EngineConfig {
         self.validate_sparsity()?;
         self.validate_store()?;
         self.validate_replicas()?;
+        check(self.mmproj.is_none() || !self.no_mmproj, "mmproj", || {
+            "is given, but no_mmproj is on: unset one of the two".to_owned()
+        })?;
         let graphs = self.cuda_graph_max_bs;
         check(
             (1..=MAX_CUDA_GRAPH_MAX_BS).contains(&graphs),

@@ -242,3 +242,23 @@ fn the_gpt_oss_parser_combines_with_itself_auto_and_none() {
     }
     assert!(refusal("qwen25", "mistral").is_none());
 }
+
+#[test]
+fn a_tower_is_not_named_and_turned_off() {
+    let refusal = |mmproj: Option<&str>, no_mmproj| {
+        let config = EngineConfig {
+            mmproj: mmproj.map(Into::into),
+            no_mmproj,
+            ..EngineConfig::default()
+        };
+        config.validate().err().map(|error| error.to_string())
+    };
+    for (mmproj, no_mmproj) in [(None, false), (None, true), (Some("m.gguf"), false)] {
+        assert_eq!(refusal(mmproj, no_mmproj), None);
+    }
+    let refusal = refusal(Some("m.gguf"), true).expect("both are given");
+    assert!(
+        refusal.contains("mmproj is given, but no_mmproj is on"),
+        "{refusal}"
+    );
+}
