@@ -8,7 +8,7 @@ use crate::limits::ImageError;
 use crate::resample::Filter;
 
 const MAX_ASPECT_RATIO: u32 = 200;
-const MAX_PIXELS: u32 = 1 << 26;
+pub(super) const MAX_PIXELS: u32 = 1 << 26;
 
 /// The settings of `Qwen2VLImageProcessor`.
 #[derive(Debug, Clone, Copy, PartialEq)]

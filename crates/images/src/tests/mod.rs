@@ -5,6 +5,7 @@ mod files;
 mod hostile;
 mod jpeg;
 mod memory;
+mod mmproj;
 mod names;
 mod png_writer;
 mod prefix_codes;
