@@ -1,5 +1,6 @@
-//! Reads the image processor of a model's folder.
+//! Reads the image processor of a model's folder, or of the GGUF file with its vision tower.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -10,9 +11,12 @@ use serde_json::Value;
 use souffleur_actors::pictures::ImageReader;
 use souffleur_base::error::{LoadError, load_error};
 use souffleur_config::EngineConfig;
-use souffleur_images::{Limits, Processor};
+use souffleur_images::{Filter, Limits, MmprojSettings, Processor};
+use souffleur_model::origin::ModelFiles;
 use souffleur_model::text::TextModel;
-use souffleur_model::vision::TowerConfig;
+use souffleur_model::vision::{ImageKeys, TowerConfig};
+
+use crate::tower_file::FoundTower;
 
 /// The largest file of settings; those of models have a few kilobytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -28,31 +32,90 @@ pub fn image_reader(
     tower: &[u8],
     config: &EngineConfig,
 ) -> Result<ImageReader, LoadError> {
-    let preprocessor = optional(&dir.join("preprocessor_config.json"))?;
-    let processor = optional(&dir.join("processor_config.json"))?;
-    let model_type = model_type(&dir.join("config.json"))?;
-    let wrong = |reason: String| load_error(dir, format!("cannot read images: {reason}"));
-    let read = Processor::from_files(preprocessor.as_deref(), processor.as_deref(), &model_type);
-    let mut read = read.map_err(|error| wrong(error.to_string()))?;
-    let limited = read.limit_tokens(config.image_max_tokens);
-    limited.map_err(|error| wrong(format!("image_max_tokens: {error}")))?;
-    let limits = Limits::of_pixels(config.max_image_pixels as u64);
-    ImageReader::new(text, read, tower, limits).map_err(wrong)
+    reader(dir, of_folder(dir)?, text, (tower, config))
 }
 
 /// The reader for the images of chats that the tower encodes. Without one, which the log explains, only hosts send
 /// images.
+///
+/// # Errors
+/// If the configuration names the tower.
 pub(super) fn reader_of(
-    tower: &TowerConfig,
+    tower: &FoundTower,
     text: &TextModel,
     config: &EngineConfig,
-) -> Option<Arc<ImageReader>> {
-    let fingerprint = tower.fingerprint();
-    let reader = image_reader(&config.model_path, text, fingerprint.as_bytes(), config);
-    let reader = reader.inspect_err(|error| {
-        tracing::warn!(%error, "the images of chats cannot be read: chats serve text only");
-    });
-    reader.ok().map(Arc::new)
+) -> Result<Option<Arc<ImageReader>>, LoadError> {
+    let path = tower.file.path();
+    let made = || -> Result<ImageReader, LoadError> {
+        let processor = match tower.file.mmproj() {
+            Some(file) => of_mmproj(file, &tower.checkpoint.config)?,
+            None => of_folder(path)?,
+        };
+        let fingerprint = fingerprint(tower)?;
+        reader(path, processor, text, (&fingerprint, config))
+    };
+    match made() {
+        Ok(reader) => Ok(Some(Arc::new(reader))),
+        Err(error) if config.mmproj.is_some() => Err(error),
+        Err(error) => {
+            tracing::warn!(%error, "the images of chats cannot be read: chats serve text only");
+            Ok(None)
+        }
+    }
+}
+
+/// All that vectors depend on in addition to the pixels, in the keys of images: the tower's configuration, and the sizes
+/// and first bytes of its files. The whole files are part of the KV store's fingerprint, with the text model's.
+fn fingerprint(tower: &FoundTower) -> Result<Vec<u8>, LoadError> {
+    let files = ModelFiles::look(tower.file.path())?;
+    let mut fingerprint = tower.checkpoint.config.fingerprint().into_bytes();
+    fingerprint.extend(files.digest());
+    Ok(fingerprint)
+}
+
+/// `source` is the file or folder that errors name.
+fn reader(
+    source: &Path,
+    mut processor: Processor,
+    text: &TextModel,
+    (tower, config): (&[u8], &EngineConfig),
+) -> Result<ImageReader, LoadError> {
+    let wrong = |reason: String| wrong(source, reason);
+    let limited = processor.limit_tokens(config.image_max_tokens);
+    limited.map_err(|error| wrong(format!("image_max_tokens: {error}")))?;
+    let limits = Limits::of_pixels(config.max_image_pixels as u64);
+    ImageReader::new(text, processor, tower, limits).map_err(wrong)
+}
+
+fn wrong(source: &Path, reason: impl Display) -> LoadError {
+    load_error(source, format!("cannot read images: {reason}"))
+}
+
+/// The image processor of a model in Hugging Face layout.
+fn of_folder(dir: &Path) -> Result<Processor, LoadError> {
+    let preprocessor = optional(&dir.join("preprocessor_config.json"))?;
+    let processor = optional(&dir.join("processor_config.json"))?;
+    let model_type = model_type(&dir.join("config.json"))?;
+    let read = Processor::from_files(preprocessor.as_deref(), processor.as_deref(), &model_type);
+    read.map_err(|error| wrong(dir, error))
+}
+
+/// The image processor of a GGUF file with a tower, with the sizes of the tower.
+fn of_mmproj(file: &Path, tower: &TowerConfig) -> Result<Processor, LoadError> {
+    let keys = ImageKeys::open(file)?;
+    let settings = MmprojSettings {
+        projector_type: tower.family.projector_type(),
+        // The limits of towers fit 32 bits.
+        patch: tower.patch as u32,
+        merge: tower.merge as u32,
+        image_size: keys.image_size,
+        mean: keys.mean,
+        std: keys.std,
+        min_pixels: keys.min_pixels,
+        max_pixels: keys.max_pixels,
+        filter: keys.filter.and_then(Filter::from_pillow),
+    };
+    Processor::from_mmproj(&settings).map_err(|error| wrong(file, error))
 }
 
 /// The text of a file, if it exists.

@@ -23,6 +23,7 @@ pub mod store;
 mod text;
 mod threads;
 mod tower;
+mod tower_file;
 mod view;
 
 use std::sync::atomic::AtomicU64;

@@ -15,10 +15,11 @@ use crate::memory::{context_length, memory_plan};
 use crate::origin::from_the_same_files;
 use crate::progress::Progress;
 use crate::replicas::{GpuShare, rank_limit, unit_executors};
-use crate::store::{image_secret, record_weight_files, store_setup, tier_limits};
+use crate::store::{image_secret, record_weight_files, store_setup, tier_limits, with_tower};
 use crate::text::ModelText;
 use crate::threads::ReplicaThreads;
 use crate::tower;
+use crate::tower_file::TowerFile;
 use souffleur_actors::beats::Beats;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
@@ -125,10 +126,10 @@ impl EngineParts {
         // In parallel: the search for the driver's library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
         let (mut model, sparsity) = describe(config)?;
-        let tower = tower::open(config, &model, !gpus.is_empty())?;
-        if let Some(tower) = &tower {
-            model.vision = tower::bytes(config, &model, tower);
-        }
+        let tower = tower::open(config, &mut model, !gpus.is_empty())?;
+        let tower_file = tower.as_ref().map(|tower| tower.file.clone());
+        let mmproj = tower_file.as_ref().and_then(TowerFile::mmproj);
+        let weights = with_tower(weights, mmproj);
         let double_sparsity = sparsity.as_ref().map(|sparsity| sparsity.tag.clone());
         let (memory, shares) = memory_plan(config, &model, &gpus)?;
         let (ModelText { text, generation }, formats) = model_text(config)?;
@@ -140,16 +141,15 @@ impl EngineParts {
         let store = store_setup(config, &model, parts, (gpus.first(), weights))?.map(Arc::new);
         let executors = if gpus.is_empty() {
             let parts = (&memory, sparsity, store.clone());
-            let tower_of = tower.as_ref().map(|_| model.config.hidden_size);
-            let ends = (&eos_token_ids[..], tower_of);
+            let ends = (&eos_token_ids[..], tower_file.clone());
             vec![cpu_executor(config, parts, ends, progress)]
         } else {
             let parts = (&memory, store.clone());
             let model = (&model, context_length);
             Gpu::executors(gpus, config, model, parts, &eos_token_ids, progress)?
         };
-        let mut executors = from_the_same_files(dir, executors).into_iter();
-        let (vision, images) = tower::parts(config, &model, tower.as_ref(), text.as_deref());
+        let mut executors = from_the_same_files(dir, mmproj, executors).into_iter();
+        let (vision, images) = tower::parts(config, &model, tower.as_ref(), text.as_deref())?;
         let info = ModelInfo {
             served_model_name: config.model_name(),
             model_path: dir.clone(),
@@ -444,7 +444,7 @@ fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerForma
 fn cpu_executor(
     config: &EngineConfig,
     (memory, sparsity, store): (&MemoryPlan, Option<ModelSparsity>, Option<Arc<StoreSetup>>),
-    (eos_token_ids, tower_of): (&[u32], Option<usize>),
+    (eos_token_ids, tower): (&[u32], Option<TowerFile>),
     progress: Progress,
 ) -> Arc<ExecutorFactory> {
     let dir = config.model_path.clone();
@@ -483,8 +483,8 @@ fn cpu_executor(
             return Ok(Box::new(executor));
         }
         let mut executor = CpuExecutor::load(&dir, &options, &mut report)?;
-        if let Some(hidden_size) = tower_of {
-            executor = tower::load(executor, &dir, hidden_size)?;
+        if let Some(tower) = &tower {
+            executor = tower::load(executor, tower)?;
         }
         let Some(store) = &store else {
             return Ok(Box::new(executor));

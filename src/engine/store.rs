@@ -42,7 +42,26 @@ const LOADED_BYTES_PER_STEP: u64 = 128 << 20;
 const HASH_FILE: &str = "weights";
 
 /// The weight files, recorded before the model is read; `None` with random weights, and without a store.
-pub(super) type RecordedWeights = Result<Option<Arc<WeightFiles>>, LoadError>;
+pub(super) type RecordedWeights = Result<Option<Recorded>, LoadError>;
+
+/// The files on which K/V depends.
+#[derive(Clone)]
+pub(super) struct Recorded {
+    /// Those of the model, and then the tower's.
+    files: Arc<WeightFiles>,
+    model_path: PathBuf,
+    /// The vision tower, if it is a file of its own.
+    tower: Option<PathBuf>,
+}
+
+impl Recorded {
+    /// The paths that the files have now.
+    fn paths(&self) -> Result<Vec<PathBuf>, LoadError> {
+        let mut paths = weight_files(&self.model_path)?;
+        paths.extend(self.tower.clone());
+        Ok(paths)
+    }
+}
 
 /// Records the weight files, whose hash identifies the store's blocks. An engine that then loads other files gets no
 /// store.
@@ -51,7 +70,23 @@ pub(super) fn record_weight_files(config: &EngineConfig) -> RecordedWeights {
         return Ok(None);
     }
     let files = weight_files(&config.model_path)?;
-    Ok(Some(Arc::new(WeightFiles::record(files))))
+    Ok(Some(Recorded {
+        files: Arc::new(WeightFiles::record(files)),
+        model_path: config.model_path.clone(),
+        tower: None,
+    }))
+}
+
+/// Also records the file of a vision tower, on which the K/V of images depends.
+pub(super) fn with_tower(weights: RecordedWeights, file: Option<&Path>) -> RecordedWeights {
+    let Some(file) = file else {
+        return weights;
+    };
+    Ok(weights?.map(|weights| Recorded {
+        files: Arc::new(weights.files.with(file.to_owned())),
+        tower: Some(file.to_owned()),
+        ..weights
+    }))
 }
 
 /// The configured store; `None` without one. `recorded` is the result of [`record_weight_files`]. Fails if the store
@@ -103,12 +138,12 @@ pub(super) fn store_setup(
     let parts = fingerprint(config, model, sparsity, (kernels, geometry.block_tokens));
     let unread = |error: LoadError| invalid("model_path", format!("cannot be read: {error}"));
     let recorded = recorded.map_err(unread)?;
-    let (model_path, hash_file) = (config.model_path.clone(), path.join(HASH_FILE));
+    let hash_file = path.join(HASH_FILE);
     let identify = move || -> Identify {
         let (parts, recorded) = (parts.clone(), recorded.clone());
-        let (model_path, hash_file) = (model_path.clone(), hash_file.clone());
+        let hash_file = hash_file.clone();
         Box::new(move |stop: &Stop| match recorded {
-            Some(recorded) => identify(parts, (&recorded, &model_path), &hash_file, stop),
+            Some(recorded) => identify(parts, &recorded, &hash_file, stop),
             None => Ok(parts.part("weights", "dummy")),
         })
     };
@@ -322,14 +357,14 @@ fn weight_files(model_path: &Path) -> Result<Vec<PathBuf>, LoadError> {
 /// its weights: if the files have not changed since `recorded`, the engine loaded these files.
 fn identify(
     parts: FingerprintParts,
-    (recorded, model_path): (&WeightFiles, &Path),
+    recorded: &Recorded,
     hash_file: &Path,
     stop: &Stop,
 ) -> Result<FingerprintParts, String> {
-    let digest = digest(recorded, hash_file, stop).map_err(|error| error.to_string())?;
-    let files = weight_files(model_path).map_err(|error| error.to_string())?;
-    if !recorded.are_at(&files) {
-        let shown = model_path.display();
+    let digest = digest(&recorded.files, hash_file, stop).map_err(|error| error.to_string())?;
+    let paths = recorded.paths().map_err(|error| error.to_string())?;
+    if !recorded.files.are_at(&paths) {
+        let shown = recorded.model_path.display();
         return Err(format!(
             "the weight files of {shown} are not the files that the engine loaded: restart the engine"
         ));

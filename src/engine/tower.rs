@@ -1,49 +1,70 @@
 //! The vision tower of a model on a CPU: its files, its memory, and its work for the Vision actor.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use souffleur_actors::pictures::ImageReader;
 use souffleur_actors::vision::VisionSetup;
-use souffleur_base::error::{ConfigError, LoadError, load_error};
+use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_config::EngineConfig;
 use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor};
 use souffleur_executor::memory_plan::VisionBytes;
 use souffleur_model::config::ModelConfig;
 use souffleur_model::location::ModelLocation;
 use souffleur_model::text::TextModel;
-use souffleur_model::vision::{
-    TowerCheckpoint, TowerConfig, TowerFamily, TowerGrid, tower_next_to,
-};
+use souffleur_model::vision::{TowerCheckpoint, TowerConfig, TowerFamily, TowerGrid, tower_next_to};
 use souffleur_request::ImageSupport;
 use souffleur_state::prompt_images::ImageInput;
 
 use crate::images;
 use crate::threads::compute_threads;
+use crate::tower_file::{FoundTower, TowerFile};
 
-/// Opens the tower in the model's folder. `None` without one, for models that cannot have images, on GPUs and on
-/// several ranks. A tower that cannot be used is logged: the model serves text, as one without a tower.
+/// Opens the model's tower, the configured file or else the one in the model's folder, and adds its memory to the
+/// model's. `None` without one, for models that cannot have images, on GPUs and on several ranks. A tower that was found
+/// and cannot be used is logged: the model serves text, as one without a tower.
 ///
 /// # Errors
-/// [`ConfigError`] if a step cannot compute an image, which the model needs for bidirectional attention.
+/// The configured file cannot be used: it has no tower, another model's, or nothing can run it. A step cannot compute an
+/// image, which the model needs for bidirectional attention.
 pub(super) fn open(
     config: &EngineConfig,
-    model: &CpuDescription,
+    model: &mut CpuDescription,
     has_gpu: bool,
-) -> Result<Option<TowerCheckpoint>, ConfigError> {
-    let is_text_only = matches!(support(config, &model.config), ImageSupport::Missing(_));
-    if is_text_only || has_gpu || config.tp_size > 1 {
+) -> Result<Option<FoundTower>, StartError> {
+    let found = chosen(config, &model.config, has_gpu)?;
+    if let Some(tower) = &found {
+        if model.config.bidirectional().is_some() {
+            check_chunks(config, max_vectors(&tower.checkpoint.config, config))?;
+        }
+        model.vision = bytes(config, model, tower);
+    }
+    Ok(found)
+}
+
+fn chosen(
+    config: &EngineConfig,
+    model: &ModelConfig,
+    has_gpu: bool,
+) -> Result<Option<FoundTower>, StartError> {
+    if config.no_mmproj {
         return Ok(None);
     }
-    let found = find(&config.model_path, model.config.hidden_size);
-    let found = found.unwrap_or_else(|error| {
+    let obstacle = obstacle(config, model, has_gpu);
+    if let Some(path) = &config.mmproj {
+        return match obstacle {
+            Some(obstacle) => Err(refused(path, &obstacle).into()),
+            None => Ok(Some(named(path, model)?)),
+        };
+    }
+    if obstacle.is_some() {
+        return Ok(None);
+    }
+    let found = find(&config.model_path, model);
+    Ok(found.unwrap_or_else(|error| {
         tracing::warn!(%error, "the model's vision tower cannot be used: it serves text only");
         None
-    });
-    if let (Some((tower, _)), Some(_)) = (&found, model.config.bidirectional()) {
-        check_chunks(config, max_vectors(&tower.config, config))?;
-    }
-    Ok(found.map(|(tower, _)| tower))
+    }))
 }
 
 /// What an engine of this model can do with images.
@@ -77,30 +98,68 @@ fn max_vectors(tower: &TowerConfig, config: &EngineConfig) -> usize {
     }
 }
 
-/// The tower of a model, and the file or folder that errors about it name.
-fn find(
-    model_path: &Path,
-    hidden_size: usize,
-) -> Result<Option<(TowerCheckpoint, PathBuf)>, LoadError> {
-    let found = match ModelLocation::find(model_path)? {
-        ModelLocation::Folder(dir) => TowerCheckpoint::open_folder(&dir)?.map(|tower| (tower, dir)),
-        ModelLocation::Gguf(file) => match tower_next_to(&file, hidden_size)? {
-            Some(path) => Some((TowerCheckpoint::open_mmproj(&path)?, path)),
-            None => None,
-        },
-    };
-    if let Some((tower, path)) = &found {
-        tower.config.check_width(path, hidden_size)?;
+/// The reason why no tower can be used, with the remedy.
+fn obstacle(config: &EngineConfig, model: &ModelConfig, has_gpu: bool) -> Option<String> {
+    if let ImageSupport::Missing(part) = support(config, model) {
+        let family = model.architecture.short_name();
+        return Some(format!(
+            "models of the family {family} take text only here (missing is {part}): leave it out"
+        ));
     }
-    Ok(found)
+    if has_gpu {
+        return Some(
+            "vision towers run on a CPU only: set device to cpu, or leave it out".to_owned(),
+        );
+    }
+    (config.tp_size > 1).then(|| {
+        format!(
+            "tp_size is {}, and vision towers run on one rank: set it to 1, or leave the tower out",
+            config.tp_size
+        )
+    })
+}
+
+fn refused(path: &Path, reason: &str) -> ConfigError {
+    ConfigError {
+        key: "mmproj".to_owned(),
+        reason: format!("is {}, but {reason}", path.display()),
+    }
+}
+
+/// The tower in a file that the configuration names.
+fn named(path: &Path, model: &ModelConfig) -> Result<FoundTower, LoadError> {
+    let file = TowerFile::Mmproj(path.to_owned());
+    let checkpoint = file.open()?;
+    checkpoint.config.check_fits(path, model)?;
+    Ok(FoundTower { checkpoint, file })
+}
+
+/// The tower in the model's folder.
+fn find(model_path: &Path, model: &ModelConfig) -> Result<Option<FoundTower>, LoadError> {
+    match ModelLocation::find(model_path)? {
+        ModelLocation::Folder(dir) => {
+            let Some(checkpoint) = TowerCheckpoint::open_folder(&dir)? else {
+                return Ok(None);
+            };
+            checkpoint.config.check_width(&dir, model.hidden_size)?;
+            let file = TowerFile::Folder(dir);
+            Ok(Some(FoundTower { checkpoint, file }))
+        }
+        ModelLocation::Gguf(file) => {
+            let found = tower_next_to(&file, model)?;
+            let tower = found.map(|path| named(&path, model)).transpose()?;
+            if let Some(tower) = &tower {
+                let file = tower.file.path().display();
+                tracing::info!(%file, "found the model's vision tower");
+            }
+            Ok(tower)
+        }
+    }
 }
 
 /// The memory of a tower and of images, in each replica.
-pub(super) fn bytes(
-    config: &EngineConfig,
-    model: &CpuDescription,
-    tower: &TowerCheckpoint,
-) -> VisionBytes {
+fn bytes(config: &EngineConfig, model: &CpuDescription, tower: &FoundTower) -> VisionBytes {
+    let tower = &tower.checkpoint;
     let grid = largest_grid(&tower.config, config);
     let encoding = tower.config.encoding_bytes(grid, compute_threads(config));
     VisionBytes {
@@ -115,18 +174,26 @@ fn largest_grid(tower: &TowerConfig, config: &EngineConfig) -> TowerGrid {
     TowerGrid { h: side, w: side }
 }
 
-/// The setup of the Vision actors, and the reader of the images of chats; `None` for each that the model lacks.
+/// The setup of the Vision actors, and the reader of the images of chats; `None` for each that a model lacks.
+pub(super) type VisionParts = (Option<Arc<VisionSetup>>, Option<Arc<ImageReader>>);
+
+/// The parts of an engine with this tower.
+///
+/// # Errors
+/// The images of chats cannot be read, and the configuration names the tower.
 pub(super) fn parts(
     config: &EngineConfig,
     model: &CpuDescription,
-    tower: Option<&TowerCheckpoint>,
+    tower: Option<&FoundTower>,
     text: Option<&TextModel>,
-) -> (Option<Arc<VisionSetup>>, Option<Arc<ImageReader>>) {
+) -> Result<VisionParts, StartError> {
     let Some(tower) = tower else {
-        return (None, None);
+        return Ok((None, None));
     };
-    let reader = text.and_then(|text| images::reader_of(&tower.config, text, config));
-    (Some(Arc::new(setup(config, model, tower))), reader)
+    let reader = text.map(|text| images::reader_of(tower, text, config));
+    let reader = reader.transpose()?.flatten();
+    let setup = setup(config, model, &tower.checkpoint);
+    Ok((Some(Arc::new(setup)), reader))
 }
 
 fn setup(config: &EngineConfig, model: &CpuDescription, tower: &TowerCheckpoint) -> VisionSetup {
@@ -139,17 +206,7 @@ fn setup(config: &EngineConfig, model: &CpuDescription, tower: &TowerCheckpoint)
     }
 }
 
-/// Loads the tower into an executor of the model at this path.
-pub(super) fn load(
-    executor: CpuExecutor,
-    model_path: &Path,
-    hidden_size: usize,
-) -> Result<CpuExecutor, LoadError> {
-    match find(model_path, hidden_size)? {
-        Some((tower, path)) => executor.load_tower(&tower, &path),
-        None => Err(load_error(
-            model_path,
-            "the vision tower is gone since the engine was started",
-        )),
-    }
+/// Loads a tower into an executor of its model.
+pub(super) fn load(executor: CpuExecutor, file: &TowerFile) -> Result<CpuExecutor, LoadError> {
+    executor.load_tower(&file.open()?, file.path())
 }

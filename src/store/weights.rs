@@ -47,6 +47,12 @@ impl WeightFiles {
         Self(paths.into_iter().map(record).collect())
     }
 
+    /// These files, and another one, recorded now.
+    pub fn with(&self, path: PathBuf) -> Self {
+        let Self(other) = Self::record(vec![path]);
+        Self(self.0.iter().cloned().chain(other).collect())
+    }
+
     /// True if `paths` are the paths of these files, in the same order.
     pub fn are_at(&self, paths: &[PathBuf]) -> bool {
         self.0.iter().map(|(path, _)| path).eq(paths)

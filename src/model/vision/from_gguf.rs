@@ -8,10 +8,19 @@ use crate::gguf::keys::Keys;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::vision::Activation;
 
-const ARCHITECTURE: &str = "clip";
+pub(super) const ARCHITECTURE: &str = "clip";
 const MERGE: &str = "vision.spatial_merge_size";
 const SCALE: &str = "vision.projector.scale_factor";
 const DEEPSTACK: &str = "vision.is_deepstack_layers";
+
+impl TowerFamily {
+    /// The projector's name in files.
+    pub fn projector_type(self) -> &'static str {
+        let mut families = FAMILIES.iter();
+        let found = families.find(|(_, family)| *family == self);
+        found.map_or("", |(name, _)| *name)
+    }
+}
 
 /// The projectors' names in files.
 const FAMILIES: [(&str, TowerFamily); 5] = [

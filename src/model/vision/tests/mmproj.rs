@@ -1,244 +1,23 @@
 //! Towers in GGUF files, written from the fixtures as llama.cpp's converter does.
 
 use super::*;
+use crate::config::ModelConfig;
 use crate::gguf_writer::{File, Tensor, Value};
 
-/// The projector's type and key, and the modules' names in safetensors and in the file, without layers.
-struct Converted {
-    projector: (&'static str, &'static str),
-    prefixes: &'static [(&'static str, &'static str)],
-    modules: &'static [(&'static str, &'static str)],
-}
-
-const SIGLIP: &[(&str, &str)] = &[
-    ("embeddings.patch_embedding", "patch_embd"),
-    ("embeddings.position_embedding", "position_embd"),
-    ("post_layernorm", "post_ln"),
-    ("layer_norm1", "ln1"),
-    ("layer_norm2", "ln2"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.out_proj", "attn_out"),
-    ("mlp.fc1", "ffn_up"),
-    ("mlp.fc2", "ffn_down"),
-    ("linear_1", "1"),
-    ("linear_2", "2"),
-    ("mm_soft_emb_norm", "soft_emb_norm"),
-    ("mm_input_projection_weight", "input_projection.weight"),
-    ("layer_norm", "input_norm"),
-];
-
-const QWEN: &[(&str, &str)] = &[
-    ("patch_embed.proj", "patch_embd"),
-    ("pos_embed", "position_embd"),
-    ("attn.qkv", "attn_qkv"),
-    ("attn.proj", "attn_out"),
-    ("mlp.linear_fc1", "ffn_up"),
-    ("mlp.linear_fc2", "ffn_down"),
-    ("norm1", "ln1"),
-    ("norm2", "ln2"),
-    ("linear_fc1", "0"),
-    ("linear_fc2", "2"),
-];
-
-const GEMMA4: &[(&str, &str)] = &[
-    ("patch_embedder.input_proj", "patch_embd"),
-    (
-        "patch_embedder.position_embedding_table",
-        "position_embd.weight",
-    ),
-    ("input_layernorm", "ln1"),
-    ("post_attention_layernorm", "attn_post_norm"),
-    ("pre_feedforward_layernorm", "ln2"),
-    ("post_feedforward_layernorm", "ffn_post_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_out"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-    ("embedding_projection", "input_projection"),
-    (".linear.weight", ".weight"),
-];
-
-const PIXTRAL: &[(&str, &str)] = &[
-    ("patch_conv", "patch_embd"),
-    ("ln_pre", "pre_ln"),
-    ("attention_norm", "ln1"),
-    ("ffn_norm", "ln2"),
-    ("attention.q_proj", "attn_q"),
-    ("attention.k_proj", "attn_k"),
-    ("attention.v_proj", "attn_v"),
-    ("attention.o_proj", "attn_out"),
-    ("feed_forward.gate_proj", "ffn_gate"),
-    ("feed_forward.up_proj", "ffn_up"),
-    ("feed_forward.down_proj", "ffn_down"),
-    ("patch_merger.merging_layer", "patch_merger"),
-    ("linear_1", "1"),
-    ("linear_2", "2"),
-];
-
-fn converted(name: &str) -> Converted {
-    const TYPE: &str = "clip.projector_type";
-    match name {
-        "qwen" => Converted {
-            projector: (TYPE, "qwen3vl_merger"),
-            prefixes: &[
-                ("model.visual.blocks.", "v.blk."),
-                ("model.visual.merger.norm.", "v.post_ln."),
-                ("model.visual.merger.", "mm."),
-                ("model.visual.", "v."),
-            ],
-            modules: QWEN,
-        },
-        "gemma3" => Converted {
-            projector: (TYPE, "gemma3"),
-            prefixes: &[
-                ("vision_tower.vision_model.encoder.layers.", "v.blk."),
-                ("vision_tower.vision_model.", "v."),
-                ("multi_modal_projector.", "mm."),
-            ],
-            modules: SIGLIP,
-        },
-        "gemma4" | "gemma4-plain" => Converted {
-            projector: ("clip.vision.projector_type", "gemma4v"),
-            prefixes: &[
-                ("model.vision_tower.encoder.layers.", "v.blk."),
-                ("model.vision_tower.", "v."),
-                ("model.embed_vision.", "mm."),
-            ],
-            modules: GEMMA4,
-        },
-        "pixtral" => Converted {
-            projector: (TYPE, "pixtral"),
-            prefixes: &[
-                ("vision_tower.transformer.layers.", "v.blk."),
-                ("vision_tower.", "v."),
-                ("multi_modal_projector.norm.", "mm.input_norm."),
-                ("multi_modal_projector.", "mm."),
-            ],
-            modules: PIXTRAL,
-        },
-        _ => Converted {
-            projector: (TYPE, "lfm2"),
-            prefixes: &[
-                ("model.vision_tower.vision_model.encoder.layers.", "v.blk."),
-                ("model.vision_tower.vision_model.", "v."),
-                ("model.multi_modal_projector.", "mm."),
-            ],
-            modules: SIGLIP,
-        },
-    }
-}
-
-impl Converted {
-    fn name(&self, name: &str) -> String {
-        let mut prefixes = self.prefixes.iter();
-        let renamed =
-            prefixes.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)));
-        let renamed = renamed.expect("every tensor has a known prefix");
-        let modules = self.modules.iter();
-        modules.fold(renamed, |name, (from, to)| {
-            let at = name.find(from).filter(|at| {
-                // Whole parts of the name only: `norm1` is not in `layer_norm1`.
-                let is_start = name[..*at].ends_with('.') || from.starts_with('.');
-                let rest = &name[at + from.len()..];
-                is_start && (rest.is_empty() || rest.starts_with('.'))
-            });
-            match at {
-                Some(at) => format!("{}{to}{}", &name[..at], &name[at + from.len()..]),
-                None => name,
-            }
-        })
-    }
-}
-
-/// The tensors of the file that the converter makes of one.
-fn tensors_of(config: &TowerConfig, name: &str, shape: &[usize], values: Vec<f32>) -> Vec<Tensor> {
-    let area = config.patch * config.patch;
-    let picture = [config.hidden, 3, config.patch, config.patch];
-    match (config.family, name) {
-        (TowerFamily::Qwen, "v.patch_embd.weight") => [0, 1]
-            .map(|frame| {
-                let name = ["v.patch_embd.weight", "v.patch_embd.weight.1"][frame];
-                let frames = values.chunks_exact(area).skip(frame).step_by(2);
-                let values: Vec<f32> = frames.flatten().copied().collect();
-                Tensor::f32(name, &picture, &values)
-            })
-            .into(),
-        (TowerFamily::Gemma4 | TowerFamily::Lfm2, "v.patch_embd.weight") => {
-            let outputs = values.chunks_exact(3 * area);
-            let channels = outputs.flat_map(|output| {
-                (0..3).flat_map(move |c| output.iter().skip(c).step_by(3).copied())
-            });
-            vec![Tensor::f32(name, &picture, &channels.collect::<Vec<f32>>())]
-        }
-        (TowerFamily::Gemma3, "mm.soft_emb_norm.weight") => {
-            let plus_one: Vec<f32> = values.iter().map(|x| x + 1.0).collect();
-            vec![Tensor::f32(name, shape, &plus_one)]
-        }
-        (TowerFamily::Pixtral, _) if name.contains(".attn_q.") || name.contains(".attn_k.") => {
-            let rows: Vec<&[f32]> = values.chunks_exact(config.hidden).collect();
-            let half = config.head_dim / 2;
-            let order = (0..rows.len()).map(|row| {
-                let (head, within) = (row / config.head_dim, row % config.head_dim);
-                head * config.head_dim + within % 2 * half + within / 2
-            });
-            let moved: Vec<f32> = order.flat_map(|row| rows[row]).copied().collect();
-            vec![Tensor::f32(name, shape, &moved)]
-        }
-        // Scalars have one dimension.
-        _ if shape.is_empty() => vec![Tensor::f32(name, &[1], &values)],
-        _ => vec![Tensor::f32(name, shape, &values)],
-    }
-}
-
-/// A file without tensors. `projector` is the key and the name of the projector's type.
-pub(super) fn header(config: &TowerConfig, projector: (&str, &str)) -> File {
-    let size = |key: &str| format!("clip.vision.{key}");
-    let (key, projector) = projector;
-    let file = File::default()
-        .text("general.architecture", "clip")
-        .text(key, projector)
-        .size(&size("embedding_length"), config.hidden)
-        .size(&size("feed_forward_length"), config.intermediate)
-        .size(&size("block_count"), config.n_layers)
-        .size(&size("attention.head_count"), config.n_heads)
-        .number(&size("attention.layer_norm_epsilon"), config.eps)
-        .size(&size("patch_size"), config.patch)
-        .size(&size("image_size"), config.positions * config.patch)
-        .size(&size("projection_dim"), config.text_width);
-    match config.family {
-        TowerFamily::Qwen => file
-            .size(&size("spatial_merge_size"), config.merge)
-            .pair(&size("is_deepstack_layers"), Value::I32s(vec![0, 0])),
-        TowerFamily::Pixtral => file
-            .size(&size("spatial_merge_size"), config.merge)
-            .pair("clip.use_silu", Value::Flag(true)),
-        _ => file.size(&size("projector.scale_factor"), config.merge),
-    }
-}
+#[path = "../../../../tests/common/mmproj.rs"]
+mod converter;
+pub(super) use converter::header;
 
 fn file(name: &str) -> File {
-    let converted = converted(name);
-    let config = checkpoint(name).config;
-    let mut file = header(&config, converted.projector);
     let bytes = fs::read(fixture(name).join("model.safetensors")).expect("committed");
     let tensors = SafeTensors::deserialize(&bytes).expect("valid");
     let mut names = tensors.names();
     names.sort_unstable();
-    for name in names {
+    let tensors = names.into_iter().map(|name| {
         let shape = tensors.tensor(name).expect("named").shape().to_vec();
-        let new = converted.name(name);
-        for tensor in tensors_of(&config, &new, &shape, values(&tensors, name)) {
-            file = file.tensor(tensor);
-        }
-    }
-    file
+        (name.to_owned(), shape, values(&tensors, name))
+    });
+    converter::of_tensors(name, &checkpoint(name).config, tensors)
 }
 
 pub(super) fn open(file: &File) -> Result<TowerCheckpoint, LoadError> {
@@ -273,11 +52,26 @@ fn towers_from_gguf_files_have_the_bits_of_those_from_safetensors() {
     }
 }
 
+/// The text model of a fixture, with the width of the fixtures' towers.
+fn text_model(name: &str) -> ModelConfig {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
+    ModelConfig {
+        hidden_size: 20,
+        ..ModelConfig::read(&models.join(name)).expect("fixtures are supported")
+    }
+}
+
 #[test]
 fn a_tower_next_to_a_model_is_used_if_it_is_the_only_one_that_fits() {
     let dir = tempfile::tempdir().expect("temporary folder");
     let model = dir.path().join("m.gguf");
-    let find = |width: usize| tower_next_to(&model, width);
+    let find = |hidden_size: usize| {
+        let text = ModelConfig {
+            hidden_size,
+            ..text_model("qwen3-5")
+        };
+        tower_next_to(&model, &text)
+    };
     let put = |name: &str, file: &File| {
         let path = dir.path().join(name);
         fs::write(&path, file.bytes()).expect("writable");
@@ -286,25 +80,166 @@ fn a_tower_next_to_a_model_is_used_if_it_is_the_only_one_that_fits() {
     put("m.gguf", &File::default());
     assert_eq!(find(20).expect("readable"), None);
     let own = put("mmproj-m.gguf", &file("qwen"));
-    // A broken file, one of another kind, and one of another width.
+    // A broken file, two of other kinds, and one of another width.
     fs::write(dir.path().join("mmproj-broken.gguf"), "GG").expect("writable");
     put(
         "mmproj-other.gguf",
         &with("qwen", "clip.projector_type", Value::Text("ldp".to_owned())),
     );
+    put("mmproj-stranger.gguf", &file("lfm2"));
     put(
         "mmproj-wide.gguf",
         &with("qwen", "clip.vision.projection_dim", Value::U32(32)),
     );
     assert_eq!(find(20).expect("readable"), Some(own));
     assert_eq!(find(64).expect("readable"), None);
-    put("mmproj-second.gguf", &file("lfm2"));
+    put("mmproj-second.gguf", &file("qwen"));
     let error = find(20).expect_err("two fit").to_string();
     assert!(error.contains("2 vision towers of width 20"), "{error}");
     assert!(
         error.contains("mmproj-m.gguf, mmproj-second.gguf"),
         "{error}"
     );
+    assert!(error.contains("--mmproj"), "{error}");
+}
+
+#[test]
+fn towers_of_other_families_and_widths_do_not_fit() {
+    const OF_TOWERS: [(&str, &[&str]); 5] = [
+        ("qwen", &["qwen3-5", "qwen3-5-moe"]),
+        ("gemma3", &["gemma3"]),
+        ("gemma4", &["gemma4", "gemma4-plain"]),
+        ("pixtral", &["llama", "ministral3"]),
+        ("lfm2", &["lfm2", "lfm2-moe"]),
+    ];
+    let source = Path::new("mmproj.gguf");
+    let check = |tower: &str, text: &str| {
+        let config = checkpoint(tower).config;
+        let checked = config.check_fits(source, &text_model(text));
+        checked.map_err(|error| error.to_string())
+    };
+    for (tower, texts) in OF_TOWERS {
+        for (other, others) in OF_TOWERS {
+            for text in others {
+                let checked = check(tower, text);
+                assert_eq!(
+                    checked.is_ok(),
+                    tower == other,
+                    "{tower}, {text}: {checked:?}"
+                );
+            }
+        }
+        assert!(check(tower, "qwen3").is_err(), "{tower}: {texts:?}");
+    }
+    let error = |tower: &str, text: &str| check(tower, text).expect_err("it is another model's");
+    assert_eq!(
+        error("gemma3", "qwen3-5"),
+        "mmproj.gguf: clip.projector_type is \"gemma3\", but text models of the family qwen35 have \"qwen3vl_merger\": \
+         use the mmproj file of this model",
+    );
+    let without_grid = error("qwen", "qwen3");
+    assert!(
+        without_grid.contains("text models of the family qwen3 have no M-RoPE"),
+        "{without_grid}"
+    );
+    let without_tower = error("lfm2", "qwen3");
+    assert!(
+        without_tower.contains("text models of the family qwen3 have no vision tower"),
+        "{without_tower}"
+    );
+    let narrow = ModelConfig {
+        hidden_size: 32,
+        ..text_model("qwen3-5")
+    };
+    let error = checkpoint("qwen").config.check_fits(source, &narrow);
+    let error = error.expect_err("the widths differ").to_string();
+    assert!(
+        error.contains("vectors of width 20, the text model's embeddings have width 32"),
+        "{error}"
+    );
+}
+
+/// The settings of a file with these keys.
+fn image_keys(pairs: Vec<(&str, Value)>) -> Result<ImageKeys, String> {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let path = dir.path().join("mmproj.gguf");
+    let add =
+        |file: File, (key, value): (&str, Value)| file.pair(&format!("clip.vision.{key}"), value);
+    let file = pairs.into_iter().fold(File::default(), add);
+    fs::write(&path, file.bytes()).expect("writable");
+    ImageKeys::open(&path).map_err(|error| error.to_string())
+}
+
+#[test]
+fn settings_of_images_are_read() {
+    assert_eq!(image_keys(Vec::new()), Ok(ImageKeys::default()));
+    let all = image_keys(vec![
+        ("image_size", Value::U32(896)),
+        ("image_mean", Value::F32s(vec![0.5, 0.25, 0.0])),
+        ("image_std", Value::F32s(vec![0.5, 0.25, 1.0])),
+        ("image_min_pixels", Value::U32(1024)),
+        ("image_max_pixels", Value::I32(4096)),
+        ("image_resize_algo", Value::Text("bicubic".to_owned())),
+    ]);
+    let expected = ImageKeys {
+        image_size: Some(896),
+        mean: Some([0.5, 0.25, 0.0]),
+        std: Some([0.5, 0.25, 1.0]),
+        min_pixels: Some(1024),
+        max_pixels: Some(4096),
+        filter: Some(3),
+    };
+    assert_eq!(all, Ok(expected));
+}
+
+#[test]
+fn settings_of_images_out_of_bounds_are_refused_by_name() {
+    let refused = |key: &str, value: Value, expected: &str| {
+        let error = image_keys(vec![(key, value)]).expect_err(expected);
+        assert!(error.contains(&format!("clip.vision.{key} ")), "{error}");
+        assert!(error.contains(expected), "{error}\nexpected {expected}");
+    };
+    let floats = |values: &[f32]| Value::F32s(values.to_vec());
+    for (value, expected) in [
+        (Value::U32(0), "is 0, expected a whole number from 1 to"),
+        (Value::F32(1.0), "is 1, expected a whole number"),
+    ] {
+        refused("image_size", value, expected);
+    }
+    refused(
+        "image_min_pixels",
+        Value::I32(-1),
+        "is -1, expected a whole number",
+    );
+    refused(
+        "image_max_pixels",
+        Value::U64(u64::MAX),
+        "expected a whole number from 1 to 67108864",
+    );
+    for (value, expected) in [
+        (floats(&[0.5; 2]), "has 2 numbers, expected three"),
+        (
+            floats(&[0.0, f32::NAN, 0.0]),
+            "expected three finite numbers",
+        ),
+        (Value::F32(0.5), "expected a list of floats"),
+    ] {
+        refused("image_mean", value, expected);
+    }
+    refused(
+        "image_std",
+        floats(&[0.5, 0.0, 0.5]),
+        "expected three numbers above 0",
+    );
+    refused("image_std", floats(&[1.0; 100_000]), "has 100000 numbers");
+    let unknown = Value::Text("nearest".to_owned());
+    refused(
+        "image_resize_algo",
+        unknown,
+        "is \"nearest\", supported: lanczos, bilinear",
+    );
+    let error = ImageKeys::open(Path::new("none/mmproj.gguf")).expect_err("there is no file");
+    assert!(error.to_string().contains("none/mmproj.gguf"), "{error}");
 }
 
 #[test]
