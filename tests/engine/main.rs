@@ -8,6 +8,9 @@ mod chaos;
 mod embeddings;
 mod ended;
 mod flow;
+#[allow(dead_code, reason = "shared with the tests of models")]
+#[path = "../common/gguf.rs"]
+mod gguf_files;
 mod identity;
 mod images;
 mod input_embeds;
@@ -15,6 +18,7 @@ mod input_embeds;
 mod kernel_paths;
 mod kv_bits;
 mod longrope;
+mod mmproj;
 mod pooling;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/quantised.rs"]
@@ -30,6 +34,7 @@ mod requests;
 #[allow(dead_code, reason = "shared with the tests of the server")]
 #[path = "../common/scripted.rs"]
 mod scripted;
+mod seeing_models;
 mod store;
 mod vision;
 mod world;
