@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::error::HubError;
 use super::id::{HubModel, RepoId, Wish, is_plain_path};
+use super::names::{ends_with_word, towers};
 pub use souffleur_model::gguf::PartName;
 use souffleur_model::weights::folder::{INDEX, SINGLE};
 
@@ -13,13 +14,15 @@ const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Files that are read in addition to the weights, if present.
-const METADATA: [&str; 6] = [
+const METADATA: [&str; 8] = [
     CONFIG,
     "generation_config.json",
     TOKENIZER,
     TOKENIZER_CONFIG,
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 ];
 pub(super) const GGUF: &str = ".gguf";
 const SAFETENSORS: &str = ".safetensors";
@@ -37,12 +40,16 @@ pub enum Extent {
     Whole,
     /// Only the files that describe the architecture: no weights, except in GGUF files, which hold both.
     Shape,
+    /// As `Whole`, without a vision tower in a file of its own.
+    Text,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub metadata: Vec<&'static str>,
     pub weights: WeightFiles,
+    /// The vision towers in files of their own, of which the first is preferred.
+    pub towers: Vec<String>,
 }
 
 impl Choice {
@@ -84,6 +91,10 @@ pub(super) fn choose(
     };
     let gguf = |files: Vec<String>| Choice {
         metadata: Vec::new(),
+        towers: match (extent, files.first()) {
+            (Extent::Whole, Some(model)) => towers(names, model),
+            _ => Vec::new(),
+        },
         weights: WeightFiles::Gguf(files),
     };
     let models = gguf_models(names);
@@ -102,17 +113,18 @@ pub(super) fn choose(
             }
             let weights = match (extent, names.contains(SINGLE)) {
                 (Extent::Shape, _) => WeightFiles::None,
-                (Extent::Whole, true) => WeightFiles::Single,
-                (Extent::Whole, false) => WeightFiles::Sharded,
+                (Extent::Whole | Extent::Text, true) => WeightFiles::Single,
+                (Extent::Whole | Extent::Text, false) => WeightFiles::Sharded,
             };
             let wanted = match extent {
-                Extent::Whole => &METADATA[..],
+                Extent::Whole | Extent::Text => &METADATA[..],
                 Extent::Shape => &METADATA[..1],
             };
             let metadata = wanted.iter().copied().filter(|name| names.contains(*name));
             Ok(Choice {
                 metadata: metadata.collect(),
                 weights,
+                towers: Vec::new(),
             })
         }
         Wish::Model => only_model(&models, names)
@@ -310,13 +322,6 @@ fn listed(models: &[GgufModel<'_>]) -> String {
     }
 }
 
-/// True if a text ends with a whole word, ignoring case: `IQ4_XS` does not end with the word `Q4_XS`.
-fn ends_with_word(text: &str, word: &str) -> bool {
-    let (text, word) = (text.to_ascii_lowercase(), word.to_ascii_lowercase());
-    let before = text.strip_suffix(&word);
-    before.is_some_and(|before| !before.ends_with(|c: char| c.is_ascii_alphanumeric()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -392,6 +397,18 @@ mod tests {
             "m-Q4_K_M.gguf",
         ];
         assert_eq!(gguf(&twice, "a/b:Q4_K_M"), Ok(to_owned(&twice[2..])));
+    }
+
+    #[test]
+    fn only_whole_models_come_with_towers() {
+        let names = ["m-Q4_K_M.gguf", "mmproj-F16.gguf"];
+        let towers = |extent| {
+            choice(&names, "a/b:Q4_K_M", extent)
+                .expect("a model")
+                .towers
+        };
+        assert_eq!(towers(Extent::Whole), names[1..]);
+        assert!(towers(Extent::Shape).is_empty() && towers(Extent::Text).is_empty());
     }
 
     fn to_owned(names: &[&str]) -> Vec<String> {

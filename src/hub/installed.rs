@@ -9,6 +9,7 @@ use super::cache::{RepoCache, is_commit};
 use super::error::HubError;
 use super::files::{self, Extent};
 use super::id::{HubModel, RepoId, Wish};
+use super::names::is_tower;
 use super::{Hub, cached};
 
 const FOLDER_PREFIX: &str = "models--";
@@ -65,9 +66,16 @@ impl Hub {
             let cache = RepoCache::new(&self.settings.cache, &model.repo, &commit);
             let names = cache.files_of(&commit);
             let choice = files::choose(&model.repo, &names, &model.wish, Extent::Whole);
-            if let Ok(files::WeightFiles::Gguf(names)) = choice.map(|choice| choice.weights) {
+            if let Ok(files::WeightFiles::Gguf(own)) = choice.map(|choice| choice.weights) {
                 let snapshot = cache.snapshot(&commit);
-                links.extend(names.iter().map(|name| snapshot.join(name)));
+                links.extend(own.iter().map(|name| snapshot.join(name)));
+                let others = names.into_iter().filter(|name| !own.contains(name));
+                let others: BTreeSet<String> = others.collect();
+                // The last model takes the vision towers with it.
+                if files::gguf_models(&others).is_empty() {
+                    let towers = others.iter().filter(|name| is_tower(name));
+                    links.extend(towers.map(|name| snapshot.join(name)));
+                }
             }
         }
         if links.is_empty() {

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `id` | which paths are ids |
 //! | `settings` | the variables of `huggingface_hub`, and the token |
-//! | `files` | which files of a repository make a model |
+//! | `files`, `names` | which files of a repository make a model |
 //! | `roots` | the certificates that TLS trusts |
 //! | `client` | HTTP requests, redirects, and errors by status |
 //! | `cache` | the cache folder, shared with `huggingface_hub` |
@@ -25,6 +25,7 @@ mod error;
 mod files;
 mod id;
 mod installed;
+mod names;
 mod roots;
 mod settings;
 
@@ -32,6 +33,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use cache::{RepoCache, is_commit};
 use client::{Client, Listing, RemoteFile};
@@ -84,7 +86,11 @@ pub fn localise(config: EngineConfig, watch: Watch<'_>) -> Result<EngineConfig, 
     };
     let id = config.model_path.to_string_lossy().into_owned();
     let hub = Hub::new(HubSettings::from_env()?);
-    let model_path = hub.fetch(&model, revision.as_deref(), Extent::Whole, watch)?;
+    let extent = match (config.no_mmproj, &config.mmproj) {
+        (false, None) => Extent::Whole,
+        _ => Extent::Text,
+    };
+    let model_path = hub.fetch(&model, revision.as_deref(), extent, watch)?;
     Ok(EngineConfig {
         model_path,
         served_model_name: config.served_model_name.or(Some(id)),
@@ -209,7 +215,11 @@ struct Download<'a> {
 impl Download<'_> {
     /// Downloads the weights last, so that a model with all its weights is complete.
     fn run(&self, extent: Extent, watch: Watch<'_>) -> Result<PathBuf, HubError> {
-        let Choice { metadata, weights } = files::choose(
+        let Choice {
+            metadata,
+            weights,
+            towers,
+        } = files::choose(
             &self.model.repo,
             &self.listing.names(),
             &self.model.wish,
@@ -228,6 +238,7 @@ impl Download<'_> {
                 self.shards(&snapshot.join(INDEX))?.into_iter().collect()
             }
             WeightFiles::Gguf(names) => {
+                self.fetch_tower(&snapshot, &towers, watch)?;
                 self.fetch_weights(&names, watch)?;
                 let first = names.first().map(|name| snapshot.join(name));
                 return Ok(first.unwrap_or(snapshot));
@@ -268,6 +279,20 @@ impl Download<'_> {
                 Err(self.unsuitable(format!("has no {absent}, which its {INDEX} names")))
             }
             None => Ok(shards),
+        }
+    }
+
+    /// Downloads the preferred tower, unless the cache has one: of two the engine would take neither.
+    fn fetch_tower(
+        &self,
+        snapshot: &Path,
+        towers: &[String],
+        watch: Watch<'_>,
+    ) -> Result<(), HubError> {
+        let is_cached = towers.iter().any(|name| snapshot.join(name).exists());
+        match towers.first() {
+            Some(tower) if !is_cached => self.fetch_weights(slice::from_ref(tower), watch),
+            _ => Ok(()),
         }
     }
 

@@ -59,6 +59,27 @@ fn models_are_pulled_listed_and_deleted() {
 }
 
 #[test]
+fn a_gguf_model_is_pulled_and_deleted_with_one_tower() {
+    let mut files = files();
+    for name in ["mmproj-F16.gguf", "mmproj-F32.gguf"] {
+        files.insert(name.to_owned(), RepoFile::large(name.repeat(1000)));
+    }
+    let hub = FakeHub::with("owner/tiny", files);
+    let home = tempfile::tempdir().expect("a temporary folder can be made");
+    let run = |args: &[&str]| run_at(&hub.endpoint, home.path(), args, &[]);
+    let snapshots = repo_folder(&home.path().join("hub")).join("snapshots");
+    let has = |name: &str| snapshots.join(COMMIT).join(name).exists();
+    for quantisation in ["Q4_K_M", "Q8_0"] {
+        ok(&run(&["pull", &format!("owner/tiny:{quantisation}")]));
+        assert!(has("mmproj-F16.gguf") && !has("mmproj-F32.gguf"));
+    }
+    ok(&run(&["rm", "owner/tiny/tiny-Q8_0.gguf"]));
+    assert!(has(QUANTISED) && has("mmproj-F16.gguf"));
+    ok(&run(&["rm", &format!("owner/tiny/{QUANTISED}")]));
+    assert!(!has(QUANTISED) && !has("mmproj-F16.gguf"));
+}
+
+#[test]
 fn an_interrupted_download_is_listed_as_not_complete_and_a_running_one_is_not_deleted() {
     let hub = FakeHub::with("owner/tiny", with_tokenizer(bare_files(&weights())));
     let home = tempfile::tempdir().expect("a temporary folder can be made");
