@@ -12,7 +12,9 @@ use souffleur_executor::memory_plan::VisionBytes;
 use souffleur_model::config::ModelConfig;
 use souffleur_model::location::ModelLocation;
 use souffleur_model::text::TextModel;
-use souffleur_model::vision::{TowerCheckpoint, TowerConfig, TowerFamily, TowerGrid, tower_next_to};
+use souffleur_model::vision::{
+    TowerCheckpoint, TowerConfig, TowerFamily, TowerGrid, tower_next_to,
+};
 use souffleur_request::ImageSupport;
 use souffleur_state::prompt_images::ImageInput;
 
