@@ -7,40 +7,54 @@ use super::*;
 use crate::gguf_writer::{File, Tensor};
 use crate::vision::names::Names;
 use crate::vision::parts::{Source, parts};
+use souffleur_kernels::blocks::{BlockType, encode};
 
-const BLOCK: usize = 32;
-/// The types' numbers in GGUF files.
+/// The number of f32 in GGUF files.
 const F32: u32 = 0;
-const Q8_0: u32 = 8;
+const SUPER_BLOCK: usize = 256;
 
 /// The blocks of these values, and the values that the blocks have.
-fn quantised(values: &[f32]) -> (Vec<u8>, Vec<f32>) {
-    let (mut bytes, mut rounded) = (Vec::new(), Vec::new());
-    for block in values.chunks_exact(BLOCK) {
-        let largest = block.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
-        let scale = f16::from_f32(largest / 127.0);
-        bytes.extend(scale.to_le_bytes());
-        for value in block {
-            let code = (value / scale.to_f32()).round().clamp(-127.0, 127.0);
-            bytes.push(code as i8 as u8);
-            rounded.push(code * scale.to_f32());
+fn quantised(block: BlockType, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    let mut bytes = Vec::new();
+    match block {
+        BlockType::Q8_0 => {
+            for values in values.chunks_exact(block.inputs()) {
+                let largest = values.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+                let scale = f16::from_f32(largest / 127.0);
+                bytes.extend(scale.to_le_bytes());
+                let codes = values
+                    .iter()
+                    .map(|x| (x / scale.to_f32()).round().clamp(-127.0, 127.0));
+                bytes.extend(codes.map(|code| code as i8 as u8));
+            }
+        }
+        _ => {
+            for values in values.chunks_exact(SUPER_BLOCK) {
+                let values: &[f32; SUPER_BLOCK] = values.try_into().expect("a whole block");
+                let start = bytes.len();
+                bytes.resize(start + block.bytes(), 0);
+                encode::encode(block, values, &mut bytes[start..]);
+            }
         }
     }
+    let mut rounded = vec![0.0; values.len()];
+    block.decode(&bytes, &mut rounded);
     (bytes, rounded)
 }
 
 /// The same random tower twice: with matrices in blocks, and with the values of these blocks in f32.
-fn files(family: TowerFamily) -> [File; 2] {
+fn files(family: TowerFamily, block: BlockType) -> [File; 2] {
+    let width = block.inputs();
     let (fixture, projector) = match family {
         TowerFamily::Pixtral => ("pixtral", "pixtral"),
         _ => ("lfm2", "lfm2"),
     };
     let config = TowerConfig {
-        hidden: 32,
-        intermediate: 64,
-        head_dim: 16,
-        projector_width: 32,
-        text_width: 32,
+        hidden: width,
+        intermediate: width.max(64),
+        head_dim: width / 2,
+        projector_width: width,
+        text_width: width,
         ..checkpoint(fixture).config
     };
     let names = Names::of(family, Source::Gguf);
@@ -60,9 +74,9 @@ fn files(family: TowerFamily) -> [File; 2] {
         let values = (0..elements).map(|_| middle + deviation * (2.0 * rng.f32() - 1.0));
         let values: Vec<f32> = values.collect();
         let row = shape[shape.len() - 1];
-        let (type_id, bytes, values) = if shape.len() == 2 && row.is_multiple_of(BLOCK) {
-            let (bytes, rounded) = quantised(&values);
-            (Q8_0, bytes, rounded)
+        let (type_id, bytes, values) = if shape.len() == 2 && row.is_multiple_of(width) {
+            let (bytes, rounded) = quantised(block, &values);
+            (block.gguf_id().expect("a type of GGUF"), bytes, rounded)
         } else {
             let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
             (F32, bytes, values)
@@ -78,8 +92,13 @@ fn files(family: TowerFamily) -> [File; 2] {
 
 #[test]
 fn towers_in_blocks_have_the_vectors_of_their_values() {
-    for family in [TowerFamily::Lfm2, TowerFamily::Pixtral] {
-        let files = files(family);
+    for (family, block) in [
+        (TowerFamily::Lfm2, BlockType::Q8_0),
+        (TowerFamily::Pixtral, BlockType::Q8_0),
+        (TowerFamily::Pixtral, BlockType::Q4K),
+        (TowerFamily::Lfm2, BlockType::Q6K),
+    ] {
+        let files = files(family, block);
         let [blocks, plain] = files.each_ref().map(|file| open(file).expect("complete"));
         let mut rng = fastrand::Rng::with_seed(6);
         let grid = TowerGrid { h: 4, w: 6 };
@@ -97,8 +116,11 @@ fn towers_in_blocks_have_the_vectors_of_their_values() {
         let expected = vectors(&plain, Dtype::F32);
         // In f32 the blocks are decoded; in bf16 products read them, and quantise the activations too.
         let error = difference(&vectors(&blocks, Dtype::F32), &expected);
-        assert!(error < BOUND, "{family:?}: {error}");
+        assert!(error < BOUND, "{family:?} in {block:?}: {error}");
         let error = difference(&vectors(&blocks, Dtype::BF16), &expected);
-        assert!(error > 0.0 && error < 0.3, "{family:?}: {error}");
+        assert!(
+            error > 0.0 && error < 0.3,
+            "{family:?} in {block:?}: {error}"
+        );
     }
 }
