@@ -34,6 +34,9 @@ mod requests;
 #[allow(dead_code, reason = "shared with the tests of the server")]
 #[path = "../common/scripted.rs"]
 mod scripted;
+mod seeing;
+#[allow(dead_code, reason = "shared with the tests of the server")]
+#[path = "../common/seeing_models.rs"]
 mod seeing_models;
 mod store;
 mod vision;

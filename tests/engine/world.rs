@@ -10,6 +10,7 @@ use souffleur_base::ids::StepId;
 use souffleur_config::EngineConfig;
 use souffleur_engine::{Engine, EngineHandle, EngineParts, Generation, ModelInfo};
 use souffleur_executor::fake::{FakeExecutor, FakeOptions, expected_output};
+use souffleur_executor::vision::EncodedImage;
 use souffleur_executor::{DeviceLost, Executor, Launch};
 use souffleur_request::{Event, FinishReason, GenerateRequest, ImageSupport, Prompt};
 use souffleur_state::scheduler::stats::EngineStats;
@@ -153,6 +154,10 @@ impl<E: Executor + ?Sized> Executor for Gated<E> {
 
     fn recycle(&mut self, rows: Vec<RowResult>) {
         self.inner.recycle(rows);
+    }
+
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        self.inner.take_encoded()
     }
 
     fn is_lost(&self) -> bool {
