@@ -37,6 +37,7 @@ mod openai;
 mod openapi;
 mod overload;
 mod pause;
+mod pictures;
 mod policy;
 mod ranks;
 #[path = "../common/repository.rs"]
@@ -49,6 +50,9 @@ mod routes;
 #[allow(dead_code, reason = "shared with the tests of clients")]
 #[path = "../common/scripted.rs"]
 mod scripted;
+#[allow(dead_code, reason = "shared with the tests of the engine")]
+#[path = "../common/seeing_models.rs"]
+mod seeing_models;
 mod sessions;
 mod sharing;
 mod structured;
