@@ -29,6 +29,8 @@ mod kept_responses;
 mod key;
 mod loads;
 mod long_prompts;
+#[path = "../common/mean_tower.rs"]
+mod mean_tower;
 mod messages;
 mod misses;
 mod native;
