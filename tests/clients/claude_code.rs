@@ -1,12 +1,14 @@
-//! Tests that Claude Code, unmodified from its package, finishes tasks over `/v1/messages`.
+//! Tests that Claude Code, unmodified from its package, finishes tasks over `/v1/messages`, also with a picture.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 
 use crate::npm;
+use crate::seeing_script::SeeingWorld;
 use crate::world::World;
 
 const PACKAGE: &str = "@anthropic-ai/claude-code@2.1.332";
@@ -141,5 +143,38 @@ fn each_turn_of_claude_code_reuses_the_prompt_of_the_previous_turn() {
         let ((before, _), (_, cached)) = (turn[0], turn[1]);
         assert!(cached >= before, "{cached} of {before}: {prompts:?}");
     }
+    world.wait_until_idle();
+}
+
+#[test]
+fn claude_code_reads_a_picture_which_is_encoded_once() {
+    let Some(program) = program() else {
+        return;
+    };
+    let home = npm::home();
+    let picture = home.path().join("work/picture.png");
+    let read = npm::call("Read", &json!({"file_path": picture}));
+    // The reply to the prompt that ends in the picture, which has no text.
+    let seen = "\n</tool_response>";
+    let seeing = SeeingWorld::start(&[
+        (TASK, &read),
+        (seen, &call("echo written")),
+        (&format!("\nwritten{seen}"), "The picture says row 4."),
+    ]);
+    fs::write(&picture, SeeingWorld::picture()).expect("the home is writable");
+    let world = &seeing.world;
+    let events = events(&program, home.path(), world);
+    assert_eq!(result(&events)["result"], "The picture says row 4.");
+    let shown = events.iter().filter(|event| {
+        let block = &event["message"]["content"][0];
+        event["type"] == "user" && block["content"][0]["type"] == "image"
+    });
+    assert_eq!(shown.count(), 1, "{events:?}");
+    // Claude Code sends the picture again with the third turn.
+    assert_eq!(seeing.encoded.load(Ordering::SeqCst), 1);
+    let prompts = prompts(&events);
+    assert_eq!(prompts.len(), 3, "{events:?}");
+    let ((before, _), (_, cached)) = (prompts[1], prompts[2]);
+    assert!(cached >= before, "{cached} of {before}: {prompts:?}");
     world.wait_until_idle();
 }

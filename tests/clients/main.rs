@@ -16,6 +16,8 @@ mod environment;
 mod fake_hub;
 mod gateways;
 mod hub;
+#[path = "../common/mean_tower.rs"]
+mod mean_tower;
 mod npm;
 mod ollama_js;
 mod peers;
@@ -25,6 +27,10 @@ mod repository;
 mod schemathesis;
 #[path = "../common/scripted.rs"]
 mod scripted;
+#[allow(dead_code, reason = "shared with the tests of the engine")]
+#[path = "../common/seeing_models.rs"]
+mod seeing_models;
+mod seeing_script;
 #[allow(dead_code, reason = "shared with the tests of the server")]
 #[path = "../server/world.rs"]
 mod world;
