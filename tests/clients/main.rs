@@ -21,6 +21,7 @@ mod mean_tower;
 mod npm;
 mod ollama_js;
 mod peers;
+mod pictures;
 mod python;
 #[path = "../common/repository.rs"]
 mod repository;

@@ -12,7 +12,7 @@ const MODULE_SECONDS: &str = "240";
 
 /// Runs the tests of a module against a server with these flags, which must then stop gracefully.
 #[track_caller]
-fn check(module: &str, flags: &[&str]) {
+pub fn check(module: &str, flags: &[&str]) {
     if let Some(server) = run(module, flags) {
         server.stop();
     }

@@ -1,6 +1,8 @@
-//! Runs every example of `docs/api.md` against a server of this process, and checks the output of each.
+//! Runs every example of `docs/api.md` against a server of this process, and checks the output of each; and those of
+//! `docs/images.md`.
 
 mod checks;
+mod pictures;
 
 use std::env;
 use std::fs;
@@ -70,9 +72,9 @@ const SET_LIGHT: &str =
 const OPEN_CURTAIN: &str =
     "<tool_call>\n{\"name\": \"open_curtain\", \"arguments\": {}}\n</tool_call>";
 
-/// The code blocks of the document in one language.
-fn examples(language: &str) -> Vec<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/api.md");
+/// The code blocks of a document in one language.
+fn examples(document: &str, language: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
     let text = fs::read_to_string(path).expect("the document exists");
     let opening = format!("```{language}\n");
     let blocks = text.split(&opening).skip(1);
@@ -84,7 +86,7 @@ fn examples(language: &str) -> Vec<String> {
 fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Command) {
     // A scripted model has neither hidden states nor probabilities.
     let (scripted, unscripted) = (World::scripted(&LINES), World::new());
-    let examples = examples(language);
+    let examples = examples("docs/api.md", language);
     assert_eq!(examples.len(), checks.len(), "each example needs one check");
     for example in examples {
         let mut found = checks.iter().filter(|(part, _)| example.contains(part));
@@ -99,10 +101,7 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
             scripted.addr
         };
         let mut command = command(&example.replace(ADDRESS, &format!("http://{addr}")));
-        for name in ["http_proxy", "https_proxy", "all_proxy"] {
-            command.env_remove(name).env_remove(name.to_uppercase());
-        }
-        let output = run(&mut command);
+        let output = run(without_proxies(&mut command));
         let output = output.unwrap_or_else(|error| panic!("{example}\n{error}"));
         if let Err(reason) = check(&output) {
             panic!("{example}\n{reason}:\n{output}");
@@ -111,11 +110,27 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
     scripted.wait_until_idle();
 }
 
-#[test]
-fn examples_for_a_shell() {
-    if let Err(reason) = run(Command::new("curl").arg("--version")) {
+/// The command without variables that name a proxy.
+fn without_proxies(command: &mut Command) -> &mut Command {
+    for name in ["http_proxy", "https_proxy", "all_proxy"] {
+        command.env_remove(name).env_remove(name.to_uppercase());
+    }
+    command
+}
+
+/// Whether curl is installed, as CI's machines must have it.
+fn has_curl() -> bool {
+    let found = run(Command::new("curl").arg("--version"));
+    if let Err(reason) = &found {
         assert!(env::var_os("CI").is_none(), "CI needs curl: {reason}");
         eprintln!("skipped: cannot run curl: {reason}");
+    }
+    found.is_ok()
+}
+
+#[test]
+fn examples_for_a_shell() {
+    if !has_curl() {
         return;
     }
     check("sh", &CURL, |script| {
