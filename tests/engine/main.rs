@@ -19,6 +19,7 @@ mod kernel_paths;
 mod kv_bits;
 mod longrope;
 mod mmproj;
+mod mmproj_models;
 mod pooling;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/quantised.rs"]
