@@ -1,4 +1,5 @@
-//! Tests of pictures with unmodified clients of OpenAI and Anthropic, against the binary with tiny models that see.
+//! Tests of pictures with unmodified clients of OpenAI, Anthropic and Ollama, against the binary with tiny models that
+//! see.
 
 use crate::python::check;
 use crate::seeing_models::{PIXTRAL, QWEN, Sight};
@@ -38,4 +39,9 @@ fn anthropic() {
 #[test]
 fn anthropic_without_recurrent_states() {
     check_with(&PIXTRAL, "test_pictures_anthropic");
+}
+
+#[test]
+fn ollama() {
+    check_with(&QWEN, "test_pictures_ollama");
 }

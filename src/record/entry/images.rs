@@ -147,7 +147,7 @@ mod tests {
 
     fn entry(whole: [Range<u32>; 2]) -> ImagesEntry {
         ImagesEntry {
-            without_vectors: vec![ImageEntry {
+            listed: vec![ImageEntry {
                 digest: [1; 32],
                 end: 6,
                 n_vectors: 3,
@@ -163,7 +163,7 @@ mod tests {
         let request = with_images(request(), &logged).expect("a valid entry");
         assert!(logged.has_whole());
         assert_eq!(ImagesEntry::of(&request), logged);
-        assert!(!ImagesEntry::from(logged.without_vectors).has_whole());
+        assert!(!ImagesEntry::from(logged.listed).has_whole());
     }
 
     #[test]
