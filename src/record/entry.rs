@@ -237,7 +237,7 @@ impl Entry {
         if images.has_whole() {
             return Self::ResumeBidirectional { resumed, images };
         }
-        let images = images::without_vectors(&resumption.submission);
+        let images = images::of_request(&resumption.submission);
         if images.is_empty() {
             Self::Resume(resumed)
         } else {
@@ -268,7 +268,7 @@ impl Entry {
                 images,
             };
         }
-        let images = images::without_vectors(request);
+        let images = images::of_request(request);
         if !images.is_empty() {
             return Self::SubmitImages {
                 submitted: Box::new(request.into()),

@@ -1,4 +1,5 @@
-//! The message log's form of images: as much of them as plans depend on, and the digests of those without vectors.
+//! The message log's form of images: as much of them as plans and errors depend on, and their digests if one must be
+//! encoded.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,21 +7,24 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use souffleur_state::prompt_images::{ImageDigest, ImageGrid, PromptImage, PromptImages};
+use souffleur_state::prompt_vectors::PromptVectors;
 use souffleur_state::scheduler::submission::Submission;
 
-/// An image that must be encoded.
+/// An image of a request of which one must be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageEntry {
     digest: [u8; 32],
     /// The position after the last one that has a vector.
     end: u32,
+    /// 0 for an image that came with its vectors. Errors count it: they name an image by its place.
     n_vectors: u32,
 }
 
 /// The images of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImagesEntry {
-    without_vectors: Vec<ImageEntry>,
+    /// All, if one of them has no vectors.
+    listed: Vec<ImageEntry>,
     /// Runs of tokens that no chunk may cut, ascending.
     whole: Vec<Range<u32>>,
 }
@@ -30,7 +34,7 @@ impl ImagesEntry {
         let images = request.images.as_ref();
         let whole = images.and_then(|images| images.whole());
         Self {
-            without_vectors: without_vectors(request),
+            listed: of_request(request),
             whole: whole.map_or_else(Vec::new, |runs| runs.to_vec()),
         }
     }
@@ -42,9 +46,9 @@ impl ImagesEntry {
 }
 
 impl From<Vec<ImageEntry>> for ImagesEntry {
-    fn from(without_vectors: Vec<ImageEntry>) -> Self {
+    fn from(listed: Vec<ImageEntry>) -> Self {
         Self {
-            without_vectors,
+            listed,
             whole: Vec::new(),
         }
     }
@@ -53,14 +57,19 @@ impl From<Vec<ImageEntry>> for ImagesEntry {
 /// Stands for all tokens of the prompt, which plans do not read.
 const PAD: u32 = 0;
 
-/// The images of a request that came without vectors.
-pub(super) fn without_vectors(request: &Submission) -> Vec<ImageEntry> {
-    let spans = request.images.iter().flat_map(|images| images.spans());
-    let without = spans.filter(|span| span.vectors().is_none());
-    let entries = without.map(|span| ImageEntry {
+/// The images of a request, if it has one without vectors; otherwise none.
+pub(super) fn of_request(request: &Submission) -> Vec<ImageEntry> {
+    let spans = || request.images.iter().flat_map(|images| images.spans());
+    if spans().all(|span| span.vectors().is_some()) {
+        return Vec::new();
+    }
+    let entries = spans().map(|span| ImageEntry {
         digest: span.digest().0,
         end: span.vectors_end(),
-        n_vectors: span.n_vectors() as u32,
+        n_vectors: match span.vectors() {
+            None => span.n_vectors() as u32,
+            Some(_) => 0,
+        },
     });
     entries.collect()
 }
@@ -70,7 +79,7 @@ pub(super) fn without_vectors(request: &Submission) -> Vec<ImageEntry> {
 /// # Errors
 /// The entries are invalid.
 pub(crate) fn with_images(request: Submission, entry: &ImagesEntry) -> Result<Submission, String> {
-    let request = with_table(request, &entry.without_vectors)?;
+    let request = with_table(request, &entry.listed)?;
     if entry.whole.is_empty() {
         return Ok(request);
     }
@@ -96,16 +105,22 @@ fn with_table(request: Submission, entries: &[ImageEntry]) -> Result<Submission,
     if entries.is_empty() {
         return Ok(request);
     }
-    let images = entries.iter().map(|entry| PromptImage {
-        positions: entry.end.saturating_sub(entry.n_vectors)..entry.end,
-        pad: PAD,
-        digest: ImageDigest(entry.digest),
-        grid: ImageGrid {
-            rows: entry.n_vectors,
-            columns: 1,
-        },
-        vectors: None,
-        input: None,
+    // Stands for the vectors that came with an image.
+    let given = PromptVectors::new(1, vec![0.0]).map_err(|error| error.to_string())?;
+    let given = Arc::new(given);
+    let images = entries.iter().map(|entry| {
+        let n_vectors = entry.n_vectors.max(1);
+        PromptImage {
+            positions: entry.end.saturating_sub(n_vectors)..entry.end,
+            pad: PAD,
+            digest: ImageDigest(entry.digest),
+            grid: ImageGrid {
+                rows: n_vectors,
+                columns: 1,
+            },
+            vectors: (entry.n_vectors == 0).then(|| given.clone()),
+            input: None,
+        }
     });
     let images: Vec<PromptImage> = images.collect();
     let pads = vec![PAD; request.prompt.len()];

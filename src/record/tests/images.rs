@@ -5,6 +5,7 @@ use souffleur_executor::fake::fake_tower_work;
 use souffleur_state::prompt_images::{
     ImageDigest, ImageGrid, ImageInput, PromptImage, PromptImages,
 };
+use souffleur_state::prompt_vectors::PromptVectors;
 use souffleur_state::scheduler::vision::VisionLimits;
 use souffleur_state::vision::{Encodings, VisionOrder};
 
@@ -17,6 +18,10 @@ const N_VECTORS: u32 = GRID.rows * GRID.columns;
 /// Two images at once.
 const MAX_VECTORS: usize = 2 * N_VECTORS as usize;
 const PAD: u32 = VOCAB;
+/// A picture that comes with its vectors.
+const GIVEN: u8 = 254;
+/// A picture that the tower cannot encode.
+const BROKEN: u8 = 255;
 
 #[derive(Debug)]
 struct Pixels(u8);
@@ -31,7 +36,11 @@ impl ImageInput for Pixels {
     }
 
     fn patches(&self, _: usize) -> Vec<f32> {
-        vec![f32::from(self.0); N_VECTORS as usize]
+        let value = match self.0 {
+            BROKEN => f32::NAN,
+            picture => f32::from(picture),
+        };
+        vec![value; N_VECTORS as usize]
     }
 
     fn bytes(&self) -> usize {
@@ -39,23 +48,31 @@ impl ImageInput for Pixels {
     }
 }
 
-/// Submits a text with a picture in it.
-fn submit(engine: &mut Engine, picture: u8, question: u32, max_new_tokens: u32) -> CancelFlag {
-    engine.n_submitted += 1;
-    let number = engine.n_submitted;
-    let mut ids = vec![1, 2, 3, 4, 5];
-    let first = ids.len() as u32;
-    ids.extend([PAD; N_VECTORS as usize]);
-    let image = PromptImage {
-        positions: first..ids.len() as u32,
+fn image(picture: u8, first: u32) -> PromptImage {
+    let is_given = picture == GIVEN;
+    let vectors = PromptVectors::new(2, vec![f32::from(picture); 2 * N_VECTORS as usize]);
+    PromptImage {
+        positions: first..first + N_VECTORS,
         pad: PAD,
         digest: ImageDigest([picture; 32]),
         grid: GRID,
-        vectors: None,
-        input: Some(Arc::new(Pixels(picture))),
-    };
+        vectors: is_given.then(|| Arc::new(vectors.expect("valid vectors"))),
+        input: (!is_given).then(|| Arc::new(Pixels(picture)) as Arc<dyn ImageInput>),
+    }
+}
+
+/// Submits a text with pictures in it.
+fn submit(engine: &mut Engine, pictures: &[u8], question: u32, max_new_tokens: u32) -> CancelFlag {
+    engine.n_submitted += 1;
+    let number = engine.n_submitted;
+    let mut ids = vec![1, 2, 3, 4, 5];
+    let mut images = Vec::new();
+    for picture in pictures {
+        images.push(image(*picture, ids.len() as u32));
+        ids.extend([PAD; N_VECTORS as usize]);
+    }
     ids.extend([question, 7]);
-    let images = PromptImages::new(&ids, &[image]).expect("a valid image");
+    let images = PromptImages::new(&ids, &images).expect("valid images");
     let prompt = images.keyed(&ids, |image| {
         let picture = u32::from(image.digest().0[0]);
         move |offset: u32, _: Option<u32>| (picture << 12) | offset
@@ -116,7 +133,19 @@ fn exchange(engine: &mut Engine, encodings: &mut Encodings) {
     }
 }
 
-fn run_with_images(sink: &Arc<LogSink>, setup: &ControlSetup) {
+/// Ends all requests.
+fn drain(mut engine: Engine, encodings: &mut Encodings) {
+    exchange(&mut engine, encodings);
+    while !engine.steps.is_empty() {
+        engine.end_step();
+        exchange(&mut engine, encodings);
+    }
+    engine.drain();
+    assert_eq!(engine.states.scheduler.wanted_vectors(), (0, 0));
+}
+
+/// An engine with a tower.
+fn engine(sink: &Arc<LogSink>, setup: &ControlSetup) -> Engine {
     let mut engine = Engine::with_setup(setup, Some(sink.recorder(1)));
     let executor = FakeExecutor::new(FakeOptions {
         page_size: 1,
@@ -128,11 +157,17 @@ fn run_with_images(sink: &Arc<LogSink>, setup: &ControlSetup) {
         faults: Vec::new(),
     });
     engine.executor = executor.with_tower(2);
+    engine
+}
+
+fn run_with_images(sink: &Arc<LogSink>, setup: &ControlSetup) {
+    let mut engine = engine(sink, setup);
     let mut encodings = Encodings::new(0);
     let mut random = fastrand::Rng::with_seed(5);
     for round in 0..60_u8 {
         let picture = random.u8(0..40);
-        let flag = submit(&mut engine, picture, random.u32(50..90), random.u32(1..8));
+        let question = random.u32(50..90);
+        let flag = submit(&mut engine, &[picture], question, random.u32(1..8));
         if round % 7 == 3 {
             flag.raise();
         }
@@ -148,23 +183,38 @@ fn run_with_images(sink: &Arc<LogSink>, setup: &ControlSetup) {
             engine.end_step();
         }
     }
-    exchange(&mut engine, &mut encodings);
-    while !engine.steps.is_empty() {
-        engine.end_step();
-        exchange(&mut engine, &mut encodings);
-    }
-    engine.drain();
-    assert_eq!(engine.states.scheduler.wanted_vectors(), (0, 0));
+    drain(engine, &mut encodings);
 }
 
-#[test]
-fn a_log_with_images_replays_without_pixels() {
+fn setup_with_tower() -> ControlSetup {
     let mut setup = setup();
     setup.limits.vision = Some(VisionLimits {
         max_vectors: MAX_VECTORS,
         // A slice has one of an image's three units.
         flops_per_token: 500_000,
     });
+    setup
+}
+
+#[test]
+fn the_place_of_an_image_that_fails_is_replayed() {
+    let setup = setup_with_tower();
+    let log = log_with(&setup, NO_LIMIT, |sink| {
+        let (mut engine, mut encodings) = (engine(sink, &setup), Encodings::new(0));
+        submit(&mut engine, &[1, GIVEN, BROKEN], 50, 4);
+        drain(engine, &mut encodings);
+    });
+    let entries = entries_of(&log);
+    let is_failed = |entry: &Entry| matches!(entry, Entry::NotEncoded { .. });
+    assert!(entries.iter().any(is_failed));
+    // The request's end names the third image.
+    let replayed = replay_of(&log).expect("it can be replayed");
+    assert_eq!(replayed.difference, None);
+}
+
+#[test]
+fn a_log_with_images_replays_without_pixels() {
+    let setup = setup_with_tower();
     let log = log_with(&setup, NO_LIMIT, |sink| run_with_images(sink, &setup));
     let replayed = replay_of(&log).expect("it can be replayed");
     assert_eq!(replayed.difference, None);
