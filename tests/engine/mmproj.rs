@@ -13,8 +13,8 @@ use souffleur_state::scheduler::stats::EngineStats;
 
 use crate::gguf_files::writer::{File, Value};
 use crate::identity::start;
-use crate::requests::{Bits, bits};
 use crate::mmproj_models::{GEMMA4, Kind, LFM2, Model, PIXTRAL, QWEN, png, with};
+use crate::requests::{Bits, bits};
 use crate::world::{World, collect};
 
 /// More tokens than a block of the KV store, with the picture before it.
