@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::openai::responses::store::ResponseStore;
 use crate::openai::responses::{
-    Begun, ConnectionId, Owner, ResponseId, StartedResponse, Writer, begin, reworded,
+    Begun, ConnectionId, Owner, ResponseId, StartedResponse, Writer, WrittenEvent, begin, reworded,
 };
 use crate::state::AppState;
 use crate::transcript::Update;
