@@ -127,6 +127,13 @@ pub trait Backend {
         batch: &Self::Batch,
     ) -> Self::Tensor;
 
+    /// Adds, at the positions of images, vector `set` of those that follow the one in the embedding's place. Nothing
+    /// changes elsewhere.
+    ///
+    /// # Shapes
+    /// `x: [n_tokens, hidden]`.
+    fn add_image_vectors(&mut self, x: &mut Self::Tensor, set: usize, batch: &Self::Batch);
+
     fn scale(&mut self, x: &mut Self::Tensor, factor: f32);
 
     /// Multiplies each token's row by the factor of its position.

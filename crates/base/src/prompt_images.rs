@@ -83,6 +83,24 @@ pub enum ImageSupport {
     Bidirectional,
     /// Images are refused: this is missing.
     Missing(&'static str),
+    /// As [`Self::Grid`], and each vector of an image is followed by this number of others, equally wide, which are
+    /// added to the outputs of the first layers (DeepStack, arXiv 2406.04334).
+    Deepstack(usize),
+}
+
+impl ImageSupport {
+    /// Whether positions rotate by the image's grid.
+    pub fn rotates_by_grid(self) -> bool {
+        matches!(self, Self::Grid | Self::Deepstack(_))
+    }
+
+    /// The values of a position of an image, in a model whose embeddings have `hidden_size`.
+    pub fn vector_width(self, hidden_size: usize) -> usize {
+        match self {
+            Self::Deepstack(n_sets) => hidden_size * (1 + n_sets),
+            Self::Sequence | Self::Grid | Self::Bidirectional | Self::Missing(_) => hidden_size,
+        }
+    }
 }
 
 /// The layers in which the vectors of an image attend to each other in both directions.
@@ -102,8 +120,8 @@ pub struct PromptImage {
     pub pad: u32,
     pub digest: ImageDigest,
     pub grid: ImageGrid,
-    /// A vector for each position with the id `pad`; `None` if the vectors are computed from `input`, or the K/V of all
-    /// these positions comes from the cache.
+    /// A vector for each position with the id `pad`, of [`ImageSupport::vector_width`] values; `None` if the vectors are
+    /// computed from `input`, or the K/V of all these positions comes from the cache.
     pub vectors: Option<Arc<PromptVectors>>,
     /// The pixels from which the vectors are computed, unless they are given.
     pub input: Option<Arc<dyn ImageInput>>,

@@ -117,6 +117,12 @@ impl VectorRun {
     pub fn values(&self) -> &[f32] {
         self.prompt.values(self.vectors.clone())
     }
+
+    /// For each vector its values from `first` on, `width` of them. Nothing if the vectors end before.
+    pub fn columns(&self, first: usize, width: usize) -> impl Iterator<Item = &[f32]> {
+        let vectors = self.values().chunks_exact(self.prompt.width());
+        vectors.filter_map(move |vector| vector.get(first..first + width))
+    }
 }
 
 #[cfg(test)]
@@ -140,5 +146,19 @@ mod tests {
             assert_eq!(error.field(), FIELD, "{values:?}");
         }
         assert!(valid.check_width(2).is_ok() && valid.check_width(3).is_err());
+    }
+
+    #[test]
+    fn columns_of_a_run_are_those_of_its_vectors() {
+        let values = (0..12).map(|value| value as f32).collect();
+        let run = VectorRun {
+            first_token: 7,
+            prompt: Arc::new(PromptVectors::new(4, values).expect("valid vectors")),
+            vectors: 1..3,
+        };
+        let columns = |first| run.columns(first, 2).flatten().copied().collect::<Vec<_>>();
+        assert_eq!(columns(0), [4.0, 5.0, 8.0, 9.0]);
+        assert_eq!(columns(2), [6.0, 7.0, 10.0, 11.0]);
+        assert!(columns(4).is_empty());
     }
 }

@@ -50,7 +50,8 @@ pub(super) fn prepare(
             let images = PromptImages::new(&prompt.tokens, &prompt.images)?;
             for (index, image) in images.spans().iter().enumerate() {
                 let wrong = |reason: String| refused(format!("images[{index}] {reason}"));
-                check(image, *support, (hidden_size, *encodes)).map_err(wrong)?;
+                let width = support.vector_width(hidden_size);
+                check(image, *support, (width, *encodes)).map_err(wrong)?;
             }
             let images = match support {
                 ImageSupport::Bidirectional => kept_whole(images, *chunk_tokens)?,
@@ -137,9 +138,10 @@ pub(super) fn prepare_text(
 fn no_reader(field: &str, settings: &TokenizerSettings) -> RequestError {
     let reason = match settings.images.support {
         ImageSupport::Missing(part) => format!("missing is {part}"),
-        ImageSupport::Sequence | ImageSupport::Grid | ImageSupport::Bidirectional => {
-            "its files have no vision tower".to_owned()
-        }
+        ImageSupport::Sequence
+        | ImageSupport::Grid
+        | ImageSupport::Bidirectional
+        | ImageSupport::Deepstack(_) => "its files have no vision tower".to_owned(),
     };
     let text = format!("{field} is an image, and the model takes text only ({reason}): send text");
     FieldError::new(field, text).into()
@@ -169,13 +171,13 @@ fn kept_whole(
 fn check(
     image: &ImageSpan,
     support: ImageSupport,
-    (hidden_size, encodes): (usize, bool),
+    (wanted, encodes): (usize, bool),
 ) -> Result<(), String> {
     let width = image.vectors().map(|vectors| vectors.width());
     match (width, image.input()) {
-        (Some(width), _) if width != hidden_size => {
+        (Some(width), _) if width != wanted => {
             return Err(format!(
-                "has vectors of {width} values, but the model's have {hidden_size}"
+                "has vectors of {width} values, but the model's have {wanted}"
             ));
         }
         (Some(_), _) => {}
@@ -187,7 +189,7 @@ fn check(
             );
         }
     }
-    if support == ImageSupport::Grid && !image.is_contiguous() {
+    if support.rotates_by_grid() && !image.is_contiguous() {
         return Err(
             "has a mark between its pad tokens, but this model's images are contiguous".to_owned(),
         );

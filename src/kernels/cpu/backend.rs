@@ -82,6 +82,10 @@ impl Backend for CpuBackend {
         out
     }
 
+    fn add_image_vectors(&mut self, x: &mut Tensor, set: usize, batch: &CpuBatch) {
+        rowwise::add_image_vectors(batch, set, x);
+    }
+
     fn scale(&mut self, x: &mut Tensor, factor: f32) {
         rowwise::scale(&mut self.pool, x, |_| factor);
     }

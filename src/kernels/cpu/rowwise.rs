@@ -38,8 +38,23 @@ pub fn look_up(
 pub fn place_prompt_embeddings(batch: &CpuBatch, out: &mut Tensor) {
     let width = out.width();
     for run in batch.prompt_embeddings() {
-        let (first, values) = (run.first_token * width, run.values());
-        out.values_mut()[first..first + values.len()].copy_from_slice(values);
+        let rows = out.values_mut()[run.first_token * width..].chunks_exact_mut(width);
+        for (row, vector) in rows.zip(run.columns(0, width)) {
+            row.copy_from_slice(vector);
+        }
+    }
+}
+
+/// Adds vector `set` of those that follow the one in the embedding's place to the rows of the tokens. On one thread: a
+/// step has few images.
+pub fn add_image_vectors(batch: &CpuBatch, set: usize, x: &mut Tensor) {
+    let width = x.width();
+    for run in batch.prompt_embeddings() {
+        let rows = x.values_mut()[run.first_token * width..].chunks_exact_mut(width);
+        for (row, vector) in rows.zip(run.columns((1 + set) * width, width)) {
+            let values = row.iter_mut().zip(vector);
+            values.for_each(|(value, added)| *value += added);
+        }
     }
 }
 

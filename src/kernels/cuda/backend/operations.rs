@@ -205,6 +205,10 @@ impl Backend for CudaBackend {
         unreachable!("models with softcaps must be refused")
     }
 
+    fn add_image_vectors(&mut self, _: &mut Tensor, _: usize, _: &CudaBatch) {
+        // Steps with such vectors are refused.
+    }
+
     fn scale(&mut self, _: &mut Tensor, _: f32) {
         unreachable!("models with scaled activations must be refused")
     }
