@@ -159,7 +159,7 @@ impl EngineParts {
             max_running_requests: memory.max_running_requests as usize,
             vocab_size: model.config.vocab_size,
             hidden_size: Some(model.config.hidden_size),
-            images: tower::support(config, &model.config),
+            images: tower::support(config, &model.config, kernel_path.is_none()),
             long_above: model.config.rope.long_above(),
             eos_token_ids,
             generation,
@@ -280,7 +280,8 @@ impl EngineParts {
     /// Requests that wait may hold as many vectors as the cache; `None` without a vision tower.
     fn vision_limits(&self) -> Option<VisionLimits> {
         let vision = self.vision.as_ref()?;
-        let vector_bytes = self.info.hidden_size? * size_of::<f32>();
+        let width = self.info.images.vector_width(self.info.hidden_size?);
+        let vector_bytes = width * size_of::<f32>();
         Some(VisionLimits {
             max_vectors: vision.cache_bytes / vector_bytes.max(1),
             flops_per_token: vision.flops_per_token,

@@ -70,10 +70,16 @@ fn chosen(
 }
 
 /// What an engine of this model can do with images.
-pub(super) fn support(config: &EngineConfig, model: &ModelConfig) -> ImageSupport {
+pub(super) fn support(config: &EngineConfig, model: &ModelConfig, has_gpu: bool) -> ImageSupport {
     match model.images() {
         ImageSupport::Bidirectional if config.enable_double_sparsity => {
             ImageSupport::Missing("bidirectional attention with double sparsity")
+        }
+        ImageSupport::Bidirectional if has_gpu => {
+            ImageSupport::Missing("attention to the later positions of an image on GPUs")
+        }
+        ImageSupport::Grid | ImageSupport::Deepstack(_) if has_gpu => {
+            ImageSupport::Missing("rotation by rows and columns (M-RoPE) on GPUs")
         }
         support => support,
     }
@@ -102,7 +108,7 @@ fn max_vectors(tower: &TowerConfig, config: &EngineConfig) -> usize {
 
 /// The reason why no tower can be used, with the remedy.
 fn obstacle(config: &EngineConfig, model: &ModelConfig, has_gpu: bool) -> Option<String> {
-    if let ImageSupport::Missing(part) = support(config, model) {
+    if let ImageSupport::Missing(part) = support(config, model, has_gpu) {
         let family = model.architecture.short_name();
         return Some(format!(
             "models of the family {family} take text only here (missing is {part}): leave it out"
@@ -144,6 +150,7 @@ fn find(model_path: &Path, model: &ModelConfig) -> Result<Option<FoundTower>, Lo
                 return Ok(None);
             };
             checkpoint.config.check_width(&dir, model.hidden_size)?;
+            checkpoint.config.check_deepstack(&dir, model.deepstack)?;
             let file = TowerFile::Folder(dir);
             Ok(Some(FoundTower { checkpoint, file }))
         }

@@ -29,7 +29,7 @@ pub trait ImageTower<B>: Send {
     /// If there is none.
     fn advance(&mut self, device: &mut B) -> Result<(), String>;
 
-    /// After the last unit: the vectors of all views, `[n_vectors, hidden_size]`, in their order.
+    /// After the last unit: the vectors of all views, `[n_vectors, width]`, in their order.
     ///
     /// # Errors
     /// If a unit is missing.
@@ -66,7 +66,7 @@ struct Current {
 }
 
 impl<B> Encoder<B> {
-    /// `width`: the hidden size of the text model.
+    /// `width`: the values of a position of an image, in the text model.
     pub fn new(tower: Box<dyn ImageTower<B>>, width: usize) -> Self {
         Self {
             tower,

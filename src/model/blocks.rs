@@ -44,6 +44,8 @@ pub struct ReadTokens<'a, B: Backend> {
 pub struct Decoder<B: Backend> {
     ends: Ends<B>,
     layers: Vec<Layer<B>>,
+    /// The first layers, to whose outputs vectors of images are added; the last layer is not among them.
+    n_deepstack: usize,
     /// Beats at the end of each layer.
     beat: Beat,
 }
@@ -64,6 +66,7 @@ impl<B: Backend> Decoder<B> {
         Ok(Self {
             layers: layers.collect::<Result<_, LoadError>>()?,
             ends,
+            n_deepstack: loader.config().deepstack,
             beat: Beat::default(),
         })
     }
@@ -90,9 +93,12 @@ impl<B: Backend> Decoder<B> {
             return x;
         };
         let (layers, after) = self.layers.split_at(last);
-        for layer in layers {
+        for (index, layer) in layers.iter().enumerate() {
             let mixed = layer.mix(backend, &x, &rotations, batch);
             layer.add(backend, &mut x, &mixed, (batch, inputs.as_ref()));
+            if index < self.n_deepstack {
+                backend.add_image_vectors(&mut x, index, batch);
+            }
             self.beat.beat();
         }
         let mut mixed = after[0].mix(backend, &x, &rotations, batch);

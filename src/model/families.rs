@@ -3,19 +3,20 @@
 use super::family::{Architecture, Family};
 use super::{
     deepseek_v2, deepseek_v3, gemma2, gemma3, gemma4, glm4_moe_lite, gpt_oss, granite, lfm2, llama,
-    ministral3, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, smollm3,
+    ministral3, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, qwen3_vl, smollm3,
 };
 use crate::json_file::JsonFile;
 use souffleur_base::error::LoadError;
 
 /// Supported families, in the order in which errors list them.
-pub(crate) static FAMILIES: [&Family; 23] = [
+pub(crate) static FAMILIES: [&Family; 24] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
+    &qwen3_vl::FAMILY,
     &qwen3_5::FAMILY,
     &qwen3_5::MOE,
     &qwen3_5::NEXT,

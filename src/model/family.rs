@@ -89,6 +89,8 @@ pub(crate) struct Family {
     pub rope: fn(&JsonFile, &RopeContext) -> Result<RopeConfig, LoadError>,
     /// The sections of M-RoPE if the file has none; `None` if the family has no M-RoPE.
     pub mrope: Option<MropeSections>,
+    /// Whether images may have further vectors for the outputs of the first layers (DeepStack).
+    pub deepstack: bool,
     pub scales: fn(&JsonFile, &Widths) -> Result<Scales, LoadError>,
     pub layer: fn(&ModelConfig, usize) -> LayerSpec,
     pub gguf: GgufFamily,
@@ -126,6 +128,7 @@ impl Family {
             states: |_, _| Ok(None),
             rope: rope::of_all_layers,
             mrope: None,
+            deepstack: false,
             scales: |_, _| Ok(Scales::NONE),
             layer,
             gguf: GgufFamily::named(None),

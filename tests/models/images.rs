@@ -28,6 +28,8 @@ const PAD: u32 = 250;
 /// Marks, which the model looks up.
 const BEGIN: u32 = 251;
 const END: u32 = 252;
+/// A model whose images have vectors for its first layers.
+const DEEPSTACK: &str = "qwen3-vl";
 
 /// A prompt of text, an image, text, an image and text.
 pub struct Prompt {
@@ -36,6 +38,24 @@ pub struct Prompt {
     /// The prompt with the tokens whose embeddings are the images' vectors.
     as_text: Vec<u32>,
     pub images: Vec<PromptImage>,
+}
+
+/// The embeddings of these tokens, with the further vectors of a model that has them for its first two layers.
+fn vectors_of(model: &str, tokens: &[u32]) -> Arc<PromptVectors> {
+    let embedded = embeddings(&fixture(model), tokens);
+    if model != DEEPSTACK {
+        return embedded;
+    }
+    let width = embedded.width();
+    let vectors = embedded.values(0..embedded.len()).chunks_exact(width);
+    let values = vectors.flat_map(|vector| {
+        let second = vector.iter().rev().map(|x| x / 2.0);
+        let third = vector.iter().map(|x| -0.75 * x);
+        let all = vector.iter().copied().chain(second).chain(third);
+        all.collect::<Vec<f32>>()
+    });
+    let vectors = PromptVectors::new(3 * width, values.collect());
+    Arc::new(vectors.expect("finite numbers"))
 }
 
 /// `grids` are rows and columns of the images.
@@ -57,7 +77,7 @@ pub fn prompt(model: &str, grids: [(u32, u32); 2]) -> Prompt {
             pad: PAD,
             digest: ImageDigest([number; 32]),
             grid: ImageGrid { rows, columns },
-            vectors: Some(embeddings(&fixture(model), &pixels)),
+            vectors: Some(vectors_of(model, &pixels)),
             input: None,
         });
         let from = 5 + 3 * usize::from(number);
@@ -131,7 +151,7 @@ fn chunks_end_at_any_position_of_an_image() {
     if repeats_floats() {
         return;
     }
-    for model in ["llama", "qwen3-5"] {
+    for model in ["llama", "qwen3-5", DEEPSTACK] {
         let prompt = prompt(model, [(2, 3), (1, 4)]);
         let n_tokens = prompt.len();
         let mut executor = load(model, &options());
@@ -149,23 +169,58 @@ fn a_cached_prefix_ends_at_any_position_of_an_image() {
     if repeats_floats() {
         return;
     }
-    let mut prompt = prompt("llama", [(2, 3), (1, 4)]);
-    let n_tokens = prompt.len();
-    let mut executor = load("llama", &options());
-    let expected = run(&mut executor, prompt.start(), 1..40, &[0, n_tokens]);
-    for cut in 1..n_tokens {
-        // An image whose vectors are all before the cut needs none.
-        for image in &mut prompt.images {
-            if image.positions.end - 1 <= cut {
-                image.vectors = None;
+    for model in ["llama", DEEPSTACK] {
+        let mut prompt = prompt(model, [(2, 3), (1, 4)]);
+        let n_tokens = prompt.len();
+        let mut executor = load(model, &options());
+        let expected = run(&mut executor, prompt.start(), 1..40, &[0, n_tokens]);
+        for cut in 1..n_tokens {
+            // An image whose vectors are all before the cut needs none.
+            for image in &mut prompt.images {
+                if image.positions.end - 1 <= cut {
+                    image.vectors = None;
+                }
             }
+            let mut begun = prompt.start();
+            begun.prefix = first_pages(cut);
+            let got = run(&mut executor, begun, 50..90, &[cut, n_tokens]);
+            let expected: Bits = expected.clone().split_off(&cut);
+            assert!(got == expected, "{model}, cut at {cut}");
         }
-        let mut begun = prompt.start();
-        begun.prefix = first_pages(cut);
-        let got = run(&mut executor, begun, 50..90, &[cut, n_tokens]);
-        let expected: Bits = expected.clone().split_off(&cut);
-        assert!(got == expected, "cut at {cut}");
     }
+}
+
+#[test]
+fn vectors_for_the_first_layers_change_the_tokens_from_the_image_on() {
+    let mut executor = load(DEEPSTACK, &options());
+    let mut prompt = prompt(DEEPSTACK, [(2, 3), (1, 4)]);
+    let n_tokens = prompt.len();
+    let expected = run(&mut executor, prompt.start(), 1..40, &[0, n_tokens]);
+    let vectors = prompt.images[0].vectors.take().expect("it has vectors");
+    let mut values = vectors.values(0..vectors.len()).to_vec();
+    let width = vectors.width();
+    // The last value that is added after the second layer, at the third vector of the image.
+    values[3 * width - 1] += 1.0;
+    let vectors = PromptVectors::new(width, values).expect("finite numbers");
+    prompt.images[0].vectors = Some(vectors.into());
+    let changed = run(&mut executor, prompt.start(), 50..90, &[0, n_tokens]);
+    // The image's mark is at position 5, its first vector at 6.
+    for (position, bits) in &changed {
+        assert_eq!(bits == &expected[position], *position < 8, "{position}");
+    }
+}
+
+#[test]
+fn vectors_without_those_for_the_first_layers_are_refused() {
+    let mut prompt = prompt(DEEPSTACK, [(2, 3), (1, 4)]);
+    let vectors = PromptVectors::new(64, vec![0.5; 6 * 64]).expect("valid vectors");
+    prompt.images[0].vectors = Some(vectors.into());
+    let mut executor = load(DEEPSTACK, &options());
+    let reason = refused(&mut executor, prompt.start());
+    assert!(
+        reason.contains("vectors of size 64, expected 192"),
+        "{reason}"
+    );
 }
 
 #[test]

@@ -4,7 +4,9 @@
 
 An image is a grid of random vectors in place of embeddings, between two marks; towers have their own fixtures. The
 text models are those of tests/fixtures/models. Positions are those of the model's own `get_rope_index`, and the masks of
-Gemma those of its own `create_masks_for_vision_model`. Gemma's files also have the logits of wrong masks.
+Gemma those of its own `create_masks_for_vision_model`. In Qwen3-VL a vector continues with those that are added to the
+outputs of the first layers. Files also have logits with mistakes: `N.sectioned` of Qwen3-VL are the last token's of the
+N-th prompt with sections of M-RoPE that are not interleaved, those of Gemma have wrong masks.
 """
 
 import argparse
@@ -20,6 +22,8 @@ from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5Model
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VLTextModel
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FIXTURES = REPOSITORY / "tests/fixtures"
@@ -40,21 +44,64 @@ GEMMA = {"gemma3": modeling_gemma3, "gemma4-plain": modeling_gemma4}
 COLUMN_STEP = 4
 
 
-def model_of(folder):
-    text = json.loads((folder / "config.json").read_text())["text_config"]
-    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**text)).float().eval()
-    weights = load_file(folder / "model.safetensors")
-    renamed = {name.replace("model.language_model.", "model."): x.float() for name, x in weights.items()}
-    model.load_state_dict(renamed)
-    return model
+class Qwen35:
+    whole = Qwen3_5Model
+    n_sets = 0
+
+    def __init__(self, config, weights):
+        self.model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**config["text_config"])).float().eval()
+        self.model.load_state_dict({name.replace("model.language_model.", "model."): x for name, x in weights.items()})
+        self.embedding = self.model.get_input_embeddings()
+
+    def logits(self, embeddings, places, is_image, sets):
+        return self.model(inputs_embeds=embeddings, position_ids=places).logits[0]
 
 
-def positions(tokens, kinds, grids):
+class Qwen3Vl:
+    whole = Qwen3VLModel
+
+    def __init__(self, config, weights):
+        self.n_sets = len(config["vision_config"]["deepstack_visual_indexes"])
+        self.model = Qwen3VLTextModel(Qwen3VLTextConfig(**config["text_config"])).float().eval()
+        self.model.load_state_dict({name.removeprefix("model.language_model."): x for name, x in weights.items()})
+        self.embedding = self.model.get_input_embeddings()
+
+    def logits(self, embeddings, places, is_image, sets):
+        deepstack = {"visual_pos_masks": is_image, "deepstack_visual_embeds": sets} if sets else {}
+        states = self.model(inputs_embeds=embeddings, position_ids=places, **deepstack).last_hidden_state[0]
+        return states @ self.embedding.weight.T
+
+    def sectioned(self, *arguments):
+        """The logits with pairs that rotate by time, row and column in three sections, as in Qwen2-VL."""
+        rotary = self.model.rotary_emb
+        interleaved = rotary.recomposition_frequencies
+
+        def recompose(frequencies):
+            parts = frequencies.split(rotary.mrope_section, dim=-1)
+            joined = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
+            return torch.cat([joined, joined], dim=-1)
+
+        rotary.recomposition_frequencies = recompose
+        logits = self.logits(*arguments)
+        rotary.recomposition_frequencies = interleaved
+        return logits
+
+
+MODELS = {"qwen3-5": Qwen35, "qwen3-vl": Qwen3Vl}
+
+
+def model_of(name):
+    folder = FIXTURES / "models" / name
+    weights = {name: x.float() for name, x in load_file(folder / "model.safetensors").items()}
+    return MODELS[name](json.loads((folder / "config.json").read_text()), weights)
+
+
+def positions(whole, tokens, kinds, grids):
     """Of time, rows and columns, [3, 1, tokens]."""
     stub = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=1)))
-    stub.get_vision_position_ids = Qwen3_5Model.get_vision_position_ids.__get__(stub)
+    stub.get_vision_position_ids = whole.get_vision_position_ids.__get__(stub)
     grids = torch.tensor([[1, rows, columns] for rows, columns in grids]) if grids else None
-    return Qwen3_5Model.get_rope_index(stub, tokens, kinds, image_grid_thw=grids)[0]
+    return whole.get_rope_index(stub, tokens, kinds, image_grid_thw=grids)[0]
 
 
 def prompt_of(model, parts, generator):
@@ -70,32 +117,45 @@ def prompt_of(model, parts, generator):
         images.append({"first": len(tokens), "rows": rows, "columns": columns})
         tokens += [BEGIN] + [PAD] * (rows * columns) + [END]
         kinds += [0] + [1] * (rows * columns) + [0]
-        vectors.append(torch.randn(rows * columns, model.config.hidden_size, generator=generator))
+        width = model.embedding.embedding_dim * (1 + model.n_sets)
+        vectors.append(torch.randn(rows * columns, width, generator=generator))
     ids, kinds = torch.tensor([tokens]), torch.tensor([kinds])
-    embeddings = model.get_input_embeddings()(ids)
+    embeddings = model.embedding(ids)
     # As large as the model's own embeddings.
     vectors = [x * embeddings.std() for x in vectors]
+    is_image = kinds == 1
+    sets = []
     if vectors:
-        embeddings[kinds == 1] = torch.cat(vectors)
-    return {"tokens": tokens, "images": images}, vectors, ids, kinds, embeddings
+        first, *sets = torch.cat(vectors).chunk(1 + model.n_sets, dim=-1)
+        embeddings[is_image] = first
+    return {"tokens": tokens, "images": images}, vectors, ids, kinds, embeddings, sets
 
 
 def answer(model, parts, generator):
-    prompt, vectors, ids, kinds, embeddings = prompt_of(model, parts, generator)
+    prompt, vectors, ids, kinds, embeddings, sets = prompt_of(model, parts, generator)
     grids = [(image["rows"], image["columns"]) for image in prompt["images"]]
-    places = positions(ids, kinds, grids)
+    places = positions(model.whole, ids, kinds, grids)
     text_places = torch.arange(ids.shape[1]).view(1, 1, -1)
-    logits = model(inputs_embeds=embeddings, position_ids=torch.cat([text_places, places])).logits[0]
-    return prompt, vectors, {"logits": logits}
+    arguments = (embeddings, torch.cat([text_places, places]), kinds == 1, sets)
+    logits = {"logits": model.logits(*arguments)}
+    if hasattr(model, "sectioned"):
+        logits["sectioned"] = model.sectioned(*arguments)[-1:]
+    return prompt, vectors, logits
 
 
-def gemma_of(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+class Gemma:
+    n_sets = 0
+
+    def __init__(self, folder):
+        eager = {"dtype": torch.float32, "attn_implementation": "eager"}
+        self.model = AutoModelForCausalLM.from_pretrained(folder, **eager).eval()
+        self.embedding = self.model.get_input_embeddings()
 
 
-def gemma_answer(module, model, parts, generator):
+def gemma_answer(module, gemma, parts, generator):
     """Also the logits of causal masks, and for Gemma 4 of the masks of Gemma 3."""
-    prompt, vectors, ids, kinds, embeddings = prompt_of(model, parts, generator)
+    prompt, vectors, ids, kinds, embeddings, _ = prompt_of(gemma, parts, generator)
+    model = gemma.model
     arguments = {
         "config": model.config,
         "inputs_embeds": embeddings,
@@ -112,8 +172,7 @@ def gemma_answer(module, model, parts, generator):
 
 
 def make(name, out):
-    folder = FIXTURES / "models" / name
-    model = gemma_of(folder) if name in GEMMA else model_of(folder)
+    model = Gemma(FIXTURES / "models" / name) if name in GEMMA else model_of(name)
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     prompts, tensors = [], {}
     for index, parts in enumerate(GEMMA_PROMPTS if name in GEMMA else PROMPTS):
@@ -126,7 +185,8 @@ def make(name, out):
         tensors |= {f"{index}.{kind}": x.contiguous() for kind, x in logits.items()}
         tensors |= {f"{index}.vectors.{k}": x.contiguous() for k, x in enumerate(vectors)}
         right = logits["logits"]
-        wrong = {kind: f"{(x - right).abs().max():.1e}" for kind, x in logits.items() if kind != "logits"}
+        mistakes = {kind: x - right[-len(x) :] for kind, x in logits.items() if kind != "logits"}
+        wrong = {kind: f"{x.abs().max():.1e}" for kind, x in mistakes.items()}
         print(f"{name}, {parts}: {tuple(right.shape)}, deviation {right.std():.2f}, wrong by {wrong}")
     out.mkdir(parents=True, exist_ok=True)
     (out / "prompts.json").write_text(json.dumps(prompts) + "\n")
@@ -136,7 +196,7 @@ def make(name, out):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=FIXTURES / "image_logits")
-    parser.add_argument("names", nargs="*", metavar="NAME", default=["qwen3-5", *GEMMA])
+    parser.add_argument("names", nargs="*", metavar="NAME", default=[*MODELS, *GEMMA])
     arguments = parser.parse_args()
     for name in arguments.names:
         make(name, arguments.out / name)

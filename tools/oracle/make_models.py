@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FIXTURES = REPOSITORY / "tests/fixtures/models"
@@ -68,6 +68,7 @@ DELTA_NET = BASE | {
     "linear_key_head_dim": 24,
     "linear_value_head_dim": 20,
 }
+QWEN3_VL = BASE | {"model_type": "qwen3_vl_text"}
 QWEN3_5 = DELTA_NET | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"}
 QWEN3_5_MOE = DELTA_NET | {"model_type": "qwen3_5_moe_text"}
 QWEN3_NEXT = DELTA_NET | {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
@@ -162,6 +163,19 @@ TINY_VISION = {
     "num_attention_heads": 2,
     "image_size": 56,
     "patch_size": 14,
+}
+
+# With two sets of vectors of an image for the first two layers of the text model.
+TINY_QWEN_VISION = {
+    "model_type": "qwen3_vl_vision",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "depth": 2,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": HIDDEN,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
 }
 
 # Standard deviations of router logits. Sigmoid routers have a smaller one: sigmoids of large logits are all nearly 0
@@ -456,6 +470,26 @@ MODELS = {
             "use_expert_bias": False,
             "tie_embedding": False,
             "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "qwen3-vl": (
+        {
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "model_type": "qwen3_vl",
+            "tie_word_embeddings": True,
+            "vision_config": TINY_QWEN_VISION,
+            "text_config": QWEN3_VL
+            | {
+                "num_hidden_layers": 3,
+                "intermediate_size": 64,
+                "head_dim": 32,
+                "tie_word_embeddings": True,
+                "rope_theta": 10000.0,
+                "rope_scaling": {"rope_type": "default", "mrope_section": [7, 5, 4], "mrope_interleaved": True},
+                "dtype": "bfloat16",
+            },
         },
         torch.bfloat16,
         1,
@@ -1204,11 +1238,19 @@ def make(name, directory):
     if is_quantized:
         del full_config.quantization_config
     text_config = full_config.get_text_config()
-    model = AutoModelForCausalLM.from_config(text_config)
+    # transformers has no class for only the decoder of this family.
+    is_whole = full_config.model_type == "qwen3_vl"
+    model = (
+        AutoModelForImageTextToText.from_config(full_config)
+        if is_whole
+        else AutoModelForCausalLM.from_config(text_config)
+    )
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     weights = {}
     for tensor_name, tensor in sorted(model.state_dict().items()):
         if tensor_name == "lm_head.weight" and text_config.tie_word_embeddings:
+            continue
+        if tensor_name.startswith("model.visual."):
             continue
         # A model without shared experts has empty tensors for them, which are not stored.
         if tensor.numel() == 0:
@@ -1219,7 +1261,7 @@ def make(name, directory):
         # Routing corrections are stored as f32, also in bf16 models.
         stored = torch.float32 if "correction_bias" in tensor_name else dtype
         weights[tensor_name] = random_weight(tensor_name, tensor, text_config, generator).to(stored).contiguous()
-    if full_config is not text_config:
+    if full_config is not text_config and not is_whole:
         # Vision-language checkpoints have a longer prefix for the tensors of the language model.
         if full_config.model_type == "mistral3":
             weights = {f"language_model.{name}": tensor for name, tensor in weights.items()}

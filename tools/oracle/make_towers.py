@@ -28,6 +28,8 @@ from transformers.models.pixtral.configuration_pixtral import PixtralVisionConfi
 from transformers.models.pixtral.modeling_pixtral import PixtralVisionModel
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.models.siglip.configuration_siglip import SiglipVisionConfig
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 from transformers.models.siglip2.configuration_siglip2 import Siglip2VisionConfig
@@ -60,6 +62,7 @@ QWEN = {
     "hidden_act": "gelu_pytorch_tanh",
     "rope_parameters": {"rope_type": "axial", "rope_theta": 10000.0},
 }
+QWEN3_VL = QWEN | {"depth": 3, "deepstack_visual_indexes": [0, 2]}
 GEMMA4 = VISION | {
     "num_key_value_heads": 2,
     "head_dim": 12,
@@ -126,6 +129,22 @@ class Qwen:
     def encode(self, h, w, generator):
         patches = bf16(torch.randn(h * w, 3 * 2 * 4 * 4, generator=generator))
         return patches, self.tower(patches, grid_thw=torch.tensor([[1, h, w]])).pooler_output
+
+
+class Qwen3Vl:
+    """Its vectors are those of the projector, then for the same position those of each projector of a layer's output."""
+
+    grids = [(4, 6), (2, 10), (2, 2)]
+    prefix = {"tower": "model.visual."}
+
+    def __init__(self):
+        self.tower = Qwen3VLVisionModel(Qwen3VLVisionConfig(**QWEN3_VL))
+        self.config = {"model_type": "qwen3_vl", "vision_config": QWEN3_VL}
+
+    def encode(self, h, w, generator):
+        patches = bf16(torch.randn(h * w, 3 * 2 * 4 * 4, generator=generator))
+        encoded = self.tower(patches, grid_thw=torch.tensor([[1, h, w]]))
+        return patches, torch.cat([encoded.pooler_output, *encoded.deepstack_features], dim=-1)
 
 
 class Gemma3:
@@ -232,6 +251,7 @@ class Lfm2:
 
 TOWERS = {
     "qwen": Qwen,
+    "qwen3-vl": Qwen3Vl,
     "gemma3": Gemma3,
     "gemma4": Gemma4,
     "gemma4-plain": Gemma4Plain,

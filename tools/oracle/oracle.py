@@ -123,8 +123,9 @@ def load(directory, dtype):
     if quantised.get("quant_method") == "mxfp4":
         # bf16 has all values of these blocks.
         eager["quantization_config"] = Mxfp4Config(dequantize=True)
-    # transformers has no class for only the decoder of this family.
-    automatic = AutoModelForImageTextToText if config.model_type == "mistral3" else AutoModelForCausalLM
+    # transformers has no class for only the decoder of these families.
+    is_whole = config.model_type in ("mistral3", "qwen3_vl")
+    automatic = AutoModelForImageTextToText if is_whole else AutoModelForCausalLM
     model = automatic.from_pretrained(directory, dtype=dtype, **eager)
     # Some quantisers leave matrices in bf16. Buffers stay as they were made: transformers keeps `inv_freq` in f32 for weights
     # of any type; rounded to bf16, it would give wrong angles at distant positions.

@@ -28,6 +28,10 @@ pub(super) fn check(start: &RowStart, limits: &Limits) -> Result<(), String> {
     if start.vectors.is_some() {
         return Err("the row has prompt embeddings and images".to_owned());
     }
+    let Some(wanted) = limits.image_width else {
+        let reason = "the row has images, which this device cannot rotate by rows and columns";
+        return Err(reason.to_owned());
+    };
     for image in images.spans() {
         let (positions, n_prompt) = (image.positions(), start.prompt_tokens);
         if positions.end > n_prompt {
@@ -42,8 +46,7 @@ pub(super) fn check(start: &RowStart, limits: &Limits) -> Result<(), String> {
                 "an image has the mark {mark}, but the vocabulary size is {vocab_size}"
             ));
         }
-        let (wanted, vectors) = (limits.hidden_size, image.vectors());
-        if let Some(width) = vectors.map(|vectors| vectors.width())
+        if let Some(width) = image.vectors().map(|vectors| vectors.width())
             && width != wanted
         {
             return Err(format!(

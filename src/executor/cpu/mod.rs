@@ -100,6 +100,8 @@ pub struct CpuExecutor {
     /// `None` without a vision tower.
     encoder: Option<Encoder<CpuBackend>>,
     hidden_size: usize,
+    /// Values of a position of an image.
+    image_width: usize,
     readout: readout::Readout,
     results: ResultBuffers,
 }
@@ -171,7 +173,6 @@ impl CpuExecutor {
             tokens,
             total_pages: options.n_window_pages,
         });
-        let keeps_states = kv.state_bytes() > 0;
         let kv_layout = kv.clone();
         let sizes = backend_sizes(options, checkpoint.dtype, kv)?;
         let mut backend = CpuBackend::new(&sizes).map_err(|error| {
@@ -182,13 +183,15 @@ impl CpuExecutor {
         backend.join(link);
         let model =
             souffleur_model::blocks::load(&mut Loader::new(checkpoint, &mut backend, progress))?;
+        let image_width = config.images().vector_width(config.hidden_size);
         let limits = Limits {
             n_pages: options.n_pages,
             page_size: options.page_size,
             row_pages: usize::MAX,
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
-            n_state_slots: keeps_states.then_some(options.n_state_slots),
+            image_width: Some(image_width),
+            n_state_slots: (kv_layout.state_bytes() > 0).then_some(options.n_state_slots),
             windows,
             long_above: config.rope.long_above(),
             bidirectional: config.bidirectional(),
@@ -211,6 +214,7 @@ impl CpuExecutor {
             store: None,
             encoder: None,
             hidden_size: config.hidden_size,
+            image_width,
             readout: readout::Readout::default(),
             results: ResultBuffers::default(),
         })

@@ -77,7 +77,7 @@ impl CpuExecutor {
     /// Lets plans have slices of images, which `tower` encodes on the compute threads.
     pub fn with_tower(self, tower: Box<dyn ImageTower<CpuBackend>>) -> Self {
         Self {
-            encoder: Some(Encoder::new(tower, self.hidden_size)),
+            encoder: Some(Encoder::new(tower, self.image_width)),
             ..self
         }
     }
@@ -105,7 +105,9 @@ impl CpuExecutor {
         checkpoint: &TowerCheckpoint,
         source: &Path,
     ) -> Result<Self, LoadError> {
+        let n_sets = self.image_width / self.hidden_size - 1;
         checkpoint.config.check_width(source, self.hidden_size)?;
+        checkpoint.config.check_deepstack(source, n_sets)?;
         let tower = CpuTower {
             tower: Tower::load(checkpoint, &mut self.backend)?,
             views: VecDeque::new(),

@@ -1,6 +1,7 @@
 //! Rejects models that the CUDA kernels do not support, by their family and their configuration fields.
 
 use souffleur_base::error::LoadError;
+use souffleur_base::prompt_images::ImageSupport;
 use souffleur_model::config::ModelConfig;
 pub use souffleur_model::layer_spec::QkNorm;
 
@@ -17,6 +18,21 @@ pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
         "{} runs only on the CPU so far, as there are no CUDA kernels for {lacking}: start with --device cpu",
         config.architecture.name()
     )))
+}
+
+/// The images that a model reads on a GPU. Rotation by rows and columns (M-RoPE) has no kernel: models with it take
+/// text only.
+pub fn images(config: &ModelConfig) -> ImageSupport {
+    match config.images() {
+        ImageSupport::Grid | ImageSupport::Deepstack(_) => {
+            ImageSupport::Missing("rotation by rows and columns (M-RoPE) on GPUs")
+        }
+        ImageSupport::Bidirectional => {
+            ImageSupport::Missing("attention to the later positions of an image on GPUs")
+        }
+        ImageSupport::Sequence => ImageSupport::Sequence,
+        ImageSupport::Missing(part) => ImageSupport::Missing(part),
+    }
 }
 
 /// The pattern names every field, so that a new field fails to compile until it is handled here.
@@ -49,7 +65,9 @@ fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
         windows: _,
         max_position_embeddings: _,
         rope,
-        mrope,
+        // Text rotates as without them.
+        mrope: _,
+        deepstack: _,
         bos_token_id: _,
         eos_token_ids: _,
         dtype: _,
@@ -73,7 +91,6 @@ fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
             rope.long_above().is_some(),
             "length-dependent RoPE (longrope)",
         ),
-        (mrope.is_some(), "rotation by rows and columns (M-RoPE)"),
     ];
     let mut parts = parts.into_iter();
     parts.find_map(|(has, part)| has.then_some(part))
@@ -123,6 +140,15 @@ mod tests {
             ..dense
         };
         check_model(&config).expect_err("clamped gates are refused");
+    }
+
+    #[test]
+    fn models_that_rotate_images_by_rows_and_columns_take_text_only() {
+        let config = fixture("qwen3-vl");
+        check_model(&config).expect("text rotates as in other models");
+        assert_eq!(config.images(), ImageSupport::Deepstack(2));
+        assert!(matches!(images(&config), ImageSupport::Missing(_)));
+        assert_eq!(images(&fixture("qwen3")), ImageSupport::Sequence);
     }
 
     #[test]

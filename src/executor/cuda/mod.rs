@@ -38,7 +38,7 @@ use self::arrays::StepArrays;
 pub use self::blocks::staging_bytes;
 use self::blocks::{BlockCopier, StepBlocks};
 use self::clock::StepClock;
-pub use self::families::check_model;
+pub use self::families::{check_model, images};
 use self::grammars::RowGrammars;
 use self::graphs::Graphs;
 use self::layout::{Layout, StepShape};
@@ -57,6 +57,7 @@ use crate::{DeviceLost, Executor, Launch};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_base::ids::StepId;
+use souffleur_base::prompt_images::ImageSupport;
 use souffleur_kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes, check_layout};
 use souffleur_kernels::cuda::driver::{Device, DriverError, LaunchState, Priority, Stream};
 use souffleur_kernels::cuda::pack::Modules;
@@ -193,7 +194,12 @@ impl CudaExecutor {
         backend
             .take_memory(&shape, &kv, &sizes)
             .map_err(to_load_error)?;
-        let widths = (config.vocab_size, config.hidden_size);
+        let images = images(config);
+        let image_width = match images {
+            ImageSupport::Missing(_) => None,
+            _ => Some(images.vector_width(config.hidden_size)),
+        };
+        let widths = (config.vocab_size, config.hidden_size, image_width);
         let parts = (model, backend, compute);
         let made = Self::new(device, modules, options, widths, parts);
         made.map_err(|failure| to_load_error(failure).into())
@@ -203,7 +209,7 @@ impl CudaExecutor {
         device: Device,
         modules: &Modules,
         options: &CudaOptions,
-        (vocab_size, hidden_size): (usize, usize),
+        (vocab_size, hidden_size, image_width): (usize, usize, Option<usize>),
         (model, backend, compute): ModelParts,
     ) -> Result<Self, CudaFailure> {
         let limits = Limits {
@@ -212,6 +218,7 @@ impl CudaExecutor {
             row_pages: backend.table_stride(),
             vocab_size,
             hidden_size,
+            image_width,
             n_state_slots: None,
             windows: None,
             long_above: None,

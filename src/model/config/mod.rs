@@ -4,6 +4,7 @@
 //! rejected.
 
 pub(crate) mod deepseek;
+pub(crate) mod deepstack;
 pub mod experts;
 pub(crate) mod gemma;
 pub mod gemma4;
@@ -83,6 +84,8 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// The sections of M-RoPE, which rotates images by their rows and columns.
     pub mrope: Option<MropeSections>,
+    /// Further vectors of each position of an image, for the outputs of as many layers (DeepStack); fewer than layers.
+    pub deepstack: usize,
     pub bos_token_id: Option<u32>,
     pub eos_token_ids: Vec<u32>,
     /// The element type of the weights, if the file names one.
@@ -197,6 +200,9 @@ impl ModelConfig {
                 ImageSupport::Missing("a model of its family with a vision tower")
             }
             (ImageAttention::Bidirectional(_), _) => ImageSupport::Bidirectional,
+            (ImageAttention::Causal, Some(_)) if self.deepstack > 0 => {
+                ImageSupport::Deepstack(self.deepstack)
+            }
             (ImageAttention::Causal, Some(_)) => ImageSupport::Grid,
             (ImageAttention::Causal, None) => ImageSupport::Sequence,
         }

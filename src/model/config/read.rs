@@ -10,7 +10,7 @@ use super::latent::LatentConfig;
 use super::limits::{CONTEXT, HEADS, HIDDEN, LAYERS, VOCAB, check_experts};
 use super::scales::Widths;
 use super::sizes::{head_dim, intermediate_size, key_value_heads, rotary_dim, ties_embeddings};
-use super::{Architecture, BiasConfig, ModelConfig, windows};
+use super::{Architecture, BiasConfig, ModelConfig, deepstack, windows};
 use crate::families;
 use crate::family::{AttentionBias, Defaults, Family};
 use crate::json_file::JsonFile;
@@ -92,6 +92,7 @@ impl ModelConfig {
             max_position_embeddings,
             rope: (family.rope)(json, &rope)?,
             mrope: MropeSections::from_json(json, family.mrope)?,
+            deepstack: deepstack::from_json(json, family, num_hidden_layers)?,
             bos_token_id,
             eos_token_ids,
             dtype: dtype(json)?,

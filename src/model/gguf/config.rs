@@ -19,7 +19,7 @@ use crate::config::limits::{
     default_head_dim,
 };
 use crate::config::scales::Scales;
-use crate::config::{Architecture, BiasConfig, ModelConfig};
+use crate::config::{Architecture, BiasConfig, ModelConfig, deepstack};
 use crate::families;
 use crate::family::{AttentionBias, Family, MlpWidth};
 use crate::rope::MropeSections;
@@ -87,6 +87,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         score_scale: scales.scores,
         rope: rope(gguf, &keys, &family.gguf, rope_dims)?,
         mrope: MropeSections::from_gguf(&keys, family.mrope)?,
+        deepstack: deepstack::from_gguf(&keys, family, num_hidden_layers)?,
         gemma: gemma::read(&keys, family)?
             .map(|gemma| gemma::with_gemma4(gemma, heads.gemma4.map(|sizes| sizes.config))),
         latent: heads.latent,

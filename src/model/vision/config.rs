@@ -14,7 +14,7 @@ pub const MAX_PATCHES: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TowerFamily {
-    /// Qwen3.5, and Qwen3-VL without deepstack.
+    /// Qwen3.5 and Qwen3-VL.
     Qwen,
     /// SigLIP with pooling.
     Gemma3,
@@ -64,6 +64,8 @@ pub struct TowerConfig {
     pub standardizes: bool,
     /// Width of the vectors: the text model's.
     pub text_width: usize,
+    /// The layers, ascending, whose outputs become further vectors of each position (DeepStack).
+    pub deepstack: Vec<usize>,
 }
 
 impl TowerConfig {
@@ -93,8 +95,9 @@ impl TowerConfig {
         3 * self.frames * self.patch * self.patch
     }
 
+    /// The values of a position: a vector in the place of the embedding, and those of the layers in `deepstack`.
     pub fn out_width(&self) -> usize {
-        self.text_width
+        self.text_width * (1 + self.deepstack.len())
     }
 
     /// The vectors of an image.
@@ -135,6 +138,23 @@ impl TowerConfig {
             "the vision tower makes vectors of width {}, the text model's embeddings have width {hidden_size}: use the \
              tower of this model",
             self.text_width
+        );
+        Err(load_error(source, reason))
+    }
+
+    /// Checks that each position has as many further vectors as the text model adds. `source` is the file that the
+    /// error names.
+    ///
+    /// # Errors
+    /// [`LoadError::Format`] naming both numbers.
+    pub fn check_deepstack(&self, source: &Path, n_sets: usize) -> Result<(), LoadError> {
+        let n_made = self.deepstack.len();
+        if n_made == n_sets {
+            return Ok(());
+        }
+        let reason = format!(
+            "the vision tower makes vectors for the outputs of {n_made} layers (deepstack), the text model takes them for \
+             {n_sets}: use the tower of this model"
         );
         Err(load_error(source, reason))
     }

@@ -1,5 +1,6 @@
 //! The encoding of one image, in stages.
 
+use super::deepstack::side_by_side;
 use super::layer::ImageRotations;
 use super::{Tower, TowerGrid};
 use souffleur_kernels::vision::VisionOps;
@@ -15,16 +16,25 @@ pub struct Encoding<B: VisionOps> {
     n_stages: usize,
     /// Patches before the first stage, vectors after the last one, and the residual stream between.
     rows: B::Tensor,
+    /// Further vectors, in the order of the layers from whose outputs they are.
+    deepstack: Vec<B::Tensor>,
+    n_vectors: usize,
     rotations: Option<ImageRotations<B>>,
 }
 
 impl<B: VisionOps> Encoding<B> {
-    pub(super) fn new(grid: TowerGrid, patches: B::Tensor, n_stages: usize) -> Self {
+    pub(super) fn new(
+        grid: TowerGrid,
+        patches: B::Tensor,
+        (n_vectors, n_stages): (usize, usize),
+    ) -> Self {
         Self {
             grid,
             stage: 0,
             n_stages,
             rows: patches,
+            deepstack: Vec::new(),
+            n_vectors,
             rotations: None,
         }
     }
@@ -68,7 +78,10 @@ impl<B: VisionOps> Encoding<B> {
             (self.rows, self.rotations) = tower.embed(backend, &self.rows, self.grid);
         } else if self.stage + 1 < self.n_stages {
             let rotations = self.rotations.as_ref();
-            tower.add_layer(backend, self.stage - 1, &mut self.rows, rotations);
+            let layer = self.stage - 1;
+            tower.add_layer(backend, layer, &mut self.rows, rotations);
+            let vectors = tower.deepstack(backend, layer, &self.rows, self.grid);
+            self.deepstack.extend(vectors);
         } else {
             self.rotations = None;
             self.rows = tower.project(backend, &self.rows, self.grid);
@@ -81,6 +94,12 @@ impl<B: VisionOps> Encoding<B> {
     /// Unless the encoding is done.
     pub fn into_vectors(self, backend: &mut B) -> Vec<f32> {
         assert!(self.is_done(), "{} stages are left", self.remaining());
-        backend.download(&self.rows)
+        let vectors = backend.download(&self.rows);
+        if self.deepstack.is_empty() {
+            return vectors;
+        }
+        let further = self.deepstack.iter().map(|set| backend.download(set));
+        let sets: Vec<Vec<f32>> = std::iter::once(vectors).chain(further).collect();
+        side_by_side(&sets, self.n_vectors)
     }
 }

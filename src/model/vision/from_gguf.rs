@@ -126,6 +126,7 @@ impl File<'_> {
             clips: false,
             standardizes: false,
             text_width,
+            deepstack: Vec::new(),
         })
     }
 
@@ -150,9 +151,13 @@ impl File<'_> {
         // There may be fewer flags than layers.
         let key = self.keys.key(DEEPSTACK);
         let flags = self.keys.metadata.flags(&key)?.unwrap_or_default();
-        if flags.contains(&true) {
-            let reason = "names layers whose vectors go to layers of the text model, which is not supported: use a \
-                          model without deepstack";
+        let flagged = flags.iter().zip(0..).filter(|(flag, _)| **flag);
+        let deepstack: Vec<usize> = flagged.map(|(_, layer)| layer).collect();
+        if let Some(last) = deepstack.last().filter(|last| **last >= base.n_layers) {
+            let reason = format!(
+                "names layer {last}, expected layers below {}, the tower's depth",
+                base.n_layers
+            );
             return Err(self.keys.error(DEEPSTACK, reason));
         }
         let merge = self.keys.size(MERGE, MERGES)?.unwrap_or(2);
@@ -162,6 +167,7 @@ impl File<'_> {
             positions: self.side(),
             projector_width: base.hidden * merge * merge,
             projector_bias: true,
+            deepstack,
             ..base
         })
     }

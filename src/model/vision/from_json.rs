@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use super::{TowerConfig, TowerFamily};
+use crate::config::deepstack::{INDEXES, USUAL_INDEXES};
 use crate::config::limits::{HEADS, HIDDEN, INTERMEDIATE, LAYERS};
 use crate::json_file::JsonFile;
 use souffleur_base::error::LoadError;
@@ -46,6 +47,17 @@ pub(super) fn read(dir: &Path) -> Result<Option<TowerConfig>, LoadError> {
         }
     }?;
     Ok(Some(config))
+}
+
+/// The further vectors of a position are in the order of the layers.
+fn check_deepstack(layers: &[usize], n_layers: usize) -> Result<(), String> {
+    let is_ascending = layers.is_sorted_by(|before, after| before < after);
+    if is_ascending && layers.last().is_none_or(|last| *last < n_layers) {
+        return Ok(());
+    }
+    Err(format!(
+        "is {layers:?}, expected ascending numbers of layers below {n_layers}, the tower's depth"
+    ))
 }
 
 struct Files<'a> {
@@ -115,6 +127,7 @@ impl Files<'_> {
             clips: false,
             standardizes: false,
             text_width,
+            deepstack: Vec::new(),
         })
     }
 
@@ -185,15 +198,19 @@ impl Files<'_> {
     }
 
     fn qwen(&self, is_qwen3_vl: bool) -> Result<TowerConfig, LoadError> {
-        const DEEPSTACK: &str = "deepstack_visual_indexes";
         let base = self.base(TowerFamily::Qwen, [1152, 4304, 27, 16, 16])?;
-        let layers = self.vision.numbers(DEEPSTACK, "layers")?;
-        let has_deepstack = layers.map_or(is_qwen3_vl, |layers| !layers.is_empty());
-        if has_deepstack {
+        let named = self.vision.numbers(INDEXES, "layers")?;
+        let deepstack = match named {
+            None if is_qwen3_vl => USUAL_INDEXES.to_vec(),
+            named => named.unwrap_or_default(),
+        };
+        if !is_qwen3_vl && !deepstack.is_empty() {
             let reason = "names layers whose vectors go to layers of the text model, which is not supported: use a \
                           model without deepstack";
-            return Err(self.vision.error(DEEPSTACK, reason));
+            return Err(self.vision.error(INDEXES, reason));
         }
+        check_deepstack(&deepstack, base.n_layers)
+            .map_err(|reason| self.vision.error(INDEXES, reason))?;
         let merge = self.size("spatial_merge_size", MERGES, 2)?;
         let config = TowerConfig {
             frames: self.size("temporal_patch_size", 1..=4, 2)?,
@@ -202,6 +219,7 @@ impl Files<'_> {
             activation: Self::activation(self.vision, "hidden_act", Activation::GeluTanh)?,
             projector_width: base.hidden * merge * merge,
             projector_bias: true,
+            deepstack,
             ..base
         };
         self.rotated(config, "num_heads")

@@ -10,6 +10,7 @@
 mod checkpoint;
 mod config;
 mod cost;
+mod deepstack;
 mod encoding;
 mod error;
 mod from_gguf;

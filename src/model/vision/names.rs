@@ -11,6 +11,8 @@ pub(super) struct Names {
     pub projectors: &'static [&'static str],
     /// The layers' list, in the tower.
     layers: &'static str,
+    /// The list of projectors of layers' outputs, in the tower.
+    deepstack: &'static str,
     /// Modules, and their names in the file.
     stems: &'static [(&'static str, &'static str)],
     /// Modules of which the file's name has no suffix.
@@ -54,6 +56,7 @@ impl Names {
             Scope::Tower => format!("{tower}{file_stem}"),
             Scope::Layer(layer) => format!("{tower}{}{layer}.{file_stem}", self.layers),
             Scope::Projector => format!("{projector}{file_stem}"),
+            Scope::Deepstack(number) => format!("{tower}{}{number}.{file_stem}", self.deepstack),
         };
         let is_matrix = suffix == "weight" && MATRICES.contains(&stem);
         let suffix = if is_matrix { self.matrix } else { suffix };
@@ -69,6 +72,7 @@ const QWEN: Names = Names {
     towers: &["model.visual.", "visual."],
     projectors: &["model.visual.merger.", "visual.merger."],
     layers: "blocks.",
+    deepstack: "deepstack_merger_list.",
     stems: &[
         ("patch", "patch_embed.proj"),
         ("positions", "pos_embed"),
@@ -79,6 +83,8 @@ const QWEN: Names = Names {
         ("down", "mlp.linear_fc2"),
         ("linear1", "linear_fc1"),
         ("linear2", "linear_fc2"),
+        ("fc1", "linear_fc1"),
+        ("fc2", "linear_fc2"),
     ],
     bare: &[],
     matrix: "weight",
@@ -96,6 +102,7 @@ const SIGLIP: Names = Names {
     ],
     projectors: PROJECTORS,
     layers: "encoder.layers.",
+    deepstack: "",
     stems: &[
         ("patch", "embeddings.patch_embedding"),
         ("positions", "embeddings.position_embedding"),
@@ -137,6 +144,7 @@ const GEMMA4: Names = Names {
     towers: &["model.vision_tower.", "vision_tower."],
     projectors: &["model.embed_vision.", "embed_vision."],
     layers: "encoder.layers.",
+    deepstack: "",
     stems: &[
         ("patch", "patch_embedder.input_proj"),
         ("positions", "patch_embedder.position_embedding_table"),
@@ -163,6 +171,7 @@ const PIXTRAL: Names = Names {
     towers: &["model.vision_tower.", "vision_tower."],
     projectors: PROJECTORS,
     layers: "transformer.layers.",
+    deepstack: "",
     stems: &[
         ("patch", "patch_conv"),
         ("pre_norm", "ln_pre"),
@@ -187,6 +196,7 @@ const GGUF: Names = Names {
     towers: &["v."],
     projectors: &["mm."],
     layers: "blk.",
+    deepstack: "deepstack.",
     stems: &[],
     bare: &[],
     matrix: "weight",

@@ -37,7 +37,10 @@ impl TowerConfig {
         let text = model.architecture.short_name();
         let refused = |reason: String| Err(load_error(source, reason));
         match TowerFamily::of(model) {
-            Some(family) if family == self.family => self.check_width(source, model.hidden_size),
+            Some(family) if family == self.family => {
+                self.check_width(source, model.hidden_size)?;
+                self.check_deepstack(source, model.deepstack)
+            }
             Some(family) => refused(format!(
                 "clip.projector_type is {own:?}, but text models of the family {text} have {:?}: use the mmproj file of \
                  this model",

@@ -7,6 +7,16 @@ pub(super) enum Scope {
     Tower,
     Layer(usize),
     Projector,
+    /// The projector of a layer's output, by its number in the file.
+    Deepstack(usize),
+}
+
+/// Checkpoints number these projectors, GGUF files name the layer.
+pub(super) fn deepstack_scope(config: &TowerConfig, source: Source, set: usize) -> Scope {
+    Scope::Deepstack(match source {
+        Source::Safetensors => set,
+        Source::Gguf => config.deepstack[set],
+    })
 }
 
 /// Where the tensors are.
@@ -58,6 +68,9 @@ pub(super) fn parts(config: &TowerConfig, source: Source) -> Vec<(Part, Vec<usiz
         list.layer(Scope::Layer(layer));
     }
     list.projector();
+    for set in 0..config.deepstack.len() {
+        list.deepstack(deepstack_scope(config, source, set));
+    }
     list.parts
 }
 
@@ -191,6 +204,16 @@ impl List<'_> {
                 _ => ([outputs, inputs], config.projector_bias && stem != "merge"),
             };
             self.linear(scope, stem, shape, bias);
+        }
+    }
+
+    fn deepstack(&mut self, scope: Scope) {
+        let joined = self.config.joined();
+        self.add(scope, "norm", "weight", &[joined]);
+        self.add(scope, "norm", "bias", &[joined]);
+        let shapes = self.config.projector_shapes();
+        for (stem, shape) in ["fc1", "fc2"].into_iter().zip(shapes) {
+            self.linear(scope, stem, shape, true);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A tower on a backend.
 
+use super::deepstack::DeepstackMerger;
 use super::encoding::Encoding;
 use super::layer::{ImageRotations, TowerLayer, TowerNorm};
 use super::loader::TowerLoader;
@@ -19,6 +20,7 @@ pub struct Tower<B: VisionOps> {
     /// Norm of patches before the layers.
     norm: Option<TowerNorm<B>>,
     layers: Vec<TowerLayer<B>>,
+    deepstack: Vec<DeepstackMerger<B>>,
     projector: Projector<B>,
 }
 
@@ -38,6 +40,7 @@ impl<B: VisionOps> Tower<B> {
         let layers = (0..config.n_layers).map(|layer| TowerLayer::load(loader, layer));
         Ok(Self {
             layers: layers.collect::<Result<_, _>>()?,
+            deepstack: DeepstackMerger::load_all(loader)?,
             patch: loader.patch_embedding()?,
             positions: Positions::load(loader)?,
             norm: match config.family {
@@ -67,7 +70,7 @@ impl<B: VisionOps> Tower<B> {
         patches: &[f32],
         grid: TowerGrid,
     ) -> Result<Encoding<B>, TowerError> {
-        self.config.n_vectors(grid)?;
+        let n_vectors = self.config.n_vectors(grid)?;
         let (got, expected) = (patches.len(), grid.n_patches() * self.config.patch_dim());
         if got != expected {
             return Err(TowerError::WrongValues { got, expected });
@@ -80,7 +83,8 @@ impl<B: VisionOps> Tower<B> {
             }
             _ => backend.upload(patches, self.config.patch_dim()),
         };
-        Ok(Encoding::new(grid, rows, self.config.n_stages()))
+        let sizes = (n_vectors, self.config.n_stages());
+        Ok(Encoding::new(grid, rows, sizes))
     }
 
     /// The first stage: the vectors of patches, and the rotations of heads.
@@ -116,6 +120,18 @@ impl<B: VisionOps> Tower<B> {
         rotations: Option<&ImageRotations<B>>,
     ) {
         self.layers[layer].add(backend, x, rotations);
+    }
+
+    /// The further vectors that the output of a layer gives, if it does.
+    pub(super) fn deepstack(
+        &self,
+        backend: &mut B,
+        layer: usize,
+        x: &B::Tensor,
+        grid: TowerGrid,
+    ) -> Option<B::Tensor> {
+        let merger = self.deepstack.iter().find(|merger| merger.reads(layer))?;
+        Some(merger.vectors(backend, x, grid))
     }
 
     /// The last stage.

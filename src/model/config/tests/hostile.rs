@@ -113,6 +113,7 @@ fn hostile_values_are_refused_or_stay_within_bounds() {
         json!({"rope_type": "longrope", "short_factor": [1], "long_factor": [-1, 0, null, "1"]}),
         json!({"mrope_section": [1, u64::MAX, 1], "mrope_interleaved": true}),
         json!({"mrope_section": [1e308, -1, null]}),
+        json!({"deepstack_visual_indexes": [u64::MAX, 0]}),
         json!({"rope_type": "yarn", "llama_4_scaling_beta": 1e3, "original_max_position_embeddings": 1}),
         json!(true),
         json!(null),
@@ -133,6 +134,7 @@ fn hostile_values_are_refused_or_stay_within_bounds() {
         "max_window_layers",
         "layer_types",
         "rope_scaling",
+        "vision_config",
         "rope_parameters",
         "rope_theta",
         "partial_rotary_factor",
@@ -268,6 +270,7 @@ fn check_bounds(config: &Value) {
 }
 
 const QWEN: &str = "Qwen3MoeForCausalLM";
+const QWEN_VL: &str = "Qwen3VLForConditionalGeneration";
 const HYBRID: &str = "Qwen3_5ForCausalLM";
 const NEXT: &str = "Qwen3NextForCausalLM";
 const LFM2: &str = "Lfm2ForCausalLM";
@@ -320,6 +323,16 @@ const REFUSED_BY_FAMILIES: &[FamilyRefusal] = &[
         QWEN,
         || json!({"mlp_only_layers": "all"}),
         "mlp_only_layers is \"all\", expected a list of layers",
+    ),
+    (
+        QWEN_VL,
+        || json!({"vision_config": {"deepstack_visual_indexes": [0, 1, 2]}}),
+        "vision_config.deepstack_visual_indexes names 3 layers, expected fewer than the 3 layers",
+    ),
+    (
+        QWEN_VL,
+        || json!({"vision_config": {"deepstack_visual_indexes": [-1]}}),
+        "vision_config.deepstack_visual_indexes is [-1], expected a list of layers",
     ),
     (
         GPT_OSS,

@@ -112,6 +112,17 @@ fn images_rotate_by_rows_and_columns_in_families_with_m_rope() {
     assert_eq!((fixture("qwen3-5").mrope, usual), (of(1, 1), of(11, 10)));
     assert_eq!(fixture("qwen3-5").images(), ImageSupport::Grid);
     assert_eq!(fixture("qwen3-next").mrope, None);
+    let deepstack = fixture("qwen3-vl");
+    assert_eq!(deepstack.mrope, of(5, 4));
+    assert_eq!(deepstack.images(), ImageSupport::Deepstack(2));
+    assert_eq!(deepstack.images().vector_width(64), 192);
+    let without_tower = parse(&base("Qwen3VLForConditionalGeneration")).expect("supported");
+    assert_eq!(without_tower.mrope, of(20, 20));
+    assert_eq!(without_tower.images(), ImageSupport::Grid);
+    assert_eq!(
+        (without_tower.head_dim, without_tower.rope.theta),
+        (128, 5e5)
+    );
     assert_eq!(fixture("llama").images(), ImageSupport::Sequence);
     assert_eq!(fixture("gemma4").images(), ImageSupport::Sequence);
 }

@@ -59,6 +59,16 @@ fn options_that_change_the_result_are_refused_by_name() {
         "vision_config.deepstack_visual_indexes names layers",
     );
     refuses_key("qwen", ("model_type", json!("qwen3_vl")), key);
+    refuses(
+        "qwen3-vl",
+        (place, key, json!([2, 0])),
+        "vision_config.deepstack_visual_indexes is [2, 0], expected ascending",
+    );
+    refuses(
+        "qwen3-vl",
+        (place, key, json!([0, 3])),
+        "numbers of layers below 3, the tower's depth",
+    );
     refuses_key(
         "qwen",
         ("model_type", json!("llava")),
@@ -187,6 +197,20 @@ fn the_width_of_the_text_model_must_be_that_of_the_vectors() {
     refused(
         error,
         "mmproj.gguf: the vision tower makes vectors of width 20, the text model's embeddings have width 32",
+    );
+}
+
+#[test]
+fn the_text_model_must_take_the_further_vectors() {
+    let config = checkpoint("qwen3-vl").config;
+    assert_eq!((config.text_width, config.out_width()), (20, 60));
+    let source = Path::new("mmproj.gguf");
+    assert!(config.check_width(source, 20).is_ok());
+    assert!(config.check_deepstack(source, 2).is_ok());
+    refused(
+        config.check_deepstack(source, 0),
+        "mmproj.gguf: the vision tower makes vectors for the outputs of 2 layers (deepstack), the text model takes \
+         them for 0",
     );
 }
 

@@ -29,7 +29,7 @@ fn check(names: &[&str], mistake: &str, plant: impl Fn(&mut TowerConfig)) {
     }
 }
 
-const ROTATED: [&str; 4] = ["qwen", "gemma4", "gemma4-plain", "pixtral"];
+const ROTATED: [&str; 5] = ["qwen", "qwen3-vl", "gemma4", "gemma4-plain", "pixtral"];
 
 #[test]
 fn without_a_mistake_nothing_moves() {
@@ -47,7 +47,7 @@ fn other_activations_are_noticed() {
             Activation::GeluErf | Activation::Silu => Activation::GeluTanh,
         };
     });
-    let projectors = ["qwen", "pixtral", "lfm2"];
+    let projectors = ["qwen", "qwen3-vl", "pixtral", "lfm2"];
     check(&projectors, "tanh in the projector", |config| {
         config.projector_activation = Activation::GeluTanh;
     });
@@ -72,8 +72,23 @@ fn other_norms_are_noticed() {
 #[test]
 fn swapped_rows_and_columns_and_other_frequencies_are_noticed() {
     check(&ROTATED, "another base", |config| config.theta = 1e3);
-    for name in ["qwen", "gemma4", "gemma4-plain", "pixtral", "lfm2"] {
+    let not_square = [
+        "qwen",
+        "qwen3-vl",
+        "gemma4",
+        "gemma4-plain",
+        "pixtral",
+        "lfm2",
+    ];
+    for name in not_square {
         let error = error_of(name, |_| {}, true);
         assert!(error > 0.1, "{name}, swapped: only {error}");
     }
+}
+
+#[test]
+fn vectors_of_another_layer_are_noticed() {
+    check(&["qwen3-vl"], "another layer", |config| {
+        config.deepstack = vec![1, 2];
+    });
 }

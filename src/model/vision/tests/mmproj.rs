@@ -105,8 +105,9 @@ fn a_tower_next_to_a_model_is_used_if_it_is_the_only_one_that_fits() {
 
 #[test]
 fn towers_of_other_families_and_widths_do_not_fit() {
-    const OF_TOWERS: [(&str, &[&str]); 5] = [
+    const OF_TOWERS: [(&str, &[&str]); 6] = [
         ("qwen", &["qwen3-5", "qwen3-5-moe"]),
+        ("qwen3-vl", &["qwen3-vl"]),
         ("gemma3", &["gemma3"]),
         ("gemma4", &["gemma4", "gemma4-plain"]),
         ("pixtral", &["llama", "ministral3"]),
@@ -299,7 +300,19 @@ fn files_of_other_models_and_broken_files_are_refused_by_name() {
         "clip.vision.is_deepstack_layers",
         Value::I32s(vec![0, 1]),
     );
-    refused(&deepstack, "clip.vision.is_deepstack_layers names layers");
+    refused(
+        &deepstack,
+        "tensor v.deepstack.1.norm.weight is missing, expected shape [96]",
+    );
+    let beyond = with(
+        "qwen",
+        "clip.vision.is_deepstack_layers",
+        Value::I32s(vec![0, 0, 1]),
+    );
+    refused(
+        &beyond,
+        "clip.vision.is_deepstack_layers names layer 2, expected layers below 2",
+    );
     let heads = with("qwen", "clip.vision.attention.head_count", Value::U32(5));
     refused(
         &heads,

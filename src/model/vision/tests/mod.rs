@@ -19,8 +19,9 @@ mod mmproj;
 mod oracle;
 mod stages;
 
-const TOWERS: [&str; 6] = [
+const TOWERS: [&str; 7] = [
     "qwen",
+    "qwen3-vl",
     "gemma3",
     "gemma4",
     "gemma4-plain",
