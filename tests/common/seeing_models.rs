@@ -69,6 +69,35 @@ pub const QWEN: Sight = Sight {
     is_qwen: true,
 };
 
+/// M-RoPE, and vectors of an image for the first two layers.
+pub const DEEPSTACK: Sight = Sight {
+    name: "qwen3-vl",
+    text: "models/qwen3-vl",
+    tower: "towers/qwen3-vl",
+    widened: &[
+        ("model.visual.merger.linear_fc2.bias", &[64]),
+        ("model.visual.merger.linear_fc2.weight", &[64, 96]),
+        (
+            "model.visual.deepstack_merger_list.0.linear_fc2.bias",
+            &[64],
+        ),
+        (
+            "model.visual.deepstack_merger_list.0.linear_fc2.weight",
+            &[64, 96],
+        ),
+        (
+            "model.visual.deepstack_merger_list.1.linear_fc2.bias",
+            &[64],
+        ),
+        (
+            "model.visual.deepstack_merger_list.1.linear_fc2.weight",
+            &[64, 96],
+        ),
+    ],
+    is_hybrid: false,
+    ..QWEN
+};
+
 /// Pixtral's tower: a mark ends each row of an image.
 pub const PIXTRAL: Sight = Sight {
     name: "mistral3",

@@ -21,10 +21,10 @@ use tempfile::TempDir;
 use crate::identity::{assert_same, plain, start};
 use crate::images::is_written;
 use crate::requests::{self, Bits, at_once, bits};
-use crate::seeing_models::{Noise, PAD, PIXTRAL, QWEN, Sight, blind, count_encodings};
+use crate::seeing_models::{DEEPSTACK, Noise, PAD, PIXTRAL, QWEN, Sight, blind, count_encodings};
 use crate::world::{Gated, World};
 
-const MODELS: [Sight; 2] = [QWEN, PIXTRAL];
+const MODELS: [Sight; 3] = [QWEN, PIXTRAL, DEEPSTACK];
 const CHUNKS: [i64; 3] = [16, 64, 4096];
 const PAGES: [u32; 3] = [1, 16, 256];
 const NEIGHBOURS: [u32; 3] = [1, 63, 7];
