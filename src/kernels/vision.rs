@@ -1,7 +1,11 @@
 //! The operations of a vision tower that decoders lack.
 //!
-//! A tensor has the rows of one image. Each element of each result depends on that image only, and the order of every
-//! sum follows from the image's shape: results do not depend on threads, or on work between two operations.
+//! A tensor has rows of one image. Each element of each result depends on that image only, and the order of every sum
+//! follows from the image's shape: results do not depend on threads, on work between two operations, or on the number
+//! of rows that an operation gets at a time.
+//!
+//! An image is encoded in several steps. [`VisionOps::upload`], [`VisionOps::keep`] and [`VisionOps::image_keys`] make
+//! the tensors that last from one to the next. They have memory of their own, which is freed with the last of them.
 
 use crate::Backend;
 
@@ -38,6 +42,16 @@ impl ImageHeads {
         self.n_heads * self.head_dim
     }
 }
+
+/// The keys and values of all patches of an image, in the backend's order.
+pub struct ImageKeys<B: Backend> {
+    pub kept: B::Tensor,
+    pub n_patches: usize,
+}
+
+/// The patches of an image may be divided into blocks, each a tensor. All but the last one have a multiple of this
+/// number of patches.
+pub const BLOCK_PATCHES: usize = 16;
 
 /// Columns of a tensor, from `first` on; each operation says how many.
 pub struct Columns<'a, T> {
@@ -84,6 +98,12 @@ pub trait VisionOps: Backend + Sized {
     /// # Panics
     /// If the values are not whole rows.
     fn upload(&mut self, values: &[f32], width: usize) -> Self::Tensor;
+
+    /// Copies columns, in memory that lasts for several steps.
+    ///
+    /// # Shapes
+    /// Columns and result: `[n, width]`.
+    fn keep(&mut self, x: Columns<'_, Self::Tensor>, width: usize) -> Self::Tensor;
 
     /// Copies all rows to the host.
     fn download(&mut self, x: &Self::Tensor) -> Vec<f32>;
@@ -135,15 +155,45 @@ pub trait VisionOps: Backend + Sized {
         block: usize,
     );
 
-    /// Attention of every patch to all patches of the image.
+    /// Memory for the keys and values of an image.
+    fn image_keys(&mut self, n_patches: usize, heads: &ImageHeads) -> ImageKeys<Self>;
+
+    /// Keeps the keys and values of a block of patches, of which the first has the index `first`.
     ///
     /// # Shapes
-    /// Queries, keys and values: `[n, width]` each; result `[n, width]`.
+    /// Keys and values: `[n, width]` each.
+    ///
+    /// # Panics
+    /// If the block does not begin at a multiple of [`BLOCK_PATCHES`], or ends at another number than a multiple or the
+    /// image's end.
+    fn keep_keys(
+        &mut self,
+        keys: &mut ImageKeys<Self>,
+        first: usize,
+        keys_values: [Columns<'_, Self::Tensor>; 2],
+        heads: &ImageHeads,
+    );
+
+    /// Attention of patches to all patches of their image, whose keys and values were kept.
+    ///
+    /// # Shapes
+    /// Queries: `[n, width]`, which is the result's shape.
     fn attend_image(
         &mut self,
-        queries_keys_values: [Columns<'_, Self::Tensor>; 3],
+        queries: Columns<'_, Self::Tensor>,
+        keys: &ImageKeys<Self>,
         heads: &ImageHeads,
     ) -> Self::Tensor;
+
+    /// Copies rows, by their indices, from blocks with consecutive rows. All blocks but the last have the first one's
+    /// number of rows.
+    ///
+    /// # Shapes
+    /// Blocks: `[n, width]` each; result `[rows.len(), width]`.
+    ///
+    /// # Panics
+    /// If there is no block, or an index is out of range.
+    fn gather_rows(&mut self, blocks: &[&Self::Tensor], rows: &[u32]) -> Self::Tensor;
 
     /// Joins rows in groups of `group`, in the order of `rows`, their indices.
     ///

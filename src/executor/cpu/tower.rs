@@ -1,4 +1,5 @@
-//! The vision tower on the CPU, as the executor's slices run it: a unit of work is a stage of a view.
+//! The vision tower on the CPU, as the executor's slices run it: its units of work are those of an image's views, one
+//! view after another.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -8,7 +9,9 @@ use super::CpuExecutor;
 use crate::vision::{Encoder, ImageTower, refuse_slice};
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_kernels::cpu::CpuBackend;
-use souffleur_model::vision::{Encoding, Tower, TowerCheckpoint, TowerConfig, TowerGrid};
+use souffleur_model::vision::{
+    Encoding, Tower, TowerCheckpoint, TowerConfig, TowerGrid, UNIT_FLOPS,
+};
 use souffleur_state::prompt_images::{ImageGrid, ImageInput};
 use souffleur_state::step::StepPlan;
 
@@ -20,14 +23,12 @@ struct CpuTower {
     vectors: Vec<f32>,
 }
 
-/// The work on an image: the operations of each stage of each view.
+/// The work on an image: the operations of each unit of each view.
 pub fn tower_work(config: &TowerConfig, input: &dyn ImageInput) -> Arc<[u64]> {
     let views = (0..input.n_views()).map(|view| tower_grid(input.grid(view)));
-    let stages = views.flat_map(|grid| {
-        let stages = 0..config.n_stages();
-        stages.map(move |stage| config.stage_flops(grid, stage))
-    });
-    stages.collect()
+    views
+        .flat_map(|grid| config.work(grid, UNIT_FLOPS))
+        .collect()
 }
 
 fn tower_grid(grid: ImageGrid) -> TowerGrid {
@@ -50,7 +51,7 @@ impl ImageTower<CpuBackend> for CpuTower {
     }
 
     fn advance(&mut self, backend: &mut CpuBackend) -> Result<(), String> {
-        let view = self.views.front_mut().ok_or("has no further stage")?;
+        let view = self.views.front_mut().ok_or("has no further unit")?;
         view.advance(&self.tower, backend, 1);
         if view.is_done()
             && let Some(view) = self.views.pop_front()
@@ -62,7 +63,7 @@ impl ImageTower<CpuBackend> for CpuTower {
 
     fn finish(&mut self, _: &mut CpuBackend) -> Result<Vec<f32>, String> {
         if !self.views.is_empty() {
-            return Err("has stages that were not computed".to_owned());
+            return Err("has units that were not computed".to_owned());
         }
         Ok(std::mem::take(&mut self.vectors))
     }

@@ -92,8 +92,8 @@ pub use self::seats::Numa;
 use self::seats::Seats;
 pub use self::simd::{ISA_VARIABLE, Isa, Kernel, Lanes, dispatch};
 use self::stack::Stack;
-use self::tensor::Scratch;
 pub use self::tensor::Tensor;
+use self::tensor::{LastingScratch, Scratch};
 use self::threads::ThreadPool;
 use super::{HeadShape, Linear};
 use crate::dtype::{Dtype, Quantization};
@@ -149,6 +149,8 @@ pub struct CpuBackend {
     rule: FormatRule,
     weights: WeightArena,
     scratch: Scratch,
+    /// For tensors of images that are encoded in several steps.
+    image_scratch: LastingScratch,
     kv: KvPool,
     /// `None` until [`CpuBackend::prepare_blocks`] is called.
     blocks: Option<BlockMap>,
@@ -198,6 +200,7 @@ impl CpuBackend {
             rule: FormatRule::new(sizes.dtype, sizes.quantization),
             weights: WeightArena::default(),
             scratch: Scratch::default(),
+            image_scratch: LastingScratch::default(),
             kv,
             blocks: None,
             states,

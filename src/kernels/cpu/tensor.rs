@@ -1,6 +1,6 @@
 //! Activation tensors, whose memory comes from a free list of reused buffers.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::memory::Lines;
 
@@ -32,6 +32,25 @@ impl Scratch {
             data,
             scratch: self.clone(),
         }
+    }
+}
+
+/// Buffers of tensors that last for several steps. They are reused as those of a [`Scratch`], and freed with the last
+/// tensor.
+#[derive(Default)]
+pub struct LastingScratch {
+    free: Weak<Mutex<Vec<Lines<f32>>>>,
+}
+
+impl LastingScratch {
+    /// Returns a tensor with arbitrary content.
+    pub fn tensor(&mut self, rows: usize, width: usize) -> Tensor {
+        let scratch = match self.free.upgrade() {
+            Some(free) => Scratch { free },
+            None => Scratch::default(),
+        };
+        self.free = Arc::downgrade(&scratch.free);
+        scratch.tensor(rows, width)
     }
 }
 
@@ -140,5 +159,21 @@ impl<'a, T> Shared<'a, T> {
         );
         // SAFETY: in bounds by the line above, disjoint as the caller guarantees.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_of_lasting_tensors_are_reused_until_the_last_one_is_dropped() {
+        let mut scratch = LastingScratch::default();
+        let (first, second) = (scratch.tensor(2, 3), scratch.tensor(2, 3));
+        let place = first.values().as_ptr();
+        drop(first);
+        assert_eq!(scratch.tensor(1, 4).values().as_ptr(), place);
+        drop(second);
+        assert!(scratch.free.upgrade().is_none());
     }
 }

@@ -85,11 +85,6 @@ impl TowerConfig {
         from_gguf::read(gguf)
     }
 
-    /// The embedding of patches, the layers, and the projector.
-    pub fn n_stages(&self) -> usize {
-        self.n_layers + 2
-    }
-
     /// The values of a patch.
     pub fn patch_dim(&self) -> usize {
         3 * self.frames * self.patch * self.patch

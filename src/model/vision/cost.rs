@@ -1,5 +1,6 @@
 //! The work and the memory of an encoding, known before it begins.
 
+use super::cut::{Cut, UNIT_FLOPS, Unit};
 use super::{TowerConfig, TowerGrid};
 use souffleur_kernels::dtype::{Dtype, MatrixRole, Quantization};
 
@@ -8,71 +9,78 @@ const QUERIES: usize = 8;
 const LANES: usize = 16;
 
 impl TowerConfig {
-    /// Floating-point operations of a stage, two for each multiply-add: 0 is the embedding of patches, the last stage
-    /// the projector. 0 beyond the last stage.
-    pub fn stage_flops(&self, grid: TowerGrid, stage: usize) -> u64 {
-        let n = grid.n_patches() as u64;
-        let product =
-            |rows: u64, [outputs, inputs]: [usize; 2]| 2 * rows * outputs as u64 * inputs as u64;
-        if stage == 0 {
-            return product(n, [self.hidden, self.patch_dim()]);
+    /// Floating-point operations of each unit of the work on an image, two for each multiply-add. A unit has at most
+    /// `unit_flops`, unless a block has the fewest patches. An image that the tower cannot encode has one unit.
+    pub fn work(&self, grid: TowerGrid, unit_flops: u64) -> Vec<u64> {
+        if self.n_vectors(grid).is_err() {
+            return vec![1];
         }
-        if stage <= self.n_layers {
-            let projections = 4 * product(n, [self.hidden, self.attended()]);
-            let n_mlp = if self.is_gated() { 3 } else { 2 };
-            let mlp = n_mlp * product(n, [self.hidden, self.intermediate]);
-            let attention = 4 * n * n * self.attended() as u64;
-            let is_read = self.deepstack.contains(&(stage - 1));
-            let deepstack = if is_read { self.merger_flops(n) } else { 0 };
-            return projections + mlp + attention + deepstack;
-        }
-        if stage >= self.n_stages() {
-            return 0;
-        }
-        self.merger_flops(n)
+        let cut = Cut::new(self, grid, unit_flops);
+        let flops = |index: usize| {
+            let unit = cut.unit(index);
+            cut.rows(unit).len() as u64 * self.row_flops(unit, grid.n_patches())
+        };
+        (0..cut.n_units()).map(flops).collect()
     }
 
-    /// Operations of the projector, or of the equal one of a layer's output, for `n` patches.
-    fn merger_flops(&self, n: u64) -> u64 {
-        let vectors = n / (self.merge * self.merge) as u64;
-        let shapes = self.projector_shapes().into_iter();
-        let products = shapes.map(|[outputs, inputs]| 2 * vectors * outputs as u64 * inputs as u64);
-        products.sum()
+    /// Operations of a unit for each of its rows, for an image of `n` patches.
+    pub(super) fn row_flops(&self, unit: Unit, n: usize) -> u64 {
+        let product = |[outputs, inputs]: [usize; 2]| 2 * outputs as u64 * inputs as u64;
+        let projection = product([self.hidden, self.attended()]);
+        match unit {
+            Unit::Embed(_) => product([self.hidden, self.patch_dim()]),
+            Unit::Project { .. } => 3 * projection,
+            Unit::Attend { .. } => {
+                let n_mlp = if self.is_gated() { 3 } else { 2 };
+                let mlp = n_mlp * product([self.hidden, self.intermediate]);
+                projection + mlp + 4 * n as u64 * self.attended() as u64
+            }
+            Unit::Deepstack { .. } | Unit::Vectors(_) => {
+                self.projector_shapes().into_iter().map(product).sum()
+            }
+        }
     }
 
     pub fn total_flops(&self, grid: TowerGrid) -> u64 {
-        let stages = 0..self.n_stages();
-        stages.map(|stage| self.stage_flops(grid, stage)).sum()
+        self.work(grid, u64::MAX).into_iter().sum()
     }
 
-    /// The largest sum of the tensors that an encoding has at a time, in bytes, with this number of compute threads.
+    /// The largest sum of the tensors that an encoding has at a time, in bytes, with this number of compute threads and
+    /// units of at most [`UNIT_FLOPS`].
     pub fn encoding_bytes(&self, grid: TowerGrid, threads: usize) -> u64 {
         let n = grid.n_patches();
-        let (hidden, attended) = (self.hidden, self.attended());
-        let vectors = n / (self.merge * self.merge);
-        let n_sets = self.deepstack.len();
-        let further = n_sets * vectors * self.text_width;
+        let cut = Cut::new(self, grid, UNIT_FLOPS);
+        let (block, vectors) = (cut.patches.largest(), cut.vectors.largest());
+        let (hidden, attended, patch) = (self.hidden, self.attended(), self.patch_dim());
         let rotations = if self.rotates() { n * self.head_dim } else { 0 };
-        let kept = n * hidden + rotations + further;
-        let embed = n * (2 * self.patch_dim() + 3 * hidden + self.head_dim);
+        // The values of patches are on the host too, when they are copied.
+        let patches = n * (patch + patch.max(hidden));
+        let embed = patches + rotations + block * (patch + 3 * hidden + self.head_dim);
         let panels = n.next_multiple_of(LANES);
         let packed_values = n * self.n_heads * self.head_dim.next_multiple_of(LANES);
-        let lanes = threads * QUERIES * (panels + LANES + self.head_dim);
-        let packed = panels * attended + packed_values + lanes;
-        let attention = kept + n * (2 * hidden + 4 * attended) + packed;
+        // The residual stream, keys, values and queries.
+        let kept = n * hidden + rotations + panels * attended + packed_values + n * attended;
+        let attention = threads * QUERIES * (panels + LANES + self.head_dim)
+            + block * (2 * hidden + 4 * attended);
         let n_inner = if self.is_gated() { 4 } else { 2 };
-        let mlp = kept + n * (2 * hidden + n_inner * self.intermediate);
+        let mlp = block * (2 * hidden + n_inner * self.intermediate);
+        let n_vectors = n / (self.merge * self.merge);
+        let further = self.deepstack.len() * n_vectors * self.text_width;
+        let layer = kept + further + attention.max(mlp);
         let widths = self.projector_shapes().into_iter().flatten();
         let widest = widths.max().unwrap_or(0);
-        let projector = 3 * n * hidden + 3 * vectors * widest + further;
+        let merger = vectors * (3 * self.joined() + 3 * widest);
+        let all = further + n_vectors * self.text_width;
+        // While a layer's output is projected, keys are kept too.
+        let projector = merger
+            + if further > 0 {
+                kept + all
+            } else {
+                n * hidden + all
+            };
         // At the end, all vectors, their copies on the host, and these side by side.
-        let copies = 3 * (further + vectors * self.text_width);
-        let deepstack = if n_sets > 0 {
-            copies.max(projector + kept)
-        } else {
-            0
-        };
-        let most = embed.max(attention).max(mlp).max(projector).max(deepstack);
+        let copies = 3 * all;
+        let most = embed.max(layer).max(projector).max(copies);
         most as u64 * Dtype::F32.bytes() as u64
     }
 

@@ -1,7 +1,8 @@
 //! Vectors from the outputs of some layers of a tower, for the first layers of the text model (DeepStack, arXiv
 //! 2406.04334). As in the projector, blocks of patches are joined; the norm is that of a block.
 
-use super::TowerGrid;
+use std::ops::Range;
+
 use super::loader::TowerLoader;
 use super::parts::deepstack_scope;
 use souffleur_base::error::LoadError;
@@ -10,7 +11,6 @@ use souffleur_kernels::vision::{Activation, JoinOrder, LayerNorm, VisionOps};
 
 /// The projector of one layer's output.
 pub(super) struct DeepstackMerger<B: VisionOps> {
-    layer: usize,
     /// Patches of a block.
     group: usize,
     norm: LayerNorm<B>,
@@ -21,17 +21,14 @@ pub(super) struct DeepstackMerger<B: VisionOps> {
 
 impl<B: VisionOps> DeepstackMerger<B> {
     pub fn load_all(loader: &mut TowerLoader<'_, B>) -> Result<Vec<Self>, LoadError> {
-        let layers = loader.config().deepstack.iter().enumerate();
-        layers
-            .map(|(set, layer)| Self::load(loader, set, *layer))
-            .collect()
+        let sets = 0..loader.config().deepstack.len();
+        sets.map(|set| Self::load(loader, set)).collect()
     }
 
-    fn load(loader: &mut TowerLoader<'_, B>, set: usize, layer: usize) -> Result<Self, LoadError> {
+    fn load(loader: &mut TowerLoader<'_, B>, set: usize) -> Result<Self, LoadError> {
         let config = loader.config();
         let scope = deepstack_scope(config, loader.checkpoint.source, set);
         Ok(Self {
-            layer,
             group: config.merge * config.merge,
             norm: loader.layer_norm(scope, "norm", config.eps)?,
             fc1: loader.linear(scope, &["fc1"], true)?,
@@ -40,16 +37,17 @@ impl<B: VisionOps> DeepstackMerger<B> {
         })
     }
 
-    /// Whether it reads the output of this layer.
-    pub fn reads(&self, layer: usize) -> bool {
-        self.layer == layer
-    }
-
+    /// The vectors of these indices.
+    ///
     /// # Shapes
-    /// `x: [n_patches, hidden]`; result `[n_vectors, text_width]`.
-    pub fn vectors(&self, backend: &mut B, x: &B::Tensor, grid: TowerGrid) -> B::Tensor {
-        let patches: Vec<u32> = (0..grid.n_patches() as u32).collect();
-        let joined = backend.join_rows(x, &patches, self.group, JoinOrder::Rows);
+    /// `x`: blocks of all patches of the image, `[n, hidden]` each; result `[vectors.len(), text_width]`.
+    pub fn vectors(&self, backend: &mut B, x: &[&B::Tensor], vectors: Range<usize>) -> B::Tensor {
+        let patches = vectors.start * self.group..vectors.end * self.group;
+        let patches: Vec<u32> = patches.map(|patch| patch as u32).collect();
+        let gathered = backend.gather_rows(x, &patches);
+        let rows: Vec<u32> = (0..patches.len() as u32).collect();
+        let joined = backend.join_rows(&gathered, &rows, self.group, JoinOrder::Rows);
+        drop(gathered);
         let normed = backend.layer_norm(&joined, &self.norm);
         drop(joined);
         let operand = backend.operand(&normed, &self.fc1.weight);

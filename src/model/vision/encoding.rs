@@ -1,41 +1,52 @@
-//! The encoding of one image, in stages.
+//! The encoding of one image, in units.
 
+use super::cut::{Cut, Unit};
 use super::deepstack::side_by_side;
 use super::layer::ImageRotations;
 use super::{Tower, TowerGrid};
-use souffleur_kernels::vision::VisionOps;
+use souffleur_kernels::vision::{ImageKeys, VisionOps};
 
 /// An image that is being encoded: it owns the activations, and frees them when it is dropped.
 ///
-/// The stages are the embedding of patches, each layer, and the projector. Bits do not depend on how stages are divided
-/// among calls, on other work of the backend between them, or on threads.
+/// Its units are parts of the embedding of patches, of each layer, and of the projector. Bits do not depend on the size
+/// of units, on how they are divided among calls, on other work of the backend between them, or on threads.
 pub struct Encoding<B: VisionOps> {
     grid: TowerGrid,
-    /// The next stage.
-    stage: usize,
-    n_stages: usize,
-    /// Patches before the first stage, vectors after the last one, and the residual stream between.
+    cut: Cut,
+    /// The next unit.
+    unit: usize,
+    /// The image's patches, in order.
+    blocks: Vec<Block<B>>,
+    /// Of the current layer; from the first layer to the last one.
+    keys: Option<ImageKeys<B>>,
+    /// Blocks of vectors, as the projector makes them, and then those that outputs of layers give: for each set.
+    sets: Vec<Vec<B::Tensor>>,
+}
+
+/// A block of patches.
+struct Block<B: VisionOps> {
+    /// The patches' values before they are embedded, and the residual stream afterwards.
     rows: B::Tensor,
-    /// Further vectors, in the order of the layers from whose outputs they are.
-    deepstack: Vec<B::Tensor>,
-    n_vectors: usize,
     rotations: Option<ImageRotations<B>>,
+    /// Between the two parts of a layer.
+    queries: Option<B::Tensor>,
 }
 
 impl<B: VisionOps> Encoding<B> {
-    pub(super) fn new(
-        grid: TowerGrid,
-        patches: B::Tensor,
-        (n_vectors, n_stages): (usize, usize),
-    ) -> Self {
+    /// `patches` are the blocks of the cut.
+    pub(super) fn new(grid: TowerGrid, cut: Cut, patches: Vec<B::Tensor>) -> Self {
+        let blocks = patches.into_iter().map(|rows| Block {
+            rows,
+            rotations: None,
+            queries: None,
+        });
         Self {
             grid,
-            stage: 0,
-            n_stages,
-            rows: patches,
-            deepstack: Vec::new(),
-            n_vectors,
-            rotations: None,
+            cut,
+            unit: 0,
+            blocks: blocks.collect(),
+            keys: None,
+            sets: Vec::new(),
         }
     }
 
@@ -43,49 +54,84 @@ impl<B: VisionOps> Encoding<B> {
         self.grid
     }
 
-    /// The next stage to compute, from 0; see [`super::TowerConfig::stage_flops`].
-    pub fn stage(&self) -> usize {
-        self.stage
+    /// The next unit to compute, from 0; see [`super::TowerConfig::work`].
+    pub fn unit(&self) -> usize {
+        self.unit
     }
 
-    /// The stages that are left.
+    /// The units that are left.
     pub fn remaining(&self) -> usize {
-        self.n_stages - self.stage
+        self.cut.n_units() - self.unit
     }
 
     pub fn is_done(&self) -> bool {
         self.remaining() == 0
     }
 
-    /// Computes the next stages, at most `stages`.
+    /// Computes the next units, at most `units`.
     ///
     /// # Panics
     /// If another tower began this encoding.
-    pub fn advance(&mut self, tower: &Tower<B>, backend: &mut B, stages: usize) {
+    pub fn advance(&mut self, tower: &Tower<B>, backend: &mut B, units: usize) {
         assert_eq!(
-            self.n_stages,
-            tower.config().n_stages(),
+            self.cut,
+            tower.cut(self.grid),
             "an encoding must stay with its tower"
         );
-        for _ in 0..stages.min(self.remaining()) {
+        for _ in 0..units.min(self.remaining()) {
             self.compute(tower, backend);
-            self.stage += 1;
+            self.unit += 1;
         }
     }
 
     fn compute(&mut self, tower: &Tower<B>, backend: &mut B) {
-        if self.stage == 0 {
-            (self.rows, self.rotations) = tower.embed(backend, &self.rows, self.grid);
-        } else if self.stage + 1 < self.n_stages {
-            let rotations = self.rotations.as_ref();
-            let layer = self.stage - 1;
-            tower.add_layer(backend, layer, &mut self.rows, rotations);
-            let vectors = tower.deepstack(backend, layer, &self.rows, self.grid);
-            self.deepstack.extend(vectors);
-        } else {
-            self.rotations = None;
-            self.rows = tower.project(backend, &self.rows, self.grid);
+        let unit = self.cut.unit(self.unit);
+        let rows = self.cut.rows(unit);
+        match unit {
+            Unit::Embed(block) => {
+                let block = &mut self.blocks[block];
+                (block.rows, block.rotations) = tower.embed(backend, &block.rows, self.grid, rows);
+            }
+            Unit::Project { layer, block } => {
+                let grid = self.grid;
+                let keys = self.keys.get_or_insert_with(|| tower.keys(backend, grid));
+                let block = &mut self.blocks[block];
+                let rotations = block.rotations.as_ref();
+                let layer = tower.layer(layer);
+                let queries = layer.project(backend, &block.rows, rotations, (keys, rows.start));
+                block.queries = Some(queries);
+            }
+            Unit::Attend { layer, block } => {
+                let block = &mut self.blocks[block];
+                let parts = (block.queries.take(), self.keys.as_ref());
+                let (Some(queries), Some(keys)) = parts else {
+                    unreachable!("the first part of a layer comes before the second one");
+                };
+                let layer = tower.layer(layer);
+                layer.add(backend, &mut block.rows, queries, keys);
+            }
+            Unit::Deepstack { set, .. } => {
+                let vectors = tower.deepstack(backend, set, &self.patches(), rows);
+                self.add(1 + set, vectors);
+            }
+            Unit::Vectors(_) => {
+                self.keys = None;
+                let vectors = tower.project(backend, &self.patches(), self.grid, rows);
+                self.add(0, vectors);
+            }
         }
+    }
+
+    /// The residual stream.
+    fn patches(&self) -> Vec<&B::Tensor> {
+        self.blocks.iter().map(|block| &block.rows).collect()
+    }
+
+    /// Adds a block of vectors to a set.
+    fn add(&mut self, set: usize, vectors: B::Tensor) {
+        let n_sets = self.sets.len().max(set + 1);
+        self.sets.resize_with(n_sets, Vec::new);
+        self.sets[set].push(vectors);
     }
 
     /// The vectors, row by row: `[n_vectors, out_width]`.
@@ -93,13 +139,15 @@ impl<B: VisionOps> Encoding<B> {
     /// # Panics
     /// Unless the encoding is done.
     pub fn into_vectors(self, backend: &mut B) -> Vec<f32> {
-        assert!(self.is_done(), "{} stages are left", self.remaining());
-        let vectors = backend.download(&self.rows);
-        if self.deepstack.is_empty() {
-            return vectors;
+        assert!(self.is_done(), "{} units are left", self.remaining());
+        let mut sets = self.sets.iter().map(|blocks| -> Vec<f32> {
+            let blocks = blocks.iter();
+            blocks.flat_map(|block| backend.download(block)).collect()
+        });
+        if self.sets.len() == 1 {
+            return sets.next().unwrap_or_default();
         }
-        let further = self.deepstack.iter().map(|set| backend.download(set));
-        let sets: Vec<Vec<f32>> = std::iter::once(vectors).chain(further).collect();
-        side_by_side(&sets, self.n_vectors)
+        let sets: Vec<Vec<f32>> = sets.collect();
+        side_by_side(&sets, self.cut.vectors.n_rows())
     }
 }

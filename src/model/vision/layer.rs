@@ -1,11 +1,14 @@
 //! The layers of a tower: attention over all patches of an image, then an MLP.
+//!
+//! A layer computes a block of patches at a time. The keys and values of all blocks come before the attention of any;
+//! all else depends on the block's own patches.
 
 use super::loader::{Clip, TowerLoader};
 use super::parts::{Part, Scope};
 use super::{TowerConfig, TowerFamily};
 use souffleur_base::error::LoadError;
 use souffleur_kernels::Linear;
-use souffleur_kernels::vision::{Activation, Columns, ImageHeads, LayerNorm, VisionOps};
+use souffleur_kernels::vision::{Activation, Columns, ImageHeads, ImageKeys, LayerNorm, VisionOps};
 
 pub(super) enum TowerNorm<B: VisionOps> {
     Layer(LayerNorm<B>),
@@ -119,7 +122,7 @@ struct TowerAttention<B: VisionOps> {
     post_norm: Option<(B::Vector, f32)>,
 }
 
-/// The rotations of an image's heads, and the elements of a head in whose halves pairs are.
+/// The rotations of the heads of a block of patches, and the elements of a head in whose halves pairs are.
 pub(super) struct ImageRotations<B: VisionOps> {
     pub rows: B::Tensor,
     pub block: usize,
@@ -151,11 +154,13 @@ impl<B: VisionOps> TowerAttention<B> {
         })
     }
 
-    fn attend(
+    /// Keeps the keys and values of a block, of which the first patch has the index `first`. Returns the queries.
+    fn project(
         &self,
         backend: &mut B,
         normed: &B::Tensor,
         rotations: Option<&ImageRotations<B>>,
+        (keys, first): (&mut ImageKeys<B>, usize),
     ) -> B::Tensor {
         let mut parts = Vec::with_capacity(self.projections.len());
         for projection in &self.projections {
@@ -188,14 +193,19 @@ impl<B: VisionOps> TowerAttention<B> {
                 backend.rotate_heads(part, n_heads, rows, *block);
             }
         }
-        let columns = [0, 1, 2].map(|index| {
+        let keys_values = [1, 2].map(|index| {
             let (part, first) = place(index);
             Columns {
                 rows: &parts[part],
                 first,
             }
         });
-        backend.attend_image(columns, &self.heads)
+        backend.keep_keys(keys, first, keys_values, &self.heads);
+        let queries = Columns {
+            rows: &parts[0],
+            first: 0,
+        };
+        backend.keep(queries, width)
     }
 }
 
@@ -276,12 +286,30 @@ impl<B: VisionOps> TowerLayer<B> {
         })
     }
 
-    /// Adds attention and MLP to the residual stream `x`, `[n_patches, hidden]`.
-    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, rotations: Option<&ImageRotations<B>>) {
+    /// Keeps the keys and values of a block, and returns its queries.
+    ///
+    /// # Shapes
+    /// `x: [n, hidden]`, the residual stream; `keys`: those of the image, and the index of the block's first patch.
+    pub fn project(
+        &self,
+        backend: &mut B,
+        x: &B::Tensor,
+        rotations: Option<&ImageRotations<B>>,
+        keys: (&mut ImageKeys<B>, usize),
+    ) -> B::Tensor {
         let normed = self.norm1.rows(backend, x);
-        let attended = self.attention.attend(backend, &normed, rotations);
+        self.attention.project(backend, &normed, rotations, keys)
+    }
+
+    /// Adds attention and MLP to the residual stream of a block, `[n, hidden]`. The keys of all blocks were kept.
+    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, queries: B::Tensor, keys: &ImageKeys<B>) {
+        let columns = Columns {
+            rows: &queries,
+            first: 0,
+        };
+        let attended = backend.attend_image(columns, keys, &self.attention.heads);
         // Its memory is free for the next tensors.
-        drop(normed);
+        drop(queries);
         let post_norm = self.attention.post_norm.as_ref();
         self.attention.output.add(backend, x, &attended, post_norm);
         drop(attended);
@@ -293,7 +321,7 @@ impl<B: VisionOps> TowerLayer<B> {
     }
 }
 
-fn heads(config: &TowerConfig) -> ImageHeads {
+pub(super) fn heads(config: &TowerConfig) -> ImageHeads {
     ImageHeads {
         n_heads: config.n_heads,
         head_dim: config.head_dim,

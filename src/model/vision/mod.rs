@@ -2,7 +2,7 @@
 //!
 //! [`TowerConfig`] has the sizes, from `config.json` or from the metadata of a GGUF file (mmproj), and the costs of an
 //! encoding. [`TowerCheckpoint`] finds the tensors, [`Tower`] computes, and an [`Encoding`] is one image's state: it
-//! advances by stages, so that other work can run between them. Images are read elsewhere.
+//! advances by units (`cut`), so that other work can run between them. Images are read elsewhere.
 //!
 //! All towers are transformers in which every patch sees all patches of its image. They differ in norms, positions and
 //! MLPs (`layer`, `positions`), and in how they reduce blocks of patches to vectors (`projector`).
@@ -10,6 +10,7 @@
 mod checkpoint;
 mod config;
 mod cost;
+mod cut;
 mod deepstack;
 mod encoding;
 mod error;
@@ -28,6 +29,7 @@ mod tower;
 
 pub use checkpoint::TowerCheckpoint;
 pub use config::{MAX_PATCHES, TowerConfig, TowerFamily};
+pub use cut::UNIT_FLOPS;
 pub use encoding::Encoding;
 pub use error::TowerError;
 pub use image_keys::ImageKeys;

@@ -1,6 +1,8 @@
 //! Positions of patches: learned vectors, which are added to the patches, and rotations of heads by row and column.
 //!
-//! Both are computed on the host, in f32, for each image.
+//! Both are computed on the host, in f32, for each block of an image's patches.
+
+use std::ops::Range;
 
 use super::loader::TowerLoader;
 use super::parts::{Part, Scope};
@@ -29,19 +31,19 @@ impl Positions {
         Ok(Self { table })
     }
 
-    /// The vectors of an image's patches, `[n_patches, hidden]`; empty if the tower has none.
-    pub fn rows(&self, config: &TowerConfig, grid: TowerGrid) -> Vec<f32> {
+    /// The vectors of some of an image's patches, `[patches.len(), hidden]`; empty if the tower has none.
+    pub fn rows(&self, config: &TowerConfig, grid: TowerGrid, patches: Range<usize>) -> Vec<f32> {
         let axis: Axis = match config.family {
             TowerFamily::Pixtral => return Vec::new(),
-            TowerFamily::Gemma4 => return self.sums_of_axes(config, grid),
+            TowerFamily::Gemma4 => return self.sums_of_axes(config, grid, patches),
             TowerFamily::Gemma3 => identity,
             TowerFamily::Qwen => align_corners,
             TowerFamily::Lfm2 => antialias,
         };
         let (side, hidden) = (config.positions, config.hidden);
         let (down, across) = (axis(side, grid.h), axis(side, grid.w));
-        let mut rows = vec![0.0; grid.n_patches() * hidden];
-        let places = places(config, grid).into_iter();
+        let mut rows = vec![0.0; patches.len() * hidden];
+        let places = places(config, grid, patches);
         for ((row, column), out) in places.zip(rows.chunks_exact_mut(hidden)) {
             for (from, weight) in &down[row] {
                 for (at, share) in &across[column] {
@@ -56,11 +58,16 @@ impl Positions {
     }
 
     /// The sum of a vector for the column and one for the row.
-    fn sums_of_axes(&self, config: &TowerConfig, grid: TowerGrid) -> Vec<f32> {
+    fn sums_of_axes(
+        &self,
+        config: &TowerConfig,
+        grid: TowerGrid,
+        patches: Range<usize>,
+    ) -> Vec<f32> {
         let (side, hidden) = (config.positions, config.hidden);
         let vector = |index: usize| &self.table[index * hidden..][..hidden];
-        let mut rows = Vec::with_capacity(grid.n_patches() * hidden);
-        for (row, column) in places(config, grid) {
+        let mut rows = Vec::with_capacity(patches.len() * hidden);
+        for (row, column) in places(config, grid, patches) {
             let both = vector(column).iter().zip(vector(side + row));
             rows.extend(both.map(|(x, y)| x + y));
         }
@@ -68,16 +75,19 @@ impl Positions {
     }
 }
 
-/// Row and column of each patch, in the order of an image's patches.
-fn places(config: &TowerConfig, grid: TowerGrid) -> Vec<(usize, usize)> {
+/// Row and column of some patches, by their indices in the order of an image's patches.
+fn places(
+    config: &TowerConfig,
+    grid: TowerGrid,
+    patches: Range<usize>,
+) -> impl Iterator<Item = (usize, usize)> {
     let block = config.block();
     let across = grid.w / block;
-    let n_blocks = grid.h / block * across;
-    let within = |index: usize| {
-        let first = (index / across * block, index % across * block);
-        (0..block * block).map(move |i| (first.0 + i / block, first.1 + i % block))
-    };
-    (0..n_blocks).flat_map(within).collect()
+    patches.map(move |patch| {
+        let (square, i) = (patch / (block * block), patch % (block * block));
+        let (row, column) = (square / across * block, square % across * block);
+        (row + i / block, column + i % block)
+    })
 }
 
 fn identity(_side: usize, n: usize) -> Vec<Taps> {
@@ -128,9 +138,9 @@ pub(super) fn rotary_block(config: &TowerConfig) -> usize {
     }
 }
 
-/// Cosines of a head's pairs and then their sines, for each patch: `[n_patches, head_dim]`. The first half of the pairs
-/// rotates by one axis, the second half by the other.
-pub(super) fn rotations(config: &TowerConfig, grid: TowerGrid) -> Vec<f32> {
+/// Cosines of a head's pairs and then their sines, for some patches: `[patches.len(), head_dim]`. The first half of the
+/// pairs rotates by one axis, the second half by the other.
+pub(super) fn rotations(config: &TowerConfig, grid: TowerGrid, patches: Range<usize>) -> Vec<f32> {
     let quarter = config.head_dim / 4;
     let frequency = |numerator: usize, denominator: usize| {
         let exponent = numerator as f32 / denominator as f32;
@@ -146,8 +156,8 @@ pub(super) fn rotations(config: &TowerConfig, grid: TowerGrid) -> Vec<f32> {
         (0..quarter).map(of_pair).collect()
     };
     let frequencies = [frequencies(0), frequencies(1)];
-    let mut rotations = Vec::with_capacity(grid.n_patches() * dim);
-    for (row, column) in places(config, grid) {
+    let mut rotations = Vec::with_capacity(patches.len() * dim);
+    for (row, column) in places(config, grid, patches) {
         let coordinates = match config.family {
             TowerFamily::Gemma4 => [column, row],
             _ => [row, column],

@@ -3,6 +3,8 @@
 //! Families differ in where norms are, and in whether a block is joined or averaged: a norm of patches, the reduction,
 //! a norm of blocks, and linear layers with activations between them.
 
+use std::ops::Range;
+
 use super::layer::TowerNorm;
 use super::loader::TowerLoader;
 use super::parts::{Part, Scope, Source, projector_stems};
@@ -66,13 +68,27 @@ impl<B: VisionOps> Projector<B> {
         })
     }
 
+    /// The vectors of these indices.
+    ///
     /// # Shapes
-    /// `x: [n_patches, hidden]`; result `[n_vectors, text_width]`.
-    pub fn project(&self, backend: &mut B, x: &B::Tensor, grid: TowerGrid) -> B::Tensor {
-        let normed = self.before.as_ref().map(|norm| norm.rows(backend, x));
-        let x = normed.as_ref().unwrap_or(x);
-        let mut rows = self.reduce(backend, x, grid);
+    /// `x`: blocks of all patches of the image, `[n, hidden]` each; result `[vectors.len(), text_width]`.
+    pub fn project(
+        &self,
+        backend: &mut B,
+        x: &[&B::Tensor],
+        grid: TowerGrid,
+        vectors: Range<usize>,
+    ) -> B::Tensor {
+        let n_vectors = vectors.len();
+        let patches = backend.gather_rows(x, &self.patches_of(grid, vectors));
+        let normed = self
+            .before
+            .as_ref()
+            .map(|norm| norm.rows(backend, &patches));
+        let x = normed.as_ref().unwrap_or(&patches);
+        let mut rows = self.reduce(backend, x, n_vectors);
         drop(normed);
+        drop(patches);
         if let Some(factor) = self.factor {
             backend.scale(&mut rows, factor);
         }
@@ -92,29 +108,44 @@ impl<B: VisionOps> Projector<B> {
         rows
     }
 
-    fn reduce(&self, backend: &mut B, x: &B::Tensor, grid: TowerGrid) -> B::Tensor {
+    /// The patches of each vector, one vector after another.
+    fn patches_of(&self, grid: TowerGrid, vectors: Range<usize>) -> Vec<u32> {
         let group = self.merge * self.merge;
         match self.reduction {
             Reduction::JoinAdjacent => {
-                let rows: Vec<u32> = (0..grid.n_patches() as u32).collect();
-                backend.join_rows(x, &rows, group, JoinOrder::Rows)
+                let patches = vectors.start * group..vectors.end * group;
+                patches.map(|patch| patch as u32).collect()
             }
-            Reduction::JoinSquares(order) => {
-                backend.join_rows(x, &squares(grid, self.merge), group, order)
-            }
-            Reduction::Mean => backend.pool(x, grid, self.merge),
+            Reduction::JoinSquares(_) | Reduction::Mean => squares(grid, self.merge, vectors),
         }
+    }
+
+    /// `x` has the patches of each vector, one vector after another.
+    fn reduce(&self, backend: &mut B, x: &B::Tensor, n_vectors: usize) -> B::Tensor {
+        let side = self.merge;
+        let order = match self.reduction {
+            Reduction::JoinAdjacent => JoinOrder::Rows,
+            Reduction::JoinSquares(order) => order,
+            Reduction::Mean => {
+                // The squares, one below another.
+                let (h, w) = (n_vectors * side, side);
+                return backend.pool(x, TowerGrid { h, w }, side);
+            }
+        };
+        let group = side * side;
+        let rows: Vec<u32> = (0..(n_vectors * group) as u32).collect();
+        backend.join_rows(x, &rows, group, order)
     }
 }
 
-/// The patches of each square, row by row of squares, and row by row in a square.
-fn squares(grid: TowerGrid, side: usize) -> Vec<u32> {
+/// The patches of some squares, which are numbered row by row: those of a square are row by row too.
+fn squares(grid: TowerGrid, side: usize, squares: Range<usize>) -> Vec<u32> {
     let across = grid.w / side;
     let within = |square: usize| {
         let (top, left) = (square / across * side, square % across * side);
         (0..side * side).map(move |i| ((top + i / side) * grid.w + left + i % side) as u32)
     };
-    (0..grid.h / side * across).flat_map(within).collect()
+    squares.flat_map(within).collect()
 }
 
 fn before<B: VisionOps>(
@@ -196,7 +227,8 @@ mod tests {
     #[test]
     fn squares_are_read_row_by_row() {
         let grid = TowerGrid { h: 2, w: 4 };
-        assert_eq!(squares(grid, 2), [0, 1, 4, 5, 2, 3, 6, 7]);
-        assert_eq!(squares(grid, 1), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(squares(grid, 2, 0..2), [0, 1, 4, 5, 2, 3, 6, 7]);
+        assert_eq!(squares(grid, 2, 1..2), [2, 3, 6, 7]);
+        assert_eq!(squares(grid, 1, 0..8), [0, 1, 2, 3, 4, 5, 6, 7]);
     }
 }

@@ -1,8 +1,11 @@
 //! A tower on a backend.
 
+use std::ops::Range;
+
+use super::cut::{Cut, UNIT_FLOPS};
 use super::deepstack::DeepstackMerger;
 use super::encoding::Encoding;
-use super::layer::{ImageRotations, TowerLayer, TowerNorm};
+use super::layer::{ImageRotations, TowerLayer, TowerNorm, heads};
 use super::loader::TowerLoader;
 use super::parts::Scope;
 use super::positions::{Positions, rotary_block, rotations};
@@ -10,7 +13,7 @@ use super::projector::Projector;
 use super::{TowerCheckpoint, TowerConfig, TowerError, TowerFamily, TowerGrid};
 use souffleur_base::error::LoadError;
 use souffleur_kernels::Linear;
-use souffleur_kernels::vision::VisionOps;
+use souffleur_kernels::vision::{Columns, ImageKeys, VisionOps};
 
 /// The weights of a tower and its projector.
 pub struct Tower<B: VisionOps> {
@@ -22,6 +25,8 @@ pub struct Tower<B: VisionOps> {
     layers: Vec<TowerLayer<B>>,
     deepstack: Vec<DeepstackMerger<B>>,
     projector: Projector<B>,
+    /// The most operations of a unit of work.
+    unit_flops: u64,
 }
 
 impl<B: VisionOps> Tower<B> {
@@ -49,7 +54,14 @@ impl<B: VisionOps> Tower<B> {
             },
             projector: Projector::load(loader)?,
             config,
+            unit_flops: UNIT_FLOPS,
         })
+    }
+
+    /// Cuts the work on images into units of at most `unit_flops` operations, as [`TowerConfig::work`] does, in place of
+    /// [`UNIT_FLOPS`].
+    pub fn with_unit_flops(self, unit_flops: u64) -> Self {
+        Self { unit_flops, ..self }
     }
 
     pub fn config(&self) -> &TowerConfig {
@@ -70,34 +82,50 @@ impl<B: VisionOps> Tower<B> {
         patches: &[f32],
         grid: TowerGrid,
     ) -> Result<Encoding<B>, TowerError> {
-        let n_vectors = self.config.n_vectors(grid)?;
+        self.config.n_vectors(grid)?;
         let (got, expected) = (patches.len(), grid.n_patches() * self.config.patch_dim());
         if got != expected {
             return Err(TowerError::WrongValues { got, expected });
         }
-        let rows = match self.config.family {
+        let cut = self.cut(grid);
+        let dim = self.config.patch_dim();
+        let blocks = (0..cut.patches.count()).map(|block| cut.patches.rows(block));
+        let blocks = blocks.map(|rows| {
+            let values = &patches[rows.start * dim..rows.end * dim];
+            self.upload(backend, values)
+        });
+        let blocks = blocks.collect();
+        Ok(Encoding::new(grid, cut, blocks))
+    }
+
+    fn upload(&self, backend: &mut B, patches: &[f32]) -> B::Tensor {
+        let dim = self.config.patch_dim();
+        match self.config.family {
             TowerFamily::Gemma4 => {
                 // From 0..=1 to -1..=1.
                 let scaled: Vec<f32> = patches.iter().map(|x| 2.0 * (x - 0.5)).collect();
-                backend.upload(&scaled, self.config.patch_dim())
+                backend.upload(&scaled, dim)
             }
-            _ => backend.upload(patches, self.config.patch_dim()),
-        };
-        let sizes = (n_vectors, self.config.n_stages());
-        Ok(Encoding::new(grid, rows, sizes))
+            _ => backend.upload(patches, dim),
+        }
     }
 
-    /// The first stage: the vectors of patches, and the rotations of heads.
+    pub(super) fn cut(&self, grid: TowerGrid) -> Cut {
+        Cut::new(&self.config, grid, self.unit_flops)
+    }
+
+    /// The vectors of a block of patches, and the rotations of their heads. `rows`: the patches' indices in the image.
     pub(super) fn embed(
         &self,
         backend: &mut B,
         patches: &B::Tensor,
         grid: TowerGrid,
+        rows: Range<usize>,
     ) -> (B::Tensor, Option<ImageRotations<B>>) {
         let operand = backend.operand(patches, &self.patch.weight);
         let mut x = backend.project(&operand, &self.patch);
         drop(operand);
-        let positions = self.positions.rows(&self.config, grid);
+        let positions = self.positions.rows(&self.config, grid, rows.clone());
         if !positions.is_empty() {
             let positions = backend.upload(&positions, self.config.hidden);
             backend.add_scaled(&mut x, &positions, 1.0);
@@ -105,37 +133,51 @@ impl<B: VisionOps> Tower<B> {
         if let Some(norm) = &self.norm {
             x = norm.rows(backend, &x);
         }
-        let rotations = self.config.rotates().then(|| ImageRotations {
-            rows: backend.upload(&rotations(&self.config, grid), self.config.head_dim),
-            block: rotary_block(&self.config),
+        let rotations = self.config.rotates().then(|| {
+            let values = rotations(&self.config, grid, rows);
+            ImageRotations {
+                rows: backend.upload(&values, self.config.head_dim),
+                block: rotary_block(&self.config),
+            }
         });
-        (x, rotations)
+        (kept(backend, &x, self.config.hidden), rotations)
     }
 
-    pub(super) fn add_layer(
-        &self,
-        backend: &mut B,
-        layer: usize,
-        x: &mut B::Tensor,
-        rotations: Option<&ImageRotations<B>>,
-    ) {
-        self.layers[layer].add(backend, x, rotations);
+    /// Memory for the keys and values of a layer.
+    pub(super) fn keys(&self, backend: &mut B, grid: TowerGrid) -> ImageKeys<B> {
+        backend.image_keys(grid.n_patches(), &heads(&self.config))
     }
 
-    /// The further vectors that the output of a layer gives, if it does.
+    pub(super) fn layer(&self, layer: usize) -> &TowerLayer<B> {
+        &self.layers[layer]
+    }
+
+    /// A block of the further vectors that the output of a layer gives.
     pub(super) fn deepstack(
         &self,
         backend: &mut B,
-        layer: usize,
-        x: &B::Tensor,
-        grid: TowerGrid,
-    ) -> Option<B::Tensor> {
-        let merger = self.deepstack.iter().find(|merger| merger.reads(layer))?;
-        Some(merger.vectors(backend, x, grid))
+        set: usize,
+        x: &[&B::Tensor],
+        vectors: Range<usize>,
+    ) -> B::Tensor {
+        let vectors = self.deepstack[set].vectors(backend, x, vectors);
+        kept(backend, &vectors, self.config.text_width)
     }
 
-    /// The last stage.
-    pub(super) fn project(&self, backend: &mut B, x: &B::Tensor, grid: TowerGrid) -> B::Tensor {
-        self.projector.project(backend, x, grid)
+    /// A block of the image's vectors, from the residual stream of all patches.
+    pub(super) fn project(
+        &self,
+        backend: &mut B,
+        x: &[&B::Tensor],
+        grid: TowerGrid,
+        vectors: Range<usize>,
+    ) -> B::Tensor {
+        let vectors = self.projector.project(backend, x, grid, vectors);
+        kept(backend, &vectors, self.config.text_width)
     }
+}
+
+/// A copy of all columns that lasts until the image is encoded.
+fn kept<B: VisionOps>(backend: &mut B, x: &B::Tensor, width: usize) -> B::Tensor {
+    backend.keep(Columns { rows: x, first: 0 }, width)
 }

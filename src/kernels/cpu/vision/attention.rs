@@ -1,14 +1,19 @@
-//! Attention of all patches of an image to all of them.
+//! Attention of patches of an image to all of its patches.
 //!
-//! Keys are packed in panels of sixteen, values in panels of sixteen columns. An item is a block of queries of a head:
-//! it computes all of their scores, then the softmax, then the means of values. A query's sums run over ascending
-//! elements of the head and ascending keys, whichever block it is in.
+//! Keys are packed in panels of sixteen, values in panels of sixteen columns, once for all queries of the image. An item
+//! is a block of queries of a head: it computes all of their scores, then the softmax, then the means of values. A
+//! query's sums run over ascending elements of the head and ascending keys, whichever block and call it is in.
 
 use crate::cpu::rows::ELEMENT_COST;
 use crate::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use crate::cpu::tensor::{Scratch, Shared, Tensor};
 use crate::cpu::threads::ThreadPool;
-use crate::vision::{Columns, ImageHeads};
+use crate::vision::{BLOCK_PATCHES, Columns, ImageHeads};
+
+const _: () = assert!(
+    BLOCK_PATCHES == LANES,
+    "blocks must be whole panels of keys"
+);
 
 /// Queries of an item.
 const QUERIES: usize = 8;
@@ -16,32 +21,41 @@ const QUERIES: usize = 8;
 /// Floats after the scores of a query: rows of scores must not begin in the same cache set.
 const GAP: usize = LANES;
 
-/// See `VisionOps::attend_image`.
+/// The rows, one for each head, and the width of the packed keys and values of an image of `n` patches.
+pub fn room(n: usize, heads: &ImageHeads) -> (usize, usize) {
+    let sizes = Sizes::new(n, heads.head_dim);
+    (heads.n_heads, sizes.key_len() + sizes.value_len())
+}
+
+/// Attends queries to all patches of an image, whose `n` keys and values are packed; see `VisionOps::attend_image`.
 ///
 /// # Panics
-/// If the columns are narrower than the heads.
+/// If the columns are narrower than the heads, or the packed rows are those of other heads or another number of patches.
 pub fn attend(
     (pool, isa): (&mut ThreadPool, Isa),
     scratch: &Scratch,
-    [queries, keys, values]: [Columns<'_, Tensor>; 3],
+    queries: Columns<'_, Tensor>,
+    (packed, n): (&Tensor, usize),
     heads: &ImageHeads,
 ) -> Tensor {
-    let n = queries.rows.rows();
+    let n_queries = queries.rows.rows();
     let sizes = Sizes::new(n, heads.head_dim);
-    let mut packed = scratch.tensor(heads.n_heads, sizes.key_len() + sizes.value_len());
-    pack(pool, (keys, values), heads, &sizes, &mut packed);
+    assert_eq!(
+        (packed.rows(), packed.width()),
+        room(n, heads),
+        "the keys must be those of the image"
+    );
     let width = heads.width();
-    let mut out = scratch.tensor(n, width);
+    let mut out = scratch.tensor(n_queries, width);
     let lane_len = QUERIES * (sizes.score_len() + heads.head_dim);
     let lanes = (0..pool.n_threads()).map(|_| scratch.tensor(1, lane_len));
     let mut lanes: Vec<Tensor> = lanes.collect();
-    let n_blocks = n.div_ceil(QUERIES);
-    let cost = 2 * heads.n_heads * n * n * heads.head_dim;
+    let n_blocks = n_queries.div_ceil(QUERIES);
+    let cost = 2 * heads.n_heads * n_queries * n * heads.head_dim;
     let shared = Shared::new(out.values_mut());
-    let packed = &packed;
     pool.for_each_in_runs_with(&mut lanes, heads.n_heads * n_blocks, cost, &|lane, item| {
         let (head, block) = (item / n_blocks, item % n_blocks);
-        let rows = block * QUERIES..n.min((block + 1) * QUERIES);
+        let rows = block * QUERIES..n_queries.min((block + 1) * QUERIES);
         let (scores, own) = lane.values_mut().split_at_mut(QUERIES * sizes.score_len());
         own.fill(0.0);
         let column = queries.first + head * heads.head_dim;
@@ -104,26 +118,37 @@ impl Sizes {
     }
 }
 
-/// Packs the keys and values of each head into a row of `packed`, with zeros after the last key of a panel and the last
-/// column of a head.
-fn pack(
+/// Packs the keys and values of consecutive patches, from `first` on, of an image with `n`: each head into its row of
+/// `packed`, with zeros after the last key of a panel and the last column of a head.
+///
+/// # Panics
+/// If the columns are narrower than the heads, or the patches are not whole panels of keys, as only the image's last may.
+pub fn pack(
     pool: &mut ThreadPool,
     (keys, values): (Columns<'_, Tensor>, Columns<'_, Tensor>),
     heads: &ImageHeads,
-    sizes: &Sizes,
+    (first, n): (usize, usize),
     packed: &mut Tensor,
 ) {
+    let (count, sizes) = (keys.rows.rows(), Sizes::new(n, heads.head_dim));
+    let end = first + count;
+    let is_whole = end == n || (end < n && end.is_multiple_of(LANES));
+    assert!(
+        first.is_multiple_of(LANES) && is_whole,
+        "patches {first} to {end} of {n} are not whole panels of {LANES}"
+    );
     let (row_len, head_dim) = (packed.width(), heads.head_dim);
     let panel_len = head_dim * LANES;
-    let items = heads.n_heads * sizes.key_panels;
-    let cost = sizes.n * heads.width() * ELEMENT_COST;
+    let (first_panel, panels) = (first / LANES, count.div_ceil(LANES));
+    let cost = count * heads.width() * ELEMENT_COST;
     let shared = Shared::new(packed.values_mut());
-    pool.for_each_in_runs(items, cost, &|item| {
-        let (head, panel) = (item / sizes.key_panels, item % sizes.key_panels);
+    pool.for_each_in_runs(heads.n_heads * panels, cost, &|item| {
+        let (head, panel) = (item / panels, item % panels);
         let (start, column) = (head * row_len, head * head_dim);
-        let rows = panel * LANES..sizes.n.min((panel + 1) * LANES);
+        let rows = panel * LANES..count.min((panel + 1) * LANES);
+        let place = start + (first_panel + panel) * panel_len;
         // SAFETY: each panel of keys is written by one item.
-        let out = unsafe { shared.part(start + panel * panel_len, panel_len) };
+        let out = unsafe { shared.part(place, panel_len) };
         out.fill(0.0);
         for (lane, row) in rows.clone().enumerate() {
             let key = &keys.rows.row(row)[keys.first + column..][..head_dim];
@@ -133,9 +158,9 @@ fn pack(
         for row in rows {
             let value = &values.rows.row(row)[values.first + column..][..head_dim];
             for (panel, value) in value.chunks(LANES).enumerate() {
-                let first = start + sizes.key_len() + (panel * sizes.n + row) * LANES;
+                let at = start + sizes.key_len() + (panel * n + first + row) * LANES;
                 // SAFETY: the columns of each value are written by one item.
-                let out = unsafe { shared.part(first, LANES) };
+                let out = unsafe { shared.part(at, LANES) };
                 out[..value.len()].copy_from_slice(value);
                 out[value.len()..].fill(0.0);
             }
@@ -288,13 +313,48 @@ mod tests {
     }
 
     fn on(isa: Isa, threads: usize, qkv: &Tensor, heads: &ImageHeads) -> Tensor {
+        in_blocks((isa, threads), qkv, heads, qkv.rows())
+    }
+
+    /// Keys are packed, and queries attend, `size` patches at a time.
+    fn in_blocks(
+        (isa, threads): (Isa, usize),
+        qkv: &Tensor,
+        heads: &ImageHeads,
+        size: usize,
+    ) -> Tensor {
         let mut pool = ThreadPool::new(threads).expect("threads start");
-        let part = |index: usize| Columns {
-            rows: qkv,
-            first: index * heads.width(),
-        };
-        let parts = [part(0), part(1), part(2)];
-        attend((&mut pool, isa), &Scratch::default(), parts, heads)
+        let scratch = Scratch::default();
+        let (n, width) = (qkv.rows(), heads.width());
+        let blocks: Vec<Tensor> = qkv
+            .values()
+            .chunks(size * qkv.width())
+            .map(|values| {
+                let mut block = scratch.tensor(values.len() / qkv.width(), qkv.width());
+                block.values_mut().copy_from_slice(values);
+                block
+            })
+            .collect();
+        let (rows, row_len) = room(n, heads);
+        let mut packed = scratch.tensor(rows, row_len);
+        packed.values_mut().fill(f32::NAN);
+        for (index, rows) in blocks.iter().enumerate() {
+            let part = |index: usize| Columns {
+                rows,
+                first: index * width,
+            };
+            let place = (index * size, n);
+            pack(&mut pool, (part(1), part(2)), heads, place, &mut packed);
+        }
+        let mut out = scratch.tensor(n, width);
+        let outs = out.values_mut().chunks_mut(size * width);
+        for (rows, out) in blocks.iter().zip(outs) {
+            let queries = Columns { rows, first: 0 };
+            let threads = (&mut pool, isa);
+            let attended = attend(threads, &scratch, queries, (&packed, n), heads);
+            out.copy_from_slice(attended.values());
+        }
+        out
     }
 
     /// The result for one query of one head, in f64.
@@ -357,6 +417,10 @@ mod tests {
             let alone = on(isa, 1, &qkv, &heads);
             let shared = on(isa, 3, &qkv, &heads);
             assert!(alone.values() == shared.values(), "{isa:?}");
+            for size in [16, 32, 64] {
+                let cut = in_blocks((isa, 2), &qkv, &heads, size);
+                assert!(alone.values() == cut.values(), "{isa:?}, {size}");
+            }
             // The queries in reverse; keys and values stay.
             let mut reversed = Scratch::default().tensor(n, 3 * heads.width());
             for row in 0..n {

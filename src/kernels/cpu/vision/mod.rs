@@ -7,7 +7,9 @@ mod rows;
 
 use super::tensor::Tensor;
 use super::{CpuBackend, norms};
-use crate::vision::{Activation, Columns, ImageHeads, JoinOrder, LayerNorm, PatchGrid, VisionOps};
+use crate::vision::{
+    Activation, Columns, ImageHeads, ImageKeys, JoinOrder, LayerNorm, PatchGrid, VisionOps,
+};
 
 impl VisionOps for CpuBackend {
     fn upload(&mut self, values: &[f32], width: usize) -> Tensor {
@@ -16,9 +18,14 @@ impl VisionOps for CpuBackend {
             "{} values are not rows of {width}",
             values.len()
         );
-        let mut out = self.scratch.tensor(values.len() / width, width);
+        let mut out = self.image_scratch.tensor(values.len() / width, width);
         out.values_mut().copy_from_slice(values);
         out
+    }
+
+    fn keep(&mut self, x: Columns<'_, Tensor>, width: usize) -> Tensor {
+        let out = self.image_scratch.tensor(x.rows.rows(), width);
+        rows::copied(&mut self.pool, x, out)
     }
 
     fn download(&mut self, x: &Tensor) -> Vec<f32> {
@@ -68,13 +75,45 @@ impl VisionOps for CpuBackend {
         rows::rotate_heads(&mut self.pool, x, n_heads, rotations, block);
     }
 
+    fn image_keys(&mut self, n_patches: usize, heads: &ImageHeads) -> ImageKeys<Self> {
+        let (rows, width) = attention::room(n_patches, heads);
+        ImageKeys {
+            kept: self.image_scratch.tensor(rows, width),
+            n_patches,
+        }
+    }
+
+    fn keep_keys(
+        &mut self,
+        keys: &mut ImageKeys<Self>,
+        first: usize,
+        [new_keys, values]: [Columns<'_, Tensor>; 2],
+        heads: &ImageHeads,
+    ) {
+        let place = (first, keys.n_patches);
+        attention::pack(
+            &mut self.pool,
+            (new_keys, values),
+            heads,
+            place,
+            &mut keys.kept,
+        );
+    }
+
     fn attend_image(
         &mut self,
-        queries_keys_values: [Columns<'_, Tensor>; 3],
+        queries: Columns<'_, Tensor>,
+        keys: &ImageKeys<Self>,
         heads: &ImageHeads,
     ) -> Tensor {
         let threads = (&mut self.pool, self.isa);
-        attention::attend(threads, &self.scratch, queries_keys_values, heads)
+        let packed = (&keys.kept, keys.n_patches);
+        attention::attend(threads, &self.scratch, queries, packed, heads)
+    }
+
+    fn gather_rows(&mut self, blocks: &[&Tensor], rows: &[u32]) -> Tensor {
+        let out = self.scratch.tensor(rows.len(), blocks[0].width());
+        rows::gather(&mut self.pool, blocks, rows, out)
     }
 
     fn join_rows(&mut self, x: &Tensor, rows: &[u32], group: usize, order: JoinOrder) -> Tensor {

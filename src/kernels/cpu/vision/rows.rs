@@ -3,7 +3,19 @@
 use crate::cpu::rows::{ELEMENT_COST, for_rows};
 use crate::cpu::tensor::{Shared, Tensor};
 use crate::cpu::threads::ThreadPool;
-use crate::vision::{JoinOrder, PatchGrid};
+use crate::vision::{Columns, JoinOrder, PatchGrid};
+
+/// Copies columns as wide as `out`.
+pub fn copied(pool: &mut ThreadPool, x: Columns<'_, Tensor>, mut out: Tensor) -> Tensor {
+    let (rows, width) = (out.rows(), out.width());
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, rows, width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(row * width, width) };
+        out.copy_from_slice(&x.rows.row(row)[x.first..x.first + width]);
+    });
+    out
+}
 
 pub fn clamped(
     pool: &mut ThreadPool,
@@ -87,6 +99,22 @@ fn rotate_block(elements: &mut [f32], cosines: &[f32], sines: &[f32]) {
         *a = x * cosine - y * sine;
         *b = y * cosine + x * sine;
     }
+}
+
+/// Copies rows of consecutive blocks; see `VisionOps::gather_rows`.
+///
+/// # Panics
+/// If there is no block, an index is out of range, or `out` is not as wide as the blocks.
+pub fn gather(pool: &mut ThreadPool, blocks: &[&Tensor], rows: &[u32], mut out: Tensor) -> Tensor {
+    let (height, width) = (blocks[0].rows(), out.width());
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, rows.len(), width * ELEMENT_COST, |index| {
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(index * width, width) };
+        let row = rows[index] as usize;
+        out.copy_from_slice(blocks[row / height].row(row % height));
+    });
+    out
 }
 
 /// Joins rows in groups; see `VisionOps::join_rows`.
@@ -198,6 +226,24 @@ mod tests {
             join(JoinOrder::Columns),
             [6, 0, 7, 1, 8, 2, 3, 9, 4, 10, 5, 11].map(|x| x as f32)
         );
+    }
+
+    #[test]
+    fn columns_are_copied() {
+        let (x, out) = (numbered(2, 4), Scratch::default().tensor(2, 2));
+        let columns = Columns { rows: &x, first: 1 };
+        let out = copied(&mut threads(), columns, out);
+        assert_eq!(out.values(), [1.0, 2.0, 5.0, 6.0]);
+    }
+
+    #[test]
+    fn rows_are_gathered_from_blocks() {
+        // Rows 0 to 3, and 4.
+        let (first, mut last) = (numbered(4, 2), numbered(1, 2));
+        last.values_mut().copy_from_slice(&[8.0, 9.0]);
+        let out = Scratch::default().tensor(3, 2);
+        let out = gather(&mut threads(), &[&first, &last], &[4, 0, 3], out);
+        assert_eq!(out.values(), [8.0, 9.0, 0.0, 1.0, 6.0, 7.0]);
     }
 
     #[test]

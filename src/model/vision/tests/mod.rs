@@ -1,4 +1,4 @@
-//! Tests of towers: against transformers, in stages, with planted mistakes, from GGUF files, and of errors.
+//! Tests of towers: against transformers, in units, with planted mistakes, from GGUF files, and of errors.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ mod errors;
 mod mistakes;
 mod mmproj;
 mod oracle;
-mod stages;
+mod units;
 
 const TOWERS: [&str; 7] = [
     "qwen",
