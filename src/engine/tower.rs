@@ -207,12 +207,25 @@ pub(super) fn parts(
 
 fn setup(config: &EngineConfig, model: &CpuDescription, tower: &TowerCheckpoint) -> VisionSetup {
     let of_tower = tower.config.clone();
-    let elements: u64 = model.matrices.iter().map(|matrix| matrix.elements).sum();
     VisionSetup {
         cache_bytes: usize::try_from(config.image_cache_bytes).unwrap_or(usize::MAX),
         work: Box::new(move |input: &dyn ImageInput| cpu::tower_work(&of_tower, input)),
-        flops_per_token: elements.saturating_mul(2),
+        flops_per_token: flops_per_token(model),
     }
+}
+
+/// The operations of the text model's layers for a token of a prompt, without attention.
+fn flops_per_token(model: &CpuDescription) -> u64 {
+    let experts = model.config.experts.as_ref();
+    let matrices = model.matrices.iter();
+    let in_layers = matrices.filter(|matrix| matrix.name.starts_with("model.layers."));
+    let used = in_layers.map(|matrix| match experts {
+        Some(experts) if experts.has_tensor(&matrix.name) => {
+            matrix.elements / experts.count().max(1) as u64 * experts.routing.n_used as u64
+        }
+        _ => matrix.elements,
+    });
+    used.fold(0, u64::saturating_add).saturating_mul(2)
 }
 
 /// Loads a tower into an executor of its model.
