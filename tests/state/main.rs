@@ -35,6 +35,7 @@ mod scheduler_script;
 mod scheduler_waits;
 mod scheduler_watch;
 mod scheduler_world;
+mod slices;
 mod soft_pins;
 mod state_defects;
 mod states;

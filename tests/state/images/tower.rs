@@ -14,8 +14,8 @@ use super::prompts::{BROKEN, picture_of, vectors_of};
 /// Operations of a unit of the tower's work; an image has `UNITS` units.
 const UNIT: u64 = 1000;
 const UNITS: usize = 3;
-/// Before a measurement a slice has half the operations of a chunk: two units with chunks of 16 tokens.
-pub const FLOPS_PER_TOKEN: u64 = 250;
+/// Before a measurement a slice has a quarter of the operations of a chunk: two units with chunks of 16 tokens.
+pub const FLOPS_PER_TOKEN: u64 = 500;
 
 /// A planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@
 //!
 //! Plans depend on encodings only through news, which are in the message log: a replay needs neither pixels nor vectors.
 
+mod budget;
 mod pace;
 mod parts;
 mod slices;
@@ -40,7 +41,8 @@ pub struct VisionLimits {
     /// Vectors that requests before their prefill may ask for or hold, all together. A request that needs more alone
     /// gets them if no other has any.
     pub max_vectors: usize,
-    /// Floating-point operations of the text model for a token of a prompt. They relate the tower's work to a prefill's.
+    /// Floating-point operations of the text model for a token of a prompt, which relate the tower's work to a prefill's:
+    /// a slice has at most those of the longest prefill step. If it is 0, only the measured time of slices is a bound.
     pub flops_per_token: u64,
 }
 

@@ -84,23 +84,6 @@ impl Scheduler {
         }
     }
 
-    /// The most operations of a slice of several units: those that take as long as a prefill step may. Before any is
-    /// measured, half of those of a prefill, since the tower's kernels may be slower.
-    fn slice_flops(&self) -> u64 {
-        let Some(vision) = &self.vision else {
-            return 0;
-        };
-        let pace = self.pace.as_deref();
-        let measured = pace.and_then(|pace| vision.pace.flops_within(pace.step_s()));
-        measured.unwrap_or_else(|| {
-            let chunk = self.limits.chunk_tokens.unwrap_or(usize::MAX);
-            let chunk = chunk.min(self.limits.max_prefill_tokens);
-            let in_time = pace.map_or(chunk, |pace| pace.tokens_within(pace.step_s(), 0, 0));
-            let tokens = chunk.min(in_time) as u64;
-            tokens.saturating_mul(vision.limits.flops_per_token) / 2
-        })
-    }
-
     pub(in crate::scheduler) fn take_slice(&mut self) -> (Option<Box<VisionSlice>>, SliceRecord) {
         let due = self.vision.as_mut().and_then(|vision| vision.due.take());
         match due {
