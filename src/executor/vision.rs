@@ -3,7 +3,7 @@
 //! One image is encoded at a time. Its vectors leave the executor apart from the results of steps, since the scheduler
 //! decides nothing by them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use souffleur_base::beat::Beat;
 use souffleur_base::error::StepError;
@@ -60,6 +60,8 @@ pub struct Encoder<B> {
 
 struct Current {
     job: Ticket,
+    /// Those who wait for the image own it.
+    input: Weak<dyn ImageInput>,
     n_done: u32,
     /// Why the tower cannot encode the image: the remaining units are skipped.
     failure: Option<String>,
@@ -127,12 +129,13 @@ impl<B> Encoder<B> {
             units,
             n_units,
         } = slice;
-        if let Some(input) = input.as_deref().filter(|_| units.start == 0) {
+        if let Some(input) = input.as_ref().filter(|_| units.start == 0) {
             self.tower.forget();
             self.current = Some(Current {
                 job: *job,
+                input: Arc::downgrade(input),
                 n_done: 0,
-                failure: self.tower.begin(device, input).err(),
+                failure: self.tower.begin(device, &**input).err(),
             });
         }
         let Some(current) = &mut self.current else {
@@ -173,6 +176,15 @@ impl<B> Encoder<B> {
     /// Takes the images that were encoded since the last call.
     pub fn take_encoded(&mut self) -> Vec<EncodedImage> {
         std::mem::take(&mut self.encoded)
+    }
+
+    /// Drops the unfinished image if no request waits for it any more, and no slice is on its way.
+    pub fn forget_unwanted(&mut self) {
+        let current = self.current.as_ref();
+        if current.is_some_and(|it| it.input.strong_count() == 0) {
+            self.current = None;
+            self.tower.forget();
+        }
     }
 
     /// Drops the unfinished image, as after a lost step: no later slice continues it. Images that were not taken are
@@ -307,6 +319,24 @@ mod tests {
         encoder.forget();
         let continued = encoder.run(&mut device, &slice(3, 1..5, 10.0));
         assert!(matches!(continued, Err(StepError::Lost(_))));
+    }
+
+    #[test]
+    fn an_image_that_no_request_waits_for_is_dropped() {
+        let (mut encoder, mut device) = (new_encoder(false), 0);
+        let first = slice(1, 0..3, 10.0);
+        assert_eq!(encoder.run(&mut device, &first), Ok(()));
+        encoder.forget_unwanted();
+        let next = VisionSlice {
+            input: first.input.clone(),
+            ..slice(1, 3..4, 10.0)
+        };
+        assert_eq!(encoder.run(&mut device, &next), Ok(()));
+        drop((first, next));
+        encoder.forget_unwanted();
+        let continued = encoder.run(&mut device, &slice(1, 4..5, 10.0));
+        assert!(matches!(continued, Err(StepError::Lost(_))));
+        assert!(vectors(&mut encoder).is_empty());
     }
 
     #[test]

@@ -246,6 +246,7 @@ impl CpuExecutor {
         probe: LogitsProbe<'_>,
     ) -> Result<StepOutput, StepError> {
         self.backend.wake();
+        self.forget_unwanted_image();
         if let Some(copies) = &plan.copies {
             self.save_blocks(&copies.saves);
         }

@@ -91,6 +91,13 @@ impl CpuExecutor {
         }
     }
 
+    /// Frees the memory of an image whose requests were cancelled, before the step computes.
+    pub(super) fn forget_unwanted_image(&mut self) {
+        if let Some(encoder) = &mut self.encoder {
+            encoder.forget_unwanted();
+        }
+    }
+
     pub(super) fn forget_image(&mut self) {
         if let Some(encoder) = &mut self.encoder {
             encoder.forget();
