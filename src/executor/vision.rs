@@ -90,22 +90,8 @@ impl<B> Encoder<B> {
     /// [`StepError::Rejected`] for a slice without units or pixels, and [`StepError::Lost`] for one that continues an
     /// image whose units before are missing, as after a lost step.
     pub fn check(&self, slice: &VisionSlice) -> Result<(), StepError> {
-        let VisionSlice {
-            job,
-            input,
-            units,
-            n_units,
-        } = slice;
-        if units.is_empty() || units.end > *n_units {
-            return Err(StepError::Rejected(format!(
-                "a slice has units {} to {} of an image with {n_units}",
-                units.start, units.end
-            )));
-        }
-        if units.start == 0 && input.is_none() {
-            let reason = "a slice begins an image without pixels".to_owned();
-            return Err(StepError::Rejected(reason));
-        }
+        check_form(slice)?;
+        let VisionSlice { job, units, .. } = slice;
         let current = self.current.as_ref();
         let continues = current.is_some_and(|it| it.job == *job && it.n_done == units.start);
         if units.start > 0 && !continues {
@@ -194,6 +180,25 @@ impl<B> Encoder<B> {
         self.encoded.clear();
         self.tower.forget();
     }
+}
+
+/// Refuses a slice that contradicts itself.
+///
+/// # Errors
+/// [`StepError::Rejected`] for a slice without units or pixels.
+pub fn check_form(slice: &VisionSlice) -> Result<(), StepError> {
+    let VisionSlice { units, n_units, .. } = slice;
+    if units.is_empty() || units.end > *n_units {
+        return Err(StepError::Rejected(format!(
+            "a slice has units {} to {} of an image with {n_units}",
+            units.start, units.end
+        )));
+    }
+    if units.start == 0 && slice.input.is_none() {
+        let reason = "a slice begins an image without pixels".to_owned();
+        return Err(StepError::Rejected(reason));
+    }
+    Ok(())
 }
 
 /// Refuses a slice, for an executor without a tower.

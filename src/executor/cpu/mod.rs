@@ -3,6 +3,7 @@
 mod argmax;
 mod blocks;
 mod describe;
+mod host_tower;
 mod masks;
 mod pool;
 mod ranks;
@@ -15,9 +16,10 @@ use std::sync::Arc;
 pub use self::describe::{
     CpuDescription, LoadedMatrix, OnRanks, describe, describe_checkpoint, matrices, widening_bytes,
 };
+pub use self::host_tower::{HostSizes, HostTower};
 pub use self::ranks::load_ranks;
 pub use self::readout::LOGIT_ROWS;
-pub use self::tower::tower_work;
+pub use self::tower::{TowerFiles, tower_work};
 use crate::check::Limits;
 use crate::host::StoreLink;
 use crate::results::ResultBuffers;

@@ -2,7 +2,7 @@
 //! view after another.
 
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::CpuExecutor;
@@ -21,6 +21,13 @@ struct CpuTower {
     views: VecDeque<Encoding<CpuBackend>>,
     /// Of the views before these.
     vectors: Vec<f32>,
+}
+
+/// The opened files of a vision tower.
+pub struct TowerFiles {
+    pub checkpoint: TowerCheckpoint,
+    /// The file or folder that errors name.
+    pub source: PathBuf,
 }
 
 /// The work on an image: the operations of each unit of each view.
@@ -113,14 +120,25 @@ impl CpuExecutor {
         checkpoint: &TowerCheckpoint,
         source: &Path,
     ) -> Result<Self, LoadError> {
-        let n_sets = self.image_width / self.hidden_size - 1;
-        checkpoint.config.check_width(source, self.hidden_size)?;
-        checkpoint.config.check_deepstack(source, n_sets)?;
-        let tower = CpuTower {
-            tower: Tower::load(checkpoint, &mut self.backend)?,
-            views: VecDeque::new(),
-            vectors: Vec::new(),
-        };
-        Ok(self.with_tower(Box::new(tower)))
+        let of = (checkpoint, source);
+        let widths = (self.hidden_size, self.image_width);
+        let tower = load_tower(of, widths, &mut self.backend)?;
+        Ok(self.with_tower(tower))
     }
+}
+
+/// Loads a tower for a text model with this hidden size, and so many values of a position of an image.
+pub(super) fn load_tower(
+    (checkpoint, source): (&TowerCheckpoint, &Path),
+    (hidden_size, image_width): (usize, usize),
+    backend: &mut CpuBackend,
+) -> Result<Box<dyn ImageTower<CpuBackend>>, LoadError> {
+    let n_sets = image_width / hidden_size - 1;
+    checkpoint.config.check_width(source, hidden_size)?;
+    checkpoint.config.check_deepstack(source, n_sets)?;
+    Ok(Box::new(CpuTower {
+        tower: Tower::load(checkpoint, backend)?,
+        views: VecDeque::new(),
+        vectors: Vec::new(),
+    }))
 }
