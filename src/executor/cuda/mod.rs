@@ -29,6 +29,7 @@ mod row_outputs;
 mod samplers;
 mod stage;
 mod step;
+mod tower;
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -49,10 +50,11 @@ use self::row_outputs::{Logprobs, RowOutput, SAMPLED_WORDS, read_logprobs};
 use self::samplers::RowSamplers;
 use self::stage::{N_SLOTS, Readback, ReadbackRing, UploadRing};
 use crate::check::Limits;
+use crate::cpu::HostTower;
 use crate::ranks::LoadFailure;
 use crate::results::ResultBuffers;
 use crate::rows::Rows;
-use crate::vision::refuse_slice;
+use crate::vision::EncodedImage;
 use crate::{DeviceLost, Executor, Launch};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
@@ -69,7 +71,9 @@ use souffleur_kernels::shard::Rank;
 use souffleur_model::blocks::Decoder;
 use souffleur_model::loader::{Checkpoint, LoadProgress, Loader};
 use souffleur_state::sampling::TokenLogprobs;
-use souffleur_state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
+use souffleur_state::step::{
+    PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow, VisionSlice,
+};
 
 /// Initial words of an upload slot for a step's lists.
 const UPLOAD_WORDS: usize = 64 << 10;
@@ -103,6 +107,8 @@ pub struct CudaExecutor {
     device: Device,
     options: CudaOptions,
     vocab_size: usize,
+    /// `None` without a vision tower.
+    tower: Option<HostTower>,
     /// Dropped last: the memory of the store's buffers must outlive the CUDA context in which it is pinned.
     blocks: Option<BlockCopier>,
 }
@@ -120,6 +126,8 @@ struct DeviceStep {
     follows_grammars: bool,
     /// Whether the outcomes of the rows are recorded, and their grammars have advanced.
     has_outcomes: bool,
+    /// The work of the vision tower, which is done when the step is finished.
+    slice: Option<Box<VisionSlice>>,
 }
 
 impl CudaExecutor {
@@ -250,6 +258,7 @@ impl CudaExecutor {
             device,
             options: options.clone(),
             vocab_size,
+            tower: None,
         };
         executor.record_graphs()?;
         Ok(executor)
@@ -335,6 +344,7 @@ impl CudaExecutor {
     fn lose(&mut self, failure: impl std::fmt::Display) -> StepError {
         self.is_suspect = true;
         self.rows.lose();
+        self.forget_image();
         self.clock.skip_next_idle();
         StepError::Lost(failure.to_string())
     }
@@ -401,16 +411,18 @@ impl Executor for CudaExecutor {
     fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
         self.check_context()
             .map_err(|lost| StepError::Lost(lost.to_string()))?;
-        refuse_slice(plan)?;
+        self.check_slice(plan)?;
         self.begin(plan)?;
         Ok(Launch::UnderWay)
     }
 
     fn is_finished(&mut self) -> bool {
-        // A failed step counts as finished: `finish` reports the failure.
+        // A failed step counts as finished: `finish` reports the failure. It also runs the slice.
         self.in_flight.front().is_none_or(|step| {
             let is_copied = self.readbacks.is_copied(&step.readback);
-            is_copied.unwrap_or(true) && step.blocks.are_saves_copied().unwrap_or(true)
+            let is_done =
+                is_copied.unwrap_or(true) && step.blocks.are_saves_copied().unwrap_or(true);
+            is_done || step.slice.is_some()
         })
     }
 
@@ -418,6 +430,7 @@ impl Executor for CudaExecutor {
         let Some(mut step) = self.in_flight.pop_front() else {
             return Err(StepError::Lost("no step is in flight".to_owned()));
         };
+        self.run_slice(step.slice.take().as_deref())?;
         let blocks = std::mem::take(&mut step.blocks);
         let output = self.take_results(step).map_err(|error| self.lose(error))?;
         // The store must get the step's saved blocks before the step's output is returned.
@@ -429,7 +442,15 @@ impl Executor for CudaExecutor {
         self.results.recycle(rows);
     }
 
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        let tower = self.tower.as_mut();
+        tower.map_or_else(Vec::new, HostTower::take_encoded)
+    }
+
     fn set_beat(&mut self, beat: Beat) {
+        if let Some(tower) = &mut self.tower {
+            tower.set_beat(beat.clone());
+        }
         self.model.set_beat(beat);
     }
 
@@ -443,6 +464,7 @@ impl Executor for CudaExecutor {
         // The device is idle, so all slots of the rings and all buffers of the store are free.
         self.in_flight.clear();
         self.rows.forget();
+        self.forget_image();
         self.grammars.forget();
         self.clock.skip_next_idle();
         // A failure of an operation that no step has reported.

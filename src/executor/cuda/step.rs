@@ -126,6 +126,7 @@ impl CudaExecutor {
             blocks,
             lap,
             ranked,
+            slice: plan.vision.clone(),
         });
         Ok(())
     }
