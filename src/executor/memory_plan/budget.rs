@@ -8,7 +8,8 @@ pub enum Place {
     Gpu(usize),
 }
 
-/// The memory of images, in bytes; 0 without a vision tower.
+/// The memory of images, in bytes; 0 without a vision tower. If the text model is on a GPU, it is memory of the host, and
+/// not part of the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VisionBytes {
     /// Part of the weights: those of the tower.

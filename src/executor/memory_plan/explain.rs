@@ -1,6 +1,6 @@
 //! Explains a memory plan's decisions as text, one line each.
 
-use super::budget::Place;
+use super::budget::{MemoryBudget, Place, VisionBytes};
 use super::bytes::Bytes;
 use super::pool_size::{DEFAULT_CONTEXTS, MAX_PAGES};
 use super::{DEFAULT_GPU_FRACTION, DEFAULT_SHARE_PERCENT, MemoryPlan, PoolLimit};
@@ -21,8 +21,9 @@ impl MemoryPlan {
             },
             format!("weights               {}", Bytes(budget.weights_bytes)),
         ];
-        if budget.vision.tower > 0 {
-            let tower = Bytes(budget.vision.tower);
+        let VisionBytes { tower, images } = budget.vision_here();
+        if tower > 0 {
+            let tower = Bytes(tower);
             lines.push(format!(
                 "  of that             {tower} for the vision tower"
             ));
@@ -61,12 +62,13 @@ impl MemoryPlan {
                 "  of that             {buffers} for buffers of the KV store"
             ));
         }
-        if budget.vision.images > 0 {
-            let images = Bytes(budget.vision.images);
+        if images > 0 {
+            let images = Bytes(images);
             lines.push(format!(
                 "  of that             {images} for an image that is encoded, and for vectors of images"
             ));
         }
+        lines.extend(budget.vision_on_host());
         lines.push(format!(
             "requests at once      {}",
             self.max_running_requests
@@ -148,5 +150,28 @@ impl MemoryPlan {
             }
             PoolLimit::PageIds => format!("at most {MAX_PAGES} pages (32-bit ids) are supported"),
         }
+    }
+}
+
+impl MemoryBudget {
+    /// The parts of the weights and of the reserve.
+    fn vision_here(&self) -> VisionBytes {
+        match self.place {
+            Place::Host => self.vision,
+            Place::Gpu(_) => VisionBytes::default(),
+        }
+    }
+
+    /// A line about the memory of the host, if the text model is on a GPU.
+    fn vision_on_host(&self) -> Option<String> {
+        let VisionBytes { tower, images } = self.vision;
+        let is_apart = self.place != Place::Host && tower > 0;
+        is_apart.then(|| {
+            let (tower, images) = (Bytes(tower), Bytes(images));
+            format!(
+                "host memory           {tower} for the vision tower, and {images} for an image that is encoded, and \
+                 for vectors of images"
+            )
+        })
     }
 }

@@ -375,4 +375,16 @@ fn the_explanation_names_the_memory_of_a_vision_tower() {
             && why.contains("256.0 MiB for an image that is encoded, and for vectors of images"),
         "{why}"
     );
+    let on_gpu = MemoryBudget {
+        place: Place::Gpu(0),
+        ..with_tower
+    };
+    let plan = MemoryPlan::new(on_gpu, wish()).expect("the plan fits");
+    let lines = plan.explain();
+    let named: Vec<&String> = lines.iter().filter(|line| line.contains("image")).collect();
+    assert!(
+        named.len() == 1
+            && named[0].starts_with("host memory           512.0 MiB for the vision tower"),
+        "{lines:?}"
+    );
 }
