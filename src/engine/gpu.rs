@@ -5,18 +5,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::progress::Progress;
 use crate::replicas::rank_limit;
+use crate::threads::compute_threads;
+use crate::tower_file::TowerFile;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_base::kv_layout::KvDtype;
 use souffleur_config::{Device as Wanted, DtypeChoice, EngineConfig, Gpus, KvCacheDtype};
 use souffleur_executor::Executor;
-use souffleur_executor::cpu::{CpuDescription, OnRanks};
+use souffleur_executor::cpu::{CpuDescription, HostSizes, HostTower, OnRanks, TowerFiles};
 use souffleur_executor::cuda::{
     CudaExecutor, CudaOptions, DtypeOrigin, LoadModules, check_model, element_of, load_modules,
     load_ranks, staging_bytes,
 };
-use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan, Place, VisionBytes};
+use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
 use souffleur_kernels::cpu::ranks::GroupRules;
 use souffleur_kernels::cuda::backend::{CudaSizes, activation_bytes, check_layout};
 use souffleur_kernels::cuda::driver::{self, Claim, Device};
@@ -155,7 +157,7 @@ impl Gpu {
                 .saturating_add(HEADROOM_BYTES),
             page_table_bytes,
             store_bytes: 0,
-            vision: VisionBytes::default(),
+            vision: model.vision,
             max_rows: rows,
         })
     }
@@ -190,7 +192,7 @@ impl Gpu {
         config: &EngineConfig,
         (model, context_tokens): (&CpuDescription, usize),
         (memory, store): (&MemoryPlan, Option<Arc<StoreSetup>>),
-        eos_token_ids: &[u32],
+        (eos_token_ids, tower): (&[u32], Option<TowerFile>),
         progress: Progress,
     ) -> Result<Vec<Arc<ExecutorFactory>>, LoadError> {
         let pool = (
@@ -205,6 +207,7 @@ impl Gpu {
             options,
             ranks: GroupRules::new(config.tp_size, rank_limit(config)),
             store,
+            tower: tower.map(|file| TowerWish::of(config, model, file)),
             progress,
         });
         let n_groups = gpus.len() / config.tp_size;
@@ -259,7 +262,35 @@ struct Load {
     options: CudaOptions,
     ranks: GroupRules,
     store: Option<Arc<StoreSetup>>,
+    /// `None` without a vision tower.
+    tower: Option<TowerWish>,
     progress: Progress,
+}
+
+/// The vision tower of each replica, on the host.
+struct TowerWish {
+    file: TowerFile,
+    /// The hidden size of the text model, and the values of a position of an image.
+    widths: (usize, usize),
+    sizes: HostSizes,
+}
+
+impl TowerWish {
+    fn of(config: &EngineConfig, model: &CpuDescription, file: TowerFile) -> Self {
+        let hidden_size = model.config.hidden_size;
+        Self {
+            file,
+            widths: (hidden_size, model.config.images().vector_width(hidden_size)),
+            sizes: HostSizes {
+                dtype: model.dtype,
+                threads: compute_threads(config),
+            },
+        }
+    }
+
+    fn files(&self) -> Result<(TowerFiles, HostSizes), LoadError> {
+        Ok((self.file.files()?, self.sizes))
+    }
 }
 
 /// Makes the executors of the replicas on a group of GPUs, in the order of the ranks.
@@ -383,6 +414,10 @@ impl Load {
     fn single(&self, device: Device) -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| self.progress.report(done, total);
         let mut executor = CudaExecutor::load(device, &self.dir, &self.options, &mut report)?;
+        if let Some(wish) = &self.tower {
+            let (files, sizes) = wish.files()?;
+            executor = executor.with_tower(HostTower::load(&files, wish.widths, sizes)?);
+        }
         if let Some(store) = &self.store {
             executor = executor.with_store(store.geometry.block_tokens, store.desk.port())?;
         }
@@ -396,8 +431,17 @@ impl Load {
         let store = self.store.as_ref();
         let store = store.map(|store| (store.geometry.block_tokens, store.desk.port()));
         let on_gpus = (devices, load_modules as LoadModules);
-        let (dir, options) = (&self.dir, &self.options);
-        let ranks = load_ranks(on_gpus, dir, options, &self.ranks, store, &mut report)?;
+        let tower = self.tower.as_ref().map(TowerWish::files);
+        let (tower, options) = (tower.transpose()?, &self.options);
+        let ranks = load_ranks(
+            on_gpus,
+            &self.dir,
+            options,
+            &self.ranks,
+            store,
+            tower,
+            &mut report,
+        )?;
         Ok(Box::new(ranks))
     }
 }

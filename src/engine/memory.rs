@@ -3,12 +3,13 @@
 use crate::gpu::Gpu;
 use crate::replicas::GpuShare;
 use crate::store::buffer_bytes;
-use souffleur_base::error::{ConfigError, StartError};
+use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_base::kv_layout::KvLayout;
 use souffleur_config::EngineConfig;
 use souffleur_executor::cpu::{self, CpuDescription, OnRanks};
 use souffleur_executor::memory_plan::{
-    MemoryBudget, MemoryPlan, MemoryWish, Place, WindowRequest, available_bytes, reserve_bytes,
+    Bytes, MemoryBudget, MemoryPlan, MemoryWish, Place, VisionBytes, WindowRequest,
+    available_bytes, reserve_bytes,
 };
 use souffleur_model::config::ModelConfig;
 
@@ -39,6 +40,9 @@ pub(super) fn memory_plan(
         .iter()
         .map(|gpu| gpu_share(config, model, (gpu, &on_ranks)));
     let shares = shares.collect::<Result<Vec<_>, StartError>>()?;
+    if !gpus.is_empty() {
+        check_host(config, model, available_bytes)?;
+    }
     let plans = shares.iter().map(|share| &share.memory);
     let smallest = plans.min_by_key(|plan| (plan.max_total_tokens, plan.max_running_requests));
     let plan = match smallest {
@@ -53,6 +57,30 @@ pub(super) fn memory_plan(
         );
     }
     Ok((plan, shares))
+}
+
+/// Refuses a model on GPUs whose vision towers the host has no memory for. `available` is asked only if there is one.
+fn check_host(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    available: impl FnOnce() -> Result<u64, LoadError>,
+) -> Result<(), LoadError> {
+    let VisionBytes { tower, images } = model.vision;
+    if tower == 0 {
+        return Ok(());
+    }
+    let needed = tower.saturating_add(images);
+    let needed = needed.saturating_mul(config.dp_size.max(1) as u64);
+    let available = available()?;
+    if needed <= available {
+        return Ok(());
+    }
+    Err(LoadError::Memory(format!(
+        "the vision towers of the replicas need {} of the host's memory, with the images that they encode and the \
+         vectors, but {} are available: lower image_max_tokens, image_cache_bytes or dp_size",
+        Bytes(needed),
+        Bytes(available)
+    )))
 }
 
 /// Checks that the GPU can run the model, and divides its memory.
@@ -167,5 +195,37 @@ fn host_budget(
         store_bytes,
         vision: model.vision,
         max_rows: u32::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_host_of_gpus_must_have_memory_for_the_towers_of_all_replicas() {
+        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
+        let dir = Path::new(fixtures).join("models/llama");
+        let model = cpu::describe(&dir, None, None, Default::default());
+        let mut model = model.expect("a valid model");
+        let config = EngineConfig {
+            dp_size: 2,
+            ..EngineConfig::default()
+        };
+        let without = check_host(&config, &model, || panic!("there is no tower"));
+        assert!(without.is_ok());
+        model.vision = VisionBytes {
+            tower: 3 << 20,
+            images: 1 << 20,
+        };
+        assert!(check_host(&config, &model, || Ok(8 << 20)).is_ok());
+        let refused = check_host(&config, &model, || Ok(8 << 19));
+        let text = refused.expect_err("too little memory").to_string();
+        assert!(
+            text.contains("8.0 MiB") && text.contains("4.0 MiB") && text.contains("dp_size"),
+            "{text}"
+        );
     }
 }

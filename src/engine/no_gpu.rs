@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::progress::Progress;
+use crate::tower_file::TowerFile;
 use souffleur_actors::executor::ExecutorFactory;
 use souffleur_actors::kv_store::StoreSetup;
 use souffleur_base::error::{ConfigError, LoadError, StartError};
@@ -61,7 +62,7 @@ impl Gpu {
         _: &EngineConfig,
         _: (&CpuDescription, usize),
         _: (&MemoryPlan, Option<Arc<StoreSetup>>),
-        _: &[u32],
+        _: (&[u32], Option<TowerFile>),
         _: Progress,
     ) -> Result<Vec<Arc<ExecutorFactory>>, LoadError> {
         Ok(Vec::new())

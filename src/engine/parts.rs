@@ -139,14 +139,14 @@ impl EngineParts {
         let eos_token_ids = eos_token_ids(&model.config, &generation, of_tokenizer);
         let parts = (&memory, sparsity.as_ref());
         let store = store_setup(config, &model, parts, (gpus.first(), weights))?.map(Arc::new);
+        let ends = (&eos_token_ids[..], tower_file.clone());
         let executors = if gpus.is_empty() {
             let parts = (&memory, sparsity, store.clone());
-            let ends = (&eos_token_ids[..], tower_file.clone());
             vec![cpu_executor(config, parts, ends, progress)]
         } else {
             let parts = (&memory, store.clone());
             let model = (&model, context_length);
-            Gpu::executors(gpus, config, model, parts, &eos_token_ids, progress)?
+            Gpu::executors(gpus, config, model, parts, ends, progress)?
         };
         let mut executors = from_the_same_files(dir, mmproj, executors).into_iter();
         let (vision, images) = tower::parts(config, &model, tower.as_ref(), text.as_deref())?;
@@ -480,7 +480,8 @@ fn cpu_executor(
         if ranks.count > 1 {
             let store = store.as_ref();
             let store = store.map(|store| (store.geometry.block_tokens, store.desk.port()));
-            let executor = cpu::load_ranks(&dir, &options, &ranks, store, &mut report)?;
+            let tower = tower.as_ref().map(TowerFile::files).transpose()?;
+            let executor = cpu::load_ranks(&dir, &options, &ranks, store, tower, &mut report)?;
             return Ok(Box::new(executor));
         }
         let mut executor = CpuExecutor::load(&dir, &options, &mut report)?;

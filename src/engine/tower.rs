@@ -1,4 +1,5 @@
-//! The vision tower of a model on a CPU: its files, its memory, and its work for the Vision actor.
+//! The vision tower of a model: its files, its memory, and its work for the Vision actor. It computes on CPUs, also for
+//! models on GPUs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use souffleur_actors::pictures::ImageReader;
 use souffleur_actors::vision::VisionSetup;
 use souffleur_base::error::{ConfigError, LoadError, StartError};
-use souffleur_config::EngineConfig;
+use souffleur_config::{Device, EngineConfig};
 use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor};
 use souffleur_executor::memory_plan::VisionBytes;
 use souffleur_model::config::ModelConfig;
@@ -23,12 +24,12 @@ use crate::threads::compute_threads;
 use crate::tower_file::{FoundTower, TowerFile};
 
 /// Opens the model's tower, the configured file or else the one in the model's folder, and adds its memory to the
-/// model's. `None` without one, for models that cannot have images, on GPUs and on several ranks. A tower that was found
-/// and cannot be used is logged: the model serves text, as one without a tower.
+/// model's. `None` without one, and for models that cannot have images. A tower that was found and cannot be used is
+/// logged: the model serves text, as one without a tower.
 ///
 /// # Errors
-/// The configured file cannot be used: it has no tower, another model's, or nothing can run it. A step cannot compute an
-/// image, which the model needs for bidirectional attention.
+/// The configured file cannot be used: it has no tower, another model's, or the model cannot have images. A step cannot
+/// compute an image, which the model needs for bidirectional attention.
 pub(super) fn open(
     config: &EngineConfig,
     model: &mut CpuDescription,
@@ -108,23 +109,13 @@ fn max_vectors(tower: &TowerConfig, config: &EngineConfig) -> usize {
 
 /// The reason why no tower can be used, with the remedy.
 fn obstacle(config: &EngineConfig, model: &ModelConfig, has_gpu: bool) -> Option<String> {
-    if let ImageSupport::Missing(part) = support(config, model, has_gpu) {
-        let family = model.architecture.short_name();
-        return Some(format!(
-            "models of the family {family} take text only here (missing is {part}): leave it out"
-        ));
-    }
-    if has_gpu {
-        return Some(
-            "vision towers run on a CPU only: set device to cpu, or leave it out".to_owned(),
-        );
-    }
-    (config.tp_size > 1).then(|| {
-        format!(
-            "tp_size is {}, and vision towers run on one rank: set it to 1, or leave the tower out",
-            config.tp_size
-        )
-    })
+    let ImageSupport::Missing(part) = support(config, model, has_gpu) else {
+        return None;
+    };
+    let family = model.architecture.short_name();
+    Some(format!(
+        "models of the family {family} take text only here (missing is {part}): leave it out"
+    ))
 }
 
 fn refused(path: &Path, reason: &str) -> ConfigError {
@@ -210,7 +201,12 @@ fn setup(config: &EngineConfig, model: &CpuDescription, tower: &TowerCheckpoint)
     VisionSetup {
         cache_bytes: usize::try_from(config.image_cache_bytes).unwrap_or(usize::MAX),
         work: Box::new(move |input: &dyn ImageInput| cpu::tower_work(&of_tower, input)),
-        flops_per_token: flops_per_token(model),
+        flops_per_token: match config.device {
+            // A prefill's operations on a GPU say nothing about the tower on the host: until it is measured, slices are
+            // as small as can be.
+            Device::Cuda(_) => 0,
+            Device::Auto | Device::Cpu => flops_per_token(model),
+        },
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use souffleur_base::error::{LoadError, load_error};
+use souffleur_executor::cpu::TowerFiles;
 use souffleur_model::vision::TowerCheckpoint;
 
 /// Where a tower is.
@@ -39,6 +40,14 @@ impl TowerFile {
             }
             Self::Mmproj(path) => TowerCheckpoint::open_mmproj(path),
         }
+    }
+
+    /// Opens the tower for an executor.
+    pub(super) fn files(&self) -> Result<TowerFiles, LoadError> {
+        Ok(TowerFiles {
+            checkpoint: self.open()?,
+            source: self.path().to_owned(),
+        })
     }
 }
 

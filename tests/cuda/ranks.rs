@@ -72,7 +72,7 @@ pub fn load(
     let devices = devices.collect::<Result<Vec<Device>, _>>();
     let devices = devices.map_err(|error| error.to_load_error())?;
     let devices = (devices, gpu::kernels as LoadModules);
-    load_ranks(devices, dir, options, rules, None, &mut |_, _| {})
+    load_ranks(devices, dir, options, rules, None, None, &mut |_, _| {})
 }
 
 /// Options with one graph.

@@ -253,7 +253,7 @@ fn start_faulty(faults: &Arc<Faults>) -> Result<EngineHandle, StartError> {
         ..GroupRules::new(2, LIMIT)
     };
     parts.executor = Arc::new(move || {
-        let ranks = load_ranks(&dir, &options, &rules, None, &mut |_, _| {})?;
+        let ranks = load_ranks(&dir, &options, &rules, None, None, &mut |_, _| {})?;
         Ok(Box::new(ranks))
     });
     Engine::start_with(config, parts)

@@ -44,7 +44,7 @@ fn on_ranks(name: &str, options: &CpuOptions, count: usize) -> Result<Ranks, Str
 
 fn on_ranks_from(path: &Path, options: &CpuOptions, count: usize) -> Result<Ranks, String> {
     let rules = GroupRules::new(count, LONG);
-    let ranks = load_ranks(path, options, &rules, None, &mut |_, _| {});
+    let ranks = load_ranks(path, options, &rules, None, None, &mut |_, _| {});
     ranks.map_err(|error| error.to_string())
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{CpuExecutor, CpuOptions};
+use super::{CpuExecutor, CpuOptions, TowerFiles};
 use crate::host::BlockPort;
 use crate::ranks::{
     Exchange, GroupParts, LoadFailure, MakeRank, RankExecutor, RankPort, Ranks, RanksStore,
@@ -14,11 +14,11 @@ use souffleur_kernels::shard::Rank;
 use souffleur_model::loader::{Checkpoint, LoadProgress};
 
 /// Loads a model on the ranks of a group, each with the threads of `options`, on one NUMA node unless `numa` is off.
-/// With a KV store of blocks of that number of tokens, a block has the parts of all ranks.
+/// With a KV store of blocks of that number of tokens, a block has the parts of all ranks. Rank 0 runs the vision tower.
 ///
 /// # Errors
-/// Those of [`CpuExecutor::load`] and of [`CpuExecutor::with_store`], and if the ranks cannot share the model: the text
-/// names `tp_size`.
+/// Those of [`CpuExecutor::load`], of [`CpuExecutor::with_store`] and of [`CpuExecutor::load_tower`], and if the ranks
+/// cannot share the model: the text names `tp_size`.
 ///
 /// # Panics
 /// If there are no ranks.
@@ -27,6 +27,7 @@ pub fn load_ranks(
     options: &CpuOptions,
     rules: &GroupRules,
     store: Option<(usize, Box<dyn BlockPort>)>,
+    mut tower: Option<TowerFiles>,
     progress: LoadProgress<'_>,
 ) -> Result<Ranks, LoadError> {
     let store = store.map(|store| RanksStore::new(store, rules.count, true));
@@ -34,9 +35,17 @@ pub fn load_ranks(
         let index = link.rank().index();
         let exchange = store.as_ref().map(|store| store.of_rank(index));
         let (dir, options) = (dir.to_owned(), of_rank(options, link.rank()));
+        // Rank 0 is the first.
+        let tower = tower.take();
         Box::new(move |reporter| {
             let mut report = |done, total| reporter.progress(done, total);
             let loaded = CpuExecutor::load_rank(&dir, &options, (link, exchange), &mut report);
+            let loaded = match &tower {
+                None => loaded,
+                Some(TowerFiles { checkpoint, source }) => {
+                    loaded.and_then(|executor| executor.load_tower(checkpoint, source))
+                }
+            };
             let loaded = loaded.map_err(LoadFailure::Own)?;
             Ok(Box::new(loaded))
         })

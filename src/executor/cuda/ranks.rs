@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{CudaExecutor, CudaOptions, open};
+use crate::cpu::{HostSizes, HostTower, TowerFiles};
 use crate::host::BlockPort;
 use crate::ranks::{
     Collectives, Exchange, GroupParts, LoadFailure, MakeRank, RankExecutor, RankPort, Ranks,
@@ -32,11 +33,12 @@ pub fn load_modules(device: &Device) -> Result<Modules, LoadError> {
 }
 
 /// Loads a model on the ranks of a group, each on one of the devices, in rank order. With a KV store of blocks of that
-/// number of tokens, a block has the parts of all ranks. `rules` has the longest time of a part of a step, too.
+/// number of tokens, a block has the parts of all ranks. `rules` has the longest time of a part of a step, too. Rank 0's
+/// thread runs the vision tower.
 ///
 /// # Errors
-/// Those of [`CudaExecutor::load`] and of [`CudaExecutor::with_store`], if NCCL cannot be used, and if the ranks cannot
-/// share the model: the text names `tp_size`.
+/// Those of [`CudaExecutor::load`], of [`CudaExecutor::with_store`] and of [`HostTower::load`], if NCCL cannot be used,
+/// and if the ranks cannot share the model: the text names `tp_size`.
 ///
 /// # Panics
 /// If there are no ranks, or not as many devices.
@@ -46,6 +48,7 @@ pub fn load_ranks(
     options: &CudaOptions,
     rules: &GroupRules,
     store: Option<(usize, Box<dyn BlockPort>)>,
+    mut tower: Option<(TowerFiles, HostSizes)>,
     progress: LoadProgress<'_>,
 ) -> Result<Ranks, LoadError> {
     assert_eq!(devices.len(), rules.count, "a rank must have a GPU");
@@ -62,6 +65,8 @@ pub fn load_ranks(
             id,
             group: group.clone(),
             store: store.as_ref().map(|store| store.of_rank(index)),
+            // Rank 0 is the first.
+            tower: tower.take(),
         };
         Box::new(move |reporter| Ok(Box::new(seat.load(host, reporter)?)))
     };
@@ -85,6 +90,7 @@ struct Seat {
     id: GroupId,
     group: Arc<CollectiveGroup>,
     store: Option<(Exchange, usize)>,
+    tower: Option<(TowerFiles, HostSizes)>,
 }
 
 impl Seat {
@@ -103,6 +109,12 @@ impl Seat {
         let modules = (self.modules)(&self.device)?;
         let part = open(&self.dir, &self.options)?.of_rank(rank, None);
         let part = part.map_err(|error| LoadError::Device(error.to_string()))?;
+        let hidden_size = part.config.hidden_size;
+        let widths = (hidden_size, part.config.images().vector_width(hidden_size));
+        let tower = self
+            .tower
+            .map(|(files, sizes)| HostTower::load(&files, widths, sizes));
+        let tower = tower.transpose()?;
         let group = (self.id, self.group);
         let join = |device: &Device| {
             let linked = CudaLink::connect(device, group, host, || reporter.connects());
@@ -115,7 +127,10 @@ impl Seat {
         let place = (self.device, &modules);
         let loaded =
             CudaExecutor::of_checkpoint(place, (&part, rank), &self.options, join, &mut report);
-        let executor = loaded?;
+        let mut executor = loaded?;
+        if let Some(tower) = tower {
+            executor = executor.with_tower(tower);
+        }
         let Some(store) = self.store else {
             return Ok(executor);
         };

@@ -1,7 +1,8 @@
 //! Runs a model on several ranks: an executor for each, on its own thread.
 //!
 //! Every rank has a part of the weights and of the KV memory, gets the same plans, and samples for every row; rank 0
-//! answers. A step that one rank loses is lost on all.
+//! answers. A step that one rank loses is lost on all. Rank 0 alone has the vision tower: the others get no slices of
+//! images, and wait for it at the step's first collective.
 //!
 //! Ranks on CPUs wait for each other on their threads, and go on together after a lost step. Ranks on devices wait on
 //! these: their leader ends the collectives of all when a rank fails or the step takes too long, and the ranks must be
@@ -18,6 +19,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use self::thread::{Answer, Failure, Order, RankThread};
+use crate::vision::EncodedImage;
 use crate::{DeviceLost, Executor, Launch};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
@@ -50,6 +52,8 @@ pub struct Ranks {
     limit: Duration,
     collectives: Option<Arc<dyn Collectives>>,
     store: Option<RanksStore>,
+    /// Images that rank 0 has encoded.
+    encoded: Vec<EncodedImage>,
     /// Why no further step can run.
     lost: Option<String>,
 }
@@ -87,6 +91,7 @@ impl Ranks {
             limit: parts.limit,
             collectives: parts.collectives,
             store: parts.store,
+            encoded: Vec::new(),
             lost: None,
         };
         for maker in parts.makers.into_iter().enumerate() {
@@ -194,6 +199,7 @@ impl Ranks {
         while answers.iter().any(Option::is_none) {
             match self.receive(deadline) {
                 Ok((rank, Answer::Polled { has_ended })) => self.note_poll(rank, has_ended),
+                Ok((_, Answer::Encoded(images))) => self.encoded.extend(images),
                 Ok((rank, answer)) => {
                     deadline.get_or_insert_with(|| Instant::now() + self.limit);
                     answers[rank] = Some(answer);
@@ -219,6 +225,8 @@ impl Ranks {
             while answers.iter().any(Option::is_none) {
                 match self.receive(Some(by)) {
                     Ok((_, Answer::Polled { .. } | Answer::Progress(..) | Answer::Connects)) => {}
+                    // The step is lost.
+                    Ok((_, Answer::Encoded(_))) => {}
                     Ok((rank, answer)) => answers[rank] = Some(answer),
                     Err(_) => break,
                 }
@@ -256,8 +264,19 @@ impl Ranks {
         }
     }
 
-    fn launch_on_all(&mut self, plan: Arc<StepPlan>) -> Result<Launch, StepError> {
-        self.order(|| Order::Launch(plan.clone()));
+    fn launch_on_all(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
+        let plan = Arc::new(plan.clone());
+        let of_others = match plan.vision {
+            None => plan.clone(),
+            Some(_) => Arc::new(StepPlan {
+                vision: None,
+                ..(*plan).clone()
+            }),
+        };
+        for (index, member) in self.members.iter().enumerate() {
+            let plan = if index == 0 { &plan } else { &of_others };
+            member.thread.order(Order::Launch(plan.clone()));
+        }
         let (mut outputs, mut failures, mut n_under_way) = (Vec::new(), Vec::new(), 0);
         for answer in self.collect().map_err(StepError::Lost)? {
             match answer {
@@ -351,7 +370,7 @@ impl Executor for Ranks {
         if let Some(store) = &mut self.store {
             store.before_step(plan)?;
         }
-        let launched = self.launch_on_all(Arc::new(plan.clone()));
+        let launched = self.launch_on_all(plan);
         let has_ended = !matches!(launched, Ok(Launch::UnderWay));
         if let Some(store) = self.store.as_mut().filter(|_| has_ended) {
             store.after_step(launched.is_ok());
@@ -392,6 +411,10 @@ impl Executor for Ranks {
         self.members[0].thread.order(Order::Recycle(rows));
     }
 
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        std::mem::take(&mut self.encoded)
+    }
+
     /// Rank 0 beats for all: it waits for the others several times in each layer.
     fn set_beat(&mut self, beat: Beat) {
         self.members[0].thread.order(Order::SetBeat(beat));
@@ -405,6 +428,7 @@ impl Executor for Ranks {
         if let Some(reason) = self.why_lost() {
             return Err(DeviceLost(reason));
         }
+        self.encoded.clear();
         self.order(|| Order::Reset);
         let answers = self.collect().map_err(DeviceLost)?;
         self.forget_polls();

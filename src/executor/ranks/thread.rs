@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
+use crate::vision::EncodedImage;
 use crate::{DeviceLost, Executor, Launch};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
@@ -84,6 +85,8 @@ pub(super) enum Answer {
     /// Part of the load: the rank begins to connect to the others' devices.
     Connects,
     Loaded(Result<(), LoadFailure>),
+    /// Before the answer to the order that completed the images.
+    Encoded(Vec<EncodedImage>),
     Launched(Result<Launch, Failure>),
     Finished(Result<StepOutput, Failure>),
     Polled {
@@ -112,6 +115,12 @@ impl Reporter {
     /// Says that the rest of the load must not take longer than a step may.
     pub(crate) fn connects(&self) {
         self.send(Answer::Connects);
+    }
+
+    fn encoded(&self, images: Vec<EncodedImage>) {
+        if !images.is_empty() {
+            self.send(Answer::Encoded(images));
+        }
     }
 
     fn send(&self, answer: Answer) {
@@ -186,10 +195,12 @@ fn serve(
         match order {
             Order::Launch(plan) => {
                 let launched = guarded(executor, index, |executor| executor.launch(&plan));
+                reporter.encoded(executor.take_encoded());
                 reporter.send(Answer::Launched(launched));
             }
             Order::Finish => {
                 let finished = guarded(executor, index, |executor| executor.finish());
+                reporter.encoded(executor.take_encoded());
                 reporter.send(Answer::Finished(finished));
             }
             Order::Poll => {
