@@ -21,11 +21,13 @@ use crate::shard::Rank;
 use souffleur_base::kv_layout::KvLayout;
 
 mod blocks;
+mod grids;
 mod memory;
 mod operations;
 mod ranks;
 mod vectors;
 
+pub use grids::GridToken;
 use memory::KvPool;
 pub use memory::{activation_bytes, check_layout};
 use ranks::OtherRanks;
@@ -71,7 +73,8 @@ pub struct CudaBatch {
     pub n_tokens: usize,
     /// `[n_tokens]`.
     pub tokens: DevicePtr<u32>,
-    /// `[n_tokens]`.
+    /// `[n_tokens]`, by which queries and keys rotate. With M-RoPE they differ from the places in the sequence after an
+    /// image, and [`CudaBackend::place_grid_tokens`] has those of its vectors.
     pub positions: DevicePtr<u32>,
     /// `[n_tokens]`.
     pub slots: DevicePtr<u32>,
@@ -152,6 +155,7 @@ pub struct CudaBackend {
     pub activations: DeviceBuffer<u8>,
     loader: Option<WeightLoader>,
     embeddings: EmbeddingUploads,
+    grid_tokens: Vec<GridToken>,
     failure: Option<CudaFailure>,
 }
 
@@ -199,6 +203,7 @@ impl CudaBackend {
             activations: device.alloc(0)?,
             loader: Some(WeightLoader::new(device, bytes, n_tensors)?),
             embeddings: EmbeddingUploads::default(),
+            grid_tokens: Vec::new(),
             failure: None,
             device: device.clone(),
             stream,

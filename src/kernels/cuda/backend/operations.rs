@@ -4,6 +4,7 @@ mod ranks;
 
 use std::f32::consts::LOG2_E;
 
+use super::grids::GridRope;
 use super::{CudaBackend, CudaBatch, Tensor, TokenList};
 use crate::cuda::driver::DevicePtr;
 use crate::cuda::params::{AttendParams, Element, GemmParams, GemmWrite, RopeStoreParams};
@@ -50,6 +51,8 @@ pub struct DeviceRope {
     inv_freq: Vector,
     half: usize,
     scale: f32,
+    /// `None` without M-RoPE.
+    grid: Option<GridRope>,
 }
 
 impl CudaBackend {
@@ -286,6 +289,7 @@ impl Backend for CudaBackend {
             inv_freq: Vector(self.upload(|loader| loader.f32_values(&rope.inv_freq))),
             half: rope.inv_freq.len(),
             scale: rope.attention_scale,
+            grid: GridRope::of(rope),
         }
     }
 
@@ -339,6 +343,9 @@ impl Backend for CudaBackend {
                 .embed
                 .rotations(stream, out, inv_freq, positions, shape, rope.scale)
         });
+        if let Some(grid) = &rope.grid {
+            self.rotate_grids(grid, &out);
+        }
         out
     }
 

@@ -1,4 +1,5 @@
-//! Uploads prompt embeddings, which replace the looked-up embeddings of placeholder tokens.
+//! Uploads prompt embeddings, which replace the looked-up embeddings of placeholder tokens, and other rows of activations
+//! that the host computes.
 //!
 //! The embeddings of a step may be as large as its residual stream, so they pass through pinned memory of a fixed size,
 //! which is allocated on first use.
@@ -22,15 +23,25 @@ impl CudaBackend {
     /// Enqueues the copy of the step's prompt embeddings to the rows of the tokens that they replace.
     pub(super) fn upload_embeddings(&mut self, residual: &Tensor) {
         for run in std::mem::take(&mut self.embeddings.runs) {
-            if self.failure.is_none()
-                && let Err(error) = self.upload_run(residual, &run)
-            {
-                self.failure = Some(error.into());
-            }
+            self.upload_rows(residual, run.first_token, run.values());
         }
     }
 
-    fn upload_run(&mut self, residual: &Tensor, run: &VectorRun) -> Result<(), DriverError> {
+    /// Enqueues the copy of rows to a tensor of f32, from row `first` on.
+    pub(super) fn upload_rows(&mut self, to: &Tensor, first: usize, values: &[f32]) {
+        if self.failure.is_none()
+            && let Err(error) = self.try_upload_rows(to, first, values)
+        {
+            self.failure = Some(error.into());
+        }
+    }
+
+    fn try_upload_rows(
+        &mut self,
+        to: &Tensor,
+        first: usize,
+        values: &[f32],
+    ) -> Result<(), DriverError> {
         let uploads = &mut self.embeddings;
         let uploader = match &mut uploads.uploader {
             Some(uploader) => uploader,
@@ -39,10 +50,10 @@ impl CudaBackend {
                 uploads.uploader.insert(made)
             }
         };
-        let row_bytes = residual.width * size_of::<f32>();
-        let start = residual.start.address() - self.activations.ptr().address();
-        let first = start as usize + run.first_token * row_bytes;
-        let bytes: &[u8] = bytemuck::cast_slice(run.values());
+        let row_bytes = to.width * size_of::<f32>();
+        let start = to.start.address() - self.activations.ptr().address();
+        let first = start as usize + first * row_bytes;
+        let bytes: &[u8] = bytemuck::cast_slice(values);
         uploader.upload(&self.activations, first, bytes.len(), |part, from| {
             part.copy_from_slice(&bytes[from..from + part.len()]);
         })
