@@ -20,17 +20,18 @@ pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
     )))
 }
 
-/// The images that a model reads on a GPU. Rotation by rows and columns (M-RoPE) has no kernel: models with it take
-/// text only.
+/// The images that a model reads on a GPU. Nothing adds the further vectors of images to the outputs of layers: models
+/// with such vectors take text only. So do those whose images attend in both directions.
 pub fn images(config: &ModelConfig) -> ImageSupport {
     match config.images() {
-        ImageSupport::Grid | ImageSupport::Deepstack(_) => {
-            ImageSupport::Missing("rotation by rows and columns (M-RoPE) on GPUs")
+        ImageSupport::Deepstack(_) => {
+            ImageSupport::Missing("vectors for several layers (deepstack) on GPUs")
         }
         ImageSupport::Bidirectional => {
             ImageSupport::Missing("attention to the later positions of an image on GPUs")
         }
         ImageSupport::Sequence => ImageSupport::Sequence,
+        ImageSupport::Grid => ImageSupport::Grid,
         ImageSupport::Missing(part) => ImageSupport::Missing(part),
     }
 }
@@ -65,7 +66,6 @@ fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
         windows: _,
         max_position_embeddings: _,
         rope,
-        // Text rotates as without them.
         mrope: _,
         deepstack: _,
         bos_token_id: _,
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn models_that_rotate_images_by_rows_and_columns_take_text_only() {
+    fn models_whose_images_have_vectors_for_several_layers_take_text_only() {
         let config = fixture("qwen3-vl");
         check_model(&config).expect("text rotates as in other models");
         assert_eq!(config.images(), ImageSupport::Deepstack(2));

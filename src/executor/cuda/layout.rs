@@ -1,11 +1,13 @@
 //! Converts a step plan to the lists that CUDA kernels read.
 
 use crate::cuda::list_buffer::{ListBuffer, Section};
+use crate::cuda::rotary::list_positions;
 use crate::cuda::row_outputs::{Logprobs, RowOutput};
 use crate::cuda::samplers::{RowSamplers, StartLists};
 use crate::rows::Rows;
 use crate::wanted::{WantedOutput, find_wanted};
 use souffleur_base::error::StepError;
+use souffleur_kernels::cuda::backend::GridToken;
 use souffleur_kernels::cuda::params::{Segment, Tile};
 use souffleur_kernels::cuda::sampling::{
     DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun,
@@ -13,7 +15,7 @@ use souffleur_kernels::cuda::sampling::{
 use souffleur_state::prompt_images::is_key;
 use souffleur_state::prompt_vectors::VectorRun;
 use souffleur_state::sampling::LogprobWish;
-use souffleur_state::step::{RowWork, StepPlan, TableDelta};
+use souffleur_state::step::{RowWork, StepPlan, StepRow, TableDelta};
 
 /// Buffers in which a step is laid out, reused by later steps.
 #[derive(Default)]
@@ -27,6 +29,8 @@ pub(super) struct Layout {
     pub(super) row_outputs: Vec<RowOutput>,
     /// The prompt embeddings that the step reads.
     pub(super) prompt_embeds: Vec<VectorRun>,
+    /// The tokens that rotate by rows and columns of images.
+    pub(super) grid_tokens: Vec<GridToken>,
     decodes: Vec<DecodeRow>,
     segments: Vec<Segment>,
     tiles: Vec<(u32, Tile)>,
@@ -41,6 +45,8 @@ pub(super) struct Lists {
     pub(super) table_pages: Section<u32>,
     /// Padded to the graph's batch size, if the step runs as a graph.
     pub(super) decode_rows: Section<DecodeRow>,
+    /// Rotary positions of all tokens, padded like `decode_rows`; `None` if they are the places in the sequences.
+    pub(super) rotary: Option<Section<u32>>,
     pub(super) prefill_segments: Section<Segment>,
     pub(super) prefill_tokens: Section<u32>,
     pub(super) tiles: Section<Tile>,
@@ -68,6 +74,8 @@ pub(super) struct StepShape {
     pub(super) logit_rows: usize,
     /// If the step reads at most this many tokens, its last layer runs only for them.
     pub(super) read_rows: usize,
+    /// Whether the model has M-RoPE.
+    pub(super) rotates_by_grid: bool,
 }
 
 impl Layout {
@@ -107,6 +115,7 @@ impl Layout {
             rows.advance(work);
         }
         let decode_rows = self.decode_rows(plan, shape);
+        let rotary = self.rotary(plan, rows, shape);
         let (prefill_segments, prefill_tokens) = self.prefills(plan, rows, decode_rows.len());
         let tiles = self.tiles(shape.queries_per_tile);
         find_wanted(plan, self.order.iter().copied(), rows, &mut self.wanted);
@@ -129,6 +138,7 @@ impl Layout {
             table_runs,
             table_pages,
             decode_rows,
+            rotary,
             prefill_segments,
             prefill_tokens,
             tiles,
@@ -200,6 +210,23 @@ impl Layout {
         self.lists.list(self.decodes.iter().copied())
     }
 
+    /// Without M-RoPE there are none, nor if no row has images. The graphs of a model with M-RoPE always read them.
+    fn rotary(&mut self, plan: &StepPlan, rows: &Rows, shape: &StepShape) -> Option<Section<u32>> {
+        self.grid_tokens.clear();
+        let has_images = |work: &StepRow| rows.row(work.row).images.is_some();
+        let reads = shape.padded_rows > 0 || plan.rows.iter().any(has_images);
+        if !shape.rotates_by_grid || !reads {
+            return None;
+        }
+        let works = self.order.iter().map(|index| {
+            let work = &plan.rows[*index];
+            let images = rows.row(work.row).images.as_ref();
+            (work.work.positions(), images.map(|images| &*images.table))
+        });
+        let lists = (&mut self.lists, &mut self.grid_tokens);
+        Some(list_positions(works, shape.padded_rows, lists))
+    }
+
     fn prefills(
         &mut self,
         plan: &StepPlan,
@@ -212,6 +239,8 @@ impl Layout {
         let mut first_token = first_token as u32;
         for work in self.order.iter().map(|index| &plan.rows[*index]) {
             let RowWork::Prefill { positions } = &work.work else {
+                // The row drops the vectors of its images.
+                rows.take_vectors(work, 0, drop);
                 continue;
             };
             let range = positions.start as usize..positions.end as usize;

@@ -25,6 +25,7 @@ mod masks;
 mod options;
 mod pinned;
 mod ranks;
+mod rotary;
 mod row_outputs;
 mod samplers;
 mod stage;
@@ -69,6 +70,7 @@ use souffleur_kernels::cuda::sampling::{MAX_TOP, Sampled, SamplingKernels, Token
 use souffleur_kernels::dtype::Dtype;
 use souffleur_kernels::shard::Rank;
 use souffleur_model::blocks::Decoder;
+use souffleur_model::config::ModelConfig;
 use souffleur_model::loader::{Checkpoint, LoadProgress, Loader};
 use souffleur_state::sampling::TokenLogprobs;
 use souffleur_state::step::{
@@ -107,6 +109,8 @@ pub struct CudaExecutor {
     device: Device,
     options: CudaOptions,
     vocab_size: usize,
+    /// Whether the model has M-RoPE.
+    rotates_by_grid: bool,
     /// `None` without a vision tower.
     tower: Option<HostTower>,
     /// Dropped last: the memory of the store's buffers must outlive the CUDA context in which it is pinned.
@@ -202,14 +206,8 @@ impl CudaExecutor {
         backend
             .take_memory(&shape, &kv, &sizes)
             .map_err(to_load_error)?;
-        let images = images(config);
-        let image_width = match images {
-            ImageSupport::Missing(_) => None,
-            _ => Some(images.vector_width(config.hidden_size)),
-        };
-        let widths = (config.vocab_size, config.hidden_size, image_width);
         let parts = (model, backend, compute);
-        let made = Self::new(device, modules, options, widths, parts);
+        let made = Self::new(device, modules, options, config, parts);
         made.map_err(|failure| to_load_error(failure).into())
     }
 
@@ -217,16 +215,20 @@ impl CudaExecutor {
         device: Device,
         modules: &Modules,
         options: &CudaOptions,
-        (vocab_size, hidden_size, image_width): (usize, usize, Option<usize>),
+        config: &ModelConfig,
         (model, backend, compute): ModelParts,
     ) -> Result<Self, CudaFailure> {
+        let vocab_size = config.vocab_size;
         let limits = Limits {
             n_pages: options.n_pages,
             page_size: options.page_size,
             row_pages: backend.table_stride(),
             vocab_size,
-            hidden_size,
-            image_width,
+            hidden_size: config.hidden_size,
+            image_width: match images(config) {
+                ImageSupport::Missing(_) => None,
+                images => Some(images.vector_width(config.hidden_size)),
+            },
             n_state_slots: None,
             windows: None,
             long_above: None,
@@ -258,6 +260,7 @@ impl CudaExecutor {
             device,
             options: options.clone(),
             vocab_size,
+            rotates_by_grid: config.mrope.is_some(),
             tower: None,
         };
         executor.record_graphs()?;
@@ -320,6 +323,7 @@ impl CudaExecutor {
             padded_rows: bucket.unwrap_or(0),
             logit_rows: self.options.logit_rows(),
             read_rows: self.options.read_rows().min(n_tokens.saturating_sub(1)),
+            rotates_by_grid: self.rotates_by_grid,
         };
         let lists = self
             .layout

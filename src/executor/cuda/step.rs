@@ -37,6 +37,8 @@ impl CudaExecutor {
             // Row 0 is padding.
             self.compute.fill(rows, 0..rows.len(), 0)?;
             self.compute.fill(works, 0..works.len(), 0)?;
+            let rotary = &self.arrays.rotary;
+            self.compute.fill(rotary, 0..rotary.len(), 0)?;
             self.decode(bucket)?;
             self.compute.synchronize()?;
             self.record_graph(bucket)?;
@@ -62,7 +64,10 @@ impl CudaExecutor {
     fn decode(&mut self, n_rows: usize) -> Result<Logits, CudaFailure> {
         let rows = self.arrays.decode_rows.ptr().cast();
         self.begin_decode(rows, n_rows)?;
-        let batch = self.batch(n_rows, 0);
+        let mut batch = self.batch(n_rows, 0);
+        if self.rotates_by_grid {
+            batch.positions = self.arrays.rotary.ptr();
+        }
         let hidden = self.model.forward(&mut self.backend, &batch, None);
         let all = TokenList {
             tokens: DevicePtr::NULL,
@@ -168,7 +173,9 @@ impl CudaExecutor {
             (lists.decode_rows.words(), &self.arrays.decode_rows),
             (lists.sample_works.words(), &self.arrays.sample_works),
         ];
-        for (words, to) in copies {
+        let rotary = lists.rotary.as_ref();
+        let rotary = rotary.map(|rotary| (rotary.words(), &self.arrays.rotary));
+        for (words, to) in copies.into_iter().chain(rotary) {
             self.uploads
                 .copy_words(uploaded, words, (to, 0), &self.compute)?;
         }
@@ -199,13 +206,17 @@ impl CudaExecutor {
         }
         self.begin_decode(lists.decode_rows.at(uploaded.start), n_decode)?;
         self.begin_prefill(lists, uploaded, n_decode)?;
-        let batch = CudaBatch {
+        let mut batch = CudaBatch {
             prefill_segments: lists.prefill_segments.at(uploaded.start),
             tiles: lists.tiles.at(uploaded.start),
             n_tiles: lists.tiles.len(),
             ..self.batch(n_decode, n_prefill)
         };
+        if let Some(rotary) = &lists.rotary {
+            batch.positions = rotary.at(uploaded.start);
+        }
         self.backend.place_vectors(&mut self.layout.prompt_embeds);
+        self.backend.place_grid_tokens(&mut self.layout.grid_tokens);
         let hidden = self.forward(&batch, lists, uploaded);
         let masked = self.masks_of_step(lists)?;
         let (works, masks) = match &masked {
