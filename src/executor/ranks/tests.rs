@@ -6,7 +6,8 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use super::*;
-use souffleur_base::ids::StepId;
+use souffleur_base::ids::{StepId, Ticket};
+use souffleur_state::step::VisionSlice;
 
 /// More than a rank of a test ever needs.
 const LONG: Duration = Duration::from_secs(600);
@@ -48,6 +49,8 @@ struct FakeRank {
     nature: Nature,
     collectives: Arc<FakeCollectives>,
     in_flight: VecDeque<StepId>,
+    /// One for each slice.
+    encoded: Vec<EncodedImage>,
     n_polls: usize,
 }
 
@@ -62,6 +65,11 @@ impl Executor for FakeRank {
         if self.nature == Nature::RefusesLaunches {
             return Err(StepError::Rejected("planted".to_owned()));
         }
+        self.encoded
+            .extend(plan.vision.iter().map(|slice| EncodedImage {
+                job: slice.job,
+                result: Err("planted".to_owned()),
+            }));
         self.in_flight.push_back(plan.step);
         Ok(Launch::UnderWay)
     }
@@ -87,6 +95,10 @@ impl Executor for FakeRank {
         Ok(StepOutput { step, rows })
     }
 
+    fn take_encoded(&mut self) -> Vec<EncodedImage> {
+        std::mem::take(&mut self.encoded)
+    }
+
     fn reset(&mut self) -> Result<(), DeviceLost> {
         self.in_flight.clear();
         Ok(())
@@ -110,6 +122,7 @@ fn load(natures: &[Nature], limit: Duration) -> Result<Ranks, LoadError> {
             nature: *nature,
             collectives: collectives.clone(),
             in_flight: VecDeque::new(),
+            encoded: Vec::new(),
             n_polls: 0,
         };
         Box::new(move |_| {
@@ -168,6 +181,29 @@ fn steps_are_under_way_until_all_ranks_have_ended_them() {
     ranks.reset().expect("the ranks go on");
     let output = ranks.run(&plan(3)).expect("it runs");
     assert_eq!(output.step, StepId::new(3));
+}
+
+#[test]
+fn rank_0_alone_encodes_images() {
+    let mut ranks = load(&[Nature::Sound; 3], LONG).expect("all load");
+    let slice = |step| StepPlan {
+        vision: Some(Box::new(VisionSlice {
+            job: Ticket::new(step),
+            input: None,
+            units: 0..1,
+            n_units: 1,
+        })),
+        ..plan(step)
+    };
+    for step in [slice(0), plan(1), slice(2)] {
+        ranks.run(&step).expect("it runs");
+    }
+    let jobs = ranks.take_encoded().into_iter();
+    let jobs: Vec<u64> = jobs.map(|image| image.job.get()).collect();
+    assert_eq!(jobs, [0, 2]);
+    ranks.run(&slice(3)).expect("it runs");
+    ranks.reset().expect("the ranks go on");
+    assert!(ranks.take_encoded().is_empty());
 }
 
 #[test]
