@@ -16,6 +16,7 @@ mod gpu;
 #[allow(dead_code, reason = "shared with the tests of the scheduler")]
 #[path = "../common/grammars.rs"]
 mod grammars;
+mod images;
 mod interruptions;
 mod lone_rank;
 #[path = "../models/masks.rs"]
@@ -39,6 +40,7 @@ mod setups;
 mod steps;
 mod store;
 mod twins;
+mod vision_model;
 #[allow(dead_code, reason = "shared with the tests of the whole engine")]
 #[path = "../engine/world.rs"]
 mod world;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use half::bf16;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::gpu;
 
@@ -21,7 +23,7 @@ pub fn fixture(name: &str) -> PathBuf {
 }
 
 /// A model of random weights whose heads have 64 elements: attention in bfloat16 runs on tensor cores.
-pub fn with_large_heads() -> tempfile::TempDir {
+pub fn with_large_heads() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = serde_json::json!({
         "architectures": ["Qwen3ForCausalLM"],
@@ -43,8 +45,14 @@ pub fn with_large_heads() -> tempfile::TempDir {
         "eos_token_id": 2,
         "vocab_size": VOCAB,
     });
+    write(&dir, &config, shapes());
+    dir
+}
+
+/// Writes a model with random weights of these names and shapes.
+pub fn write(dir: &TempDir, config: &Value, shapes: Vec<(String, Vec<usize>)>) {
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes()
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
         .into_iter()
         .map(|(name, shape)| {
             let bytes = weights(&name, shape.iter().product());
@@ -57,7 +65,6 @@ pub fn with_large_heads() -> tempfile::TempDir {
     });
     let file = dir.path().join("model.safetensors");
     safetensors::serialize_to_file(views, None, &file).unwrap();
-    dir
 }
 
 fn shapes() -> Vec<(String, Vec<usize>)> {
