@@ -65,6 +65,7 @@ async fn check_mixed(setup: &Setup, model: &Path, reference: &Reference) {
 async fn f32_with_pages_of_1_and_graphs() {
     check(F32_PAGES_OF_1_GRAPHS, &fixture("llama")).await;
     check(F32_PAGES_OF_1_GRAPHS, &fixture("qwen2")).await;
+    check(F32_PAGES_OF_1_GRAPHS, &fixture("ministral3")).await;
 }
 
 #[tokio::test]

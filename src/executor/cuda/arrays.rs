@@ -11,11 +11,13 @@ pub(super) struct StepArrays {
     pub(super) tokens: DeviceBuffer<u32>,
     pub(super) positions: DeviceBuffer<u32>,
     pub(super) slots: DeviceBuffer<u32>,
-    /// Each of the next four arrays has one element for each row that decodes.
+    /// Each of the next five arrays has one element for each row that decodes.
     pub(super) decode_segments: DeviceBuffer<Segment>,
     pub(super) decode_rows: DeviceBuffer<u32>,
     /// Rotary positions of the rows that decode, for models with M-RoPE.
     pub(super) rotary: DeviceBuffer<u32>,
+    /// Periods of the rows that decode, for models that scale queries by position.
+    pub(super) periods: DeviceBuffer<u32>,
     pub(super) sample_works: DeviceBuffer<u32>,
     /// [`SAMPLED_WORDS`] words for each row of logits.
     pub(super) sampled: DeviceBuffer<u32>,
@@ -36,6 +38,7 @@ impl StepArrays {
             decode_segments: device.alloc(options.max_rows)?,
             decode_rows: device.alloc(words(size_of::<DecodeRow>()))?,
             rotary: device.alloc(options.max_rows)?,
+            periods: device.alloc(options.max_rows)?,
             sample_works: device.alloc(words(size_of::<SampleWork>()))?,
             sampled: device.alloc(n_tokens * SAMPLED_WORDS)?,
             logprobs: device.alloc(0)?,

@@ -47,6 +47,9 @@ pub(super) struct Lists {
     pub(super) decode_rows: Section<DecodeRow>,
     /// Rotary positions of all tokens, padded like `decode_rows`; `None` if they are the places in the sequences.
     pub(super) rotary: Option<Section<u32>>,
+    /// Places of all tokens in their sequences, divided by the period of queries, padded like `decode_rows`; `None` if
+    /// queries are not scaled by position.
+    pub(super) periods: Option<Section<u32>>,
     pub(super) prefill_segments: Section<Segment>,
     pub(super) prefill_tokens: Section<u32>,
     pub(super) tiles: Section<Tile>,
@@ -76,6 +79,8 @@ pub(super) struct StepShape {
     pub(super) read_rows: usize,
     /// Whether the model has M-RoPE.
     pub(super) rotates_by_grid: bool,
+    /// Positions whose queries have one factor; `None` if queries are not scaled.
+    pub(super) query_period: Option<u32>,
 }
 
 impl Layout {
@@ -116,6 +121,7 @@ impl Layout {
         }
         let decode_rows = self.decode_rows(plan, shape);
         let rotary = self.rotary(plan, rows, shape);
+        let periods = self.periods(plan, shape);
         let (prefill_segments, prefill_tokens) = self.prefills(plan, rows, decode_rows.len());
         let tiles = self.tiles(shape.queries_per_tile);
         find_wanted(plan, self.order.iter().copied(), rows, &mut self.wanted);
@@ -139,6 +145,7 @@ impl Layout {
             table_pages,
             decode_rows,
             rotary,
+            periods,
             prefill_segments,
             prefill_tokens,
             tiles,
@@ -225,6 +232,19 @@ impl Layout {
         });
         let lists = (&mut self.lists, &mut self.grid_tokens);
         Some(list_positions(works, shape.padded_rows, lists))
+    }
+
+    fn periods(&mut self, plan: &StepPlan, shape: &StepShape) -> Option<Section<u32>> {
+        let period = shape.query_period?;
+        let works = self.order.iter().map(|index| &plan.rows[*index].work);
+        let first_word = self.lists.begin();
+        let positions = works.flat_map(RowWork::positions);
+        self.lists
+            .extend(positions.map(|position| position / period));
+        let list = self.lists.end(first_word);
+        let padding = shape.padded_rows.saturating_sub(list.len());
+        self.lists.extend(std::iter::repeat_n(0, padding));
+        Some(self.lists.end(first_word))
     }
 
     fn prefills(

@@ -61,7 +61,9 @@ use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_base::ids::StepId;
 use souffleur_base::prompt_images::ImageSupport;
-use souffleur_kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes, check_layout};
+use souffleur_kernels::cuda::backend::{
+    CudaBackend, CudaFailure, CudaSizes, check_layout, check_periods,
+};
 use souffleur_kernels::cuda::driver::{Device, DriverError, LaunchState, Priority, Stream};
 use souffleur_kernels::cuda::pack::Modules;
 use souffleur_kernels::cuda::params::ElementType;
@@ -111,6 +113,8 @@ pub struct CudaExecutor {
     vocab_size: usize,
     /// Whether the model has M-RoPE.
     rotates_by_grid: bool,
+    /// Positions whose queries have one factor; `None` if queries are not scaled.
+    query_period: Option<u32>,
     /// `None` without a vision tower.
     tower: Option<HostTower>,
     /// Dropped last: the memory of the store's buffers must outlive the CUDA context in which it is pinned.
@@ -173,6 +177,9 @@ impl CudaExecutor {
         check_options(options, config.vocab_size)?;
         let kv = checkpoint.kv_layout();
         check_layout(&kv).map_err(to_load_error)?;
+        if let Some(scale) = config.query_scale {
+            check_periods(scale, options.context_tokens).map_err(to_load_error)?;
+        }
         let sizes = CudaSizes {
             element: options.element,
             n_pages: options.n_pages,
@@ -206,6 +213,9 @@ impl CudaExecutor {
         backend
             .take_memory(&shape, &kv, &sizes)
             .map_err(to_load_error)?;
+        if let Some(scale) = config.query_scale {
+            backend.prepare_factors(scale).map_err(to_load_error)?;
+        }
         let parts = (model, backend, compute);
         let made = Self::new(device, modules, options, config, parts);
         made.map_err(|failure| to_load_error(failure).into())
@@ -261,6 +271,7 @@ impl CudaExecutor {
             options: options.clone(),
             vocab_size,
             rotates_by_grid: config.mrope.is_some(),
+            query_period: config.query_scale.map(|scale| scale.period),
             tower: None,
         };
         executor.record_graphs()?;
@@ -324,6 +335,7 @@ impl CudaExecutor {
             logit_rows: self.options.logit_rows(),
             read_rows: self.options.read_rows().min(n_tokens.saturating_sub(1)),
             rotates_by_grid: self.rotates_by_grid,
+            query_period: self.query_period,
         };
         let lists = self
             .layout

@@ -37,8 +37,9 @@ impl CudaExecutor {
             // Row 0 is padding.
             self.compute.fill(rows, 0..rows.len(), 0)?;
             self.compute.fill(works, 0..works.len(), 0)?;
-            let rotary = &self.arrays.rotary;
-            self.compute.fill(rotary, 0..rotary.len(), 0)?;
+            for positions in [&self.arrays.rotary, &self.arrays.periods] {
+                self.compute.fill(positions, 0..positions.len(), 0)?;
+            }
             self.decode(bucket)?;
             self.compute.synchronize()?;
             self.record_graph(bucket)?;
@@ -65,6 +66,7 @@ impl CudaExecutor {
         let rows = self.arrays.decode_rows.ptr().cast();
         self.begin_decode(rows, n_rows)?;
         let mut batch = self.batch(n_rows, 0);
+        batch.periods = self.arrays.periods.ptr();
         if self.rotates_by_grid {
             batch.positions = self.arrays.rotary.ptr();
         }
@@ -173,9 +175,13 @@ impl CudaExecutor {
             (lists.decode_rows.words(), &self.arrays.decode_rows),
             (lists.sample_works.words(), &self.arrays.sample_works),
         ];
-        let rotary = lists.rotary.as_ref();
-        let rotary = rotary.map(|rotary| (rotary.words(), &self.arrays.rotary));
-        for (words, to) in copies.into_iter().chain(rotary) {
+        let of_some_models = [
+            (&lists.rotary, &self.arrays.rotary),
+            (&lists.periods, &self.arrays.periods),
+        ];
+        let listed = of_some_models.into_iter();
+        let listed = listed.filter_map(|(list, to)| Some((list.as_ref()?.words(), to)));
+        for (words, to) in copies.into_iter().chain(listed) {
             self.uploads
                 .copy_words(uploaded, words, (to, 0), &self.compute)?;
         }
@@ -214,6 +220,9 @@ impl CudaExecutor {
         };
         if let Some(rotary) = &lists.rotary {
             batch.positions = rotary.at(uploaded.start);
+        }
+        if let Some(periods) = &lists.periods {
+            batch.periods = periods.at(uploaded.start);
         }
         self.backend.place_vectors(&mut self.layout.prompt_embeds);
         self.backend.place_grid_tokens(&mut self.layout.grid_tokens);
@@ -312,6 +321,7 @@ impl CudaExecutor {
             n_tokens: n_decode + n_prefill,
             tokens: self.arrays.tokens.ptr(),
             positions: self.arrays.positions.ptr(),
+            periods: DevicePtr::NULL,
             slots: self.arrays.slots.ptr(),
             decode_segments: self.arrays.decode_segments.ptr(),
             n_decode,

@@ -53,6 +53,7 @@ fn rotations(gpu: &mut Gpu, rope: &DeviceRope, positions: &[[u32; 3]]) -> Vec<f3
         n_tokens: positions.len(),
         tokens: DevicePtr::NULL,
         positions: uploaded.ptr(),
+        periods: DevicePtr::NULL,
         slots: DevicePtr::NULL,
         decode_segments: DevicePtr::NULL,
         n_decode: 1,

@@ -1,6 +1,7 @@
 //! Tests that compare every operation of the CUDA backend, on the emulated driver, with the CPU backend's. Weights are
 //! random, and the memory of activations is filled with NaN before each step.
 
+mod factors;
 mod grids;
 mod model;
 
@@ -14,7 +15,7 @@ use souffleur_base::kv_layout::{KvLayout, PagedKv, Values};
 use souffleur_kernels::HeadShape;
 use souffleur_kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa, Numa};
 use souffleur_kernels::cuda::backend::{CudaBackend, CudaBatch, CudaSizes, Tensor, TokenList};
-use souffleur_kernels::cuda::driver::{Device, DeviceBuffer, Priority};
+use souffleur_kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, Priority};
 use souffleur_kernels::cuda::gemm::GemmWish;
 use souffleur_kernels::cuda::pack::Modules;
 use souffleur_kernels::cuda::params::{ElementType, Segment, Tile};
@@ -218,6 +219,7 @@ impl Gpu {
             n_tokens: tokens.len(),
             tokens: tokens.ptr(),
             positions: positions.ptr(),
+            periods: DevicePtr::NULL,
             slots: slots.ptr(),
             decode_segments: segments.ptr(),
             n_decode,

@@ -21,12 +21,14 @@ use crate::shard::Rank;
 use souffleur_base::kv_layout::KvLayout;
 
 mod blocks;
+mod factors;
 mod grids;
 mod memory;
 mod operations;
 mod ranks;
 mod vectors;
 
+pub use factors::check_periods;
 pub use grids::GridToken;
 use memory::KvPool;
 pub use memory::{activation_bytes, check_layout};
@@ -76,6 +78,9 @@ pub struct CudaBatch {
     /// `[n_tokens]`, by which queries and keys rotate. With M-RoPE they differ from the places in the sequence after an
     /// image, and [`CudaBackend::place_grid_tokens`] has those of its vectors.
     pub positions: DevicePtr<u32>,
+    /// `[n_tokens]`: places in the sequences, divided by the period of [`CudaBackend::prepare_factors`]. Null if queries are
+    /// not scaled.
+    pub periods: DevicePtr<u32>,
     /// `[n_tokens]`.
     pub slots: DevicePtr<u32>,
     pub decode_segments: DevicePtr<Segment>,
@@ -151,6 +156,9 @@ pub struct CudaBackend {
     pub table_stride: usize,
     page_size: usize,
     context_tokens: usize,
+    head_dim: usize,
+    /// `[n_periods, head_dim]`; `None` if queries are not scaled by position.
+    factors: Option<DeviceBuffer<f32>>,
     arena: Arena,
     pub activations: DeviceBuffer<u8>,
     loader: Option<WeightLoader>,
@@ -199,6 +207,8 @@ impl CudaBackend {
             table_stride: sizes.context_tokens.div_ceil(sizes.page_size).max(1),
             page_size: sizes.page_size,
             context_tokens: sizes.context_tokens,
+            head_dim: shape.attention.head_dim,
+            factors: None,
             arena: Arena::new(0),
             activations: device.alloc(0)?,
             loader: Some(WeightLoader::new(device, bytes, n_tensors)?),

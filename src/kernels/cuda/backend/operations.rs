@@ -216,8 +216,8 @@ impl Backend for CudaBackend {
         unreachable!("models with scaled activations must be refused")
     }
 
-    fn scale_by_position(&mut self, _: &mut Tensor, _: PositionScale, _: &CudaBatch) {
-        unreachable!("models with scaled queries must be refused")
+    fn scale_by_position(&mut self, x: &mut Tensor, _: PositionScale, batch: &CudaBatch) {
+        self.scale_heads(x, batch);
     }
 
     fn add_scaled(&mut self, _: &mut Tensor, _: &Tensor, _: f32) {
