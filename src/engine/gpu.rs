@@ -18,7 +18,7 @@ use souffleur_executor::cuda::{
     CudaExecutor, CudaOptions, DtypeOrigin, LoadModules, check_model, element_of, load_modules,
     load_ranks, staging_bytes,
 };
-use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
+use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan, Place, VisionBytes};
 use souffleur_kernels::cpu::ranks::GroupRules;
 use souffleur_kernels::cuda::backend::{CudaSizes, activation_bytes, check_layout};
 use souffleur_kernels::cuda::driver::{self, Claim, Device};
@@ -157,7 +157,11 @@ impl Gpu {
                 .saturating_add(HEADROOM_BYTES),
             page_table_bytes,
             store_bytes: 0,
-            vision: model.vision,
+            // Rank 0 has the tower.
+            vision: match self.rank.index() {
+                0 => model.vision,
+                _ => VisionBytes::default(),
+            },
             max_rows: rows,
         })
     }
