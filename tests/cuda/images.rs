@@ -31,7 +31,7 @@ use crate::setups::{F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16, Setup};
 use crate::vision_model::{MERGE, PATCH_VALUES, VOCAB, vision_model};
 use crate::world::{World, collect};
 
-const REQUESTS: u32 = 6;
+const REQUESTS: u32 = 4;
 /// Text before the first image.
 const SHARED: u32 = 20;
 const PAD: u32 = 280;
