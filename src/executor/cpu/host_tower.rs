@@ -80,6 +80,11 @@ impl HostTower {
         self.encoder.set_beat(beat);
     }
 
+    /// Frees the memory of an image whose requests were cancelled.
+    pub fn forget_unwanted(&mut self) {
+        self.encoder.forget_unwanted();
+    }
+
     /// Drops the unfinished image, as after a lost step or a panic.
     pub fn forget(&mut self) {
         self.encoder.forget();

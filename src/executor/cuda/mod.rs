@@ -428,6 +428,9 @@ impl Executor for CudaExecutor {
         self.check_context()
             .map_err(|lost| StepError::Lost(lost.to_string()))?;
         self.check_slice(plan)?;
+        if let Some(tower) = &mut self.tower {
+            tower.forget_unwanted();
+        }
         self.begin(plan)?;
         Ok(Launch::UnderWay)
     }
