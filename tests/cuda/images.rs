@@ -247,10 +247,10 @@ fn with_counter() -> CudaExecutor {
     load("llama", &options()).with_tower(tower.expect("one thread"))
 }
 
-fn slice(units: std::ops::Range<u32>) -> Option<Box<VisionSlice>> {
+fn slice(pixels: &Arc<Pixels>, units: std::ops::Range<u32>) -> Option<Box<VisionSlice>> {
     Some(Box::new(VisionSlice {
         job: Ticket::new(1),
-        input: Some(Arc::new(Pixels((1, 2, 2)))),
+        input: Some(pixels.clone()),
         units,
         n_units: UNITS,
     }))
@@ -285,10 +285,10 @@ fn sampled(executor: &mut CudaExecutor, slices: [Option<Box<VisionSlice>>; 3]) -
 
 #[test]
 fn steps_with_slices_are_under_way_and_change_no_text() {
-    let mut executor = with_counter();
+    let (mut executor, pixels) = (with_counter(), Arc::new(Pixels((1, 2, 2))));
     let expected = sampled(&mut executor, [None, None, None]);
     executor.reset().expect("the GPU is sound");
-    let slices = [slice(0..1), None, slice(1..UNITS)];
+    let slices = [slice(&pixels, 0..1), None, slice(&pixels, 1..UNITS)];
     assert_eq!(sampled(&mut executor, slices), expected);
     let encoded = executor.take_encoded();
     let vectors = encoded[0].result.as_ref().expect("it is encoded");
@@ -296,11 +296,11 @@ fn steps_with_slices_are_under_way_and_change_no_text() {
     // Two steps are in flight, the first of which has rows and a slice, the second a slice alone.
     executor.reset().expect("the GPU is sound");
     let first = StepPlan {
-        vision: slice(0..2),
+        vision: slice(&pixels, 0..2),
         ..text_step(0)
     };
     let second = StepPlan {
-        vision: slice(2..UNITS),
+        vision: slice(&pixels, 2..UNITS),
         ..plan(1)
     };
     for step in [&first, &second] {
@@ -317,21 +317,25 @@ fn steps_with_slices_are_under_way_and_change_no_text() {
 
 #[test]
 fn slices_that_follow_no_other_are_lost_and_those_without_a_tower_refused() {
-    let mut executor = with_counter();
+    let (mut executor, pixels) = (with_counter(), Arc::new(Pixels((1, 2, 2))));
     let with = |step, vision| StepPlan {
         vision,
         ..plan(step)
     };
-    executor.run(&with(0, slice(0..2))).expect("it runs");
-    let empty = executor.run(&with(1, slice(2..2)));
+    executor
+        .run(&with(0, slice(&pixels, 0..2)))
+        .expect("it runs");
+    let empty = executor.run(&with(1, slice(&pixels, 2..2)));
     assert!(matches!(empty, Err(StepError::Rejected(_))), "{empty:?}");
     executor.reset().expect("the GPU is sound");
-    let lost = executor.run(&with(2, slice(2..UNITS)));
+    let lost = executor.run(&with(2, slice(&pixels, 2..UNITS)));
     assert!(matches!(lost, Err(StepError::Lost(_))), "{lost:?}");
     executor.reset().expect("the GPU is sound");
-    executor.run(&with(3, slice(0..UNITS))).expect("it runs");
+    executor
+        .run(&with(3, slice(&pixels, 0..UNITS)))
+        .expect("it runs");
     assert_eq!(executor.take_encoded().len(), 1);
-    let refused = load("llama", &options()).run(&with(0, slice(0..1)));
+    let refused = load("llama", &options()).run(&with(0, slice(&pixels, 0..1)));
     assert!(
         matches!(refused, Err(StepError::Rejected(_))),
         "{refused:?}"
