@@ -79,9 +79,6 @@ pub(super) fn support(config: &EngineConfig, model: &ModelConfig, has_gpu: bool)
         ImageSupport::Bidirectional if has_gpu => {
             ImageSupport::Missing("attention to the later positions of an image on GPUs")
         }
-        ImageSupport::Deepstack(_) if has_gpu => {
-            ImageSupport::Missing("vectors for several layers (deepstack) on GPUs")
-        }
         support => support,
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of images that the host's vision tower encodes for a text model on GPUs, and on ranks: the CPU's outputs, and
-//! steps that are under way meanwhile.
+//! steps that are under way meanwhile. And of a model whose images rotate by rows and columns and have vectors for the
+//! outputs of several layers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,12 +19,14 @@ use souffleur_kernels::cuda::gemm::GemmWish;
 use souffleur_kernels::dtype::Dtype;
 use souffleur_request::{
     GenerateRequest, ImageDigest, ImageGrid, ImageInput, ImagePrompt, Prompt, PromptImage,
+    PromptVectors,
 };
 use souffleur_state::sampling::LogprobWish;
 use souffleur_state::step::{StepPlan, VisionSlice};
 
 use crate::common::{append, decode, greedy, load, options, plan, prefill, start, tokens};
 use crate::device_loss::is_skipped;
+use crate::model::fixture;
 use crate::ranks::gpus;
 use crate::requests::bits;
 use crate::scores::Reference;
@@ -81,8 +84,30 @@ fn pictures(index: u32) -> &'static [Picture] {
     }
 }
 
-/// Text, pictures with text after each, and a question.
+/// A request with pictures that the engine encodes.
 fn request(index: u32) -> GenerateRequest {
+    ask(index, |picture, image| PromptImage {
+        input: Some(Arc::new(Pixels(picture))),
+        ..image
+    })
+}
+
+/// A request with pictures whose vectors are random: the one at the embedding's place, and those of two layers.
+fn request_with_vectors(index: u32) -> GenerateRequest {
+    ask(index, |(number, rows, columns), image| {
+        let mut random = fastrand::Rng::with_seed(u64::from(number));
+        let len = (rows * columns) as usize * 3 * WIDTH;
+        let values = (0..len).map(|_| random.f32() - 0.5).collect();
+        let vectors = PromptVectors::new(3 * WIDTH, values).expect("finite values");
+        PromptImage {
+            vectors: Some(Arc::new(vectors)),
+            ..image
+        }
+    })
+}
+
+/// Text, pictures with text after each, and a question. `fill` adds a picture's pixels or vectors.
+fn ask(index: u32, fill: fn(Picture, PromptImage) -> PromptImage) -> GenerateRequest {
     let mut tokens: Vec<u32> = (0..SHARED).map(|i| (i * 17 + 3) % PAD).collect();
     let mut images = Vec::new();
     for picture in pictures(index) {
@@ -91,14 +116,15 @@ fn request(index: u32) -> GenerateRequest {
         tokens.push(BEGIN);
         tokens.extend(std::iter::repeat_n(PAD, (rows * columns) as usize));
         tokens.push(END);
-        images.push(PromptImage {
+        let image = PromptImage {
             positions: first..tokens.len() as u32,
             pad: PAD,
             digest: ImageDigest([number; 32]),
             grid: ImageGrid { rows, columns },
             vectors: None,
-            input: Some(Arc::new(Pixels(*picture))),
-        });
+            input: None,
+        };
+        images.push(fill(*picture, image));
         tokens.extend((0..3).map(|i| i + 60));
     }
     tokens.extend((0..4 + index).map(|i| (i * 13 + index * 29) % PAD));
@@ -118,6 +144,8 @@ fn request(index: u32) -> GenerateRequest {
     request
 }
 
+type Ask = fn(u32) -> GenerateRequest;
+
 fn start_engine(config: EngineConfig) -> World {
     World {
         engine: Engine::start(config).expect("the model loads"),
@@ -135,8 +163,8 @@ fn on_gpus(setup: &Setup, model: &Path, count: usize) -> EngineConfig {
     }
 }
 
-/// Runs the requests one after another, again, when all is cached, and at once.
-async fn check(setup: &Setup, config: EngineConfig, reference: &Reference) {
+/// Runs the requests one after another, and again, when all is cached.
+async fn check(setup: &Setup, config: EngineConfig, (reference, request): (&Reference, Ask)) {
     let world = start_engine(config);
     for round in 0..2 {
         for index in 0..REQUESTS {
@@ -150,7 +178,11 @@ async fn check(setup: &Setup, config: EngineConfig, reference: &Reference) {
 }
 
 /// Runs the requests at once without a cache, in chunks that end within images.
-async fn check_chunks(setup: &Setup, config: EngineConfig, reference: &Reference) {
+async fn check_chunks(
+    setup: &Setup,
+    config: EngineConfig,
+    (reference, request): (&Reference, Ask),
+) {
     let world = start_engine(EngineConfig {
         enable_mixed_chunk: true,
         chunked_prefill_size: i64::from(setup.page_size.max(7)),
@@ -185,11 +217,25 @@ async fn images_that_the_host_encodes_give_the_outputs_of_the_cpu() {
     let model = vision_model();
     let model = model.path();
     for setup in [F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16] {
-        let reference = Reference::new(&setup, model, (request, REQUESTS)).await;
-        check(&setup, on_gpus(&setup, model, 1), &reference).await;
-        check_chunks(&setup, on_gpus(&setup, model, 1), &reference).await;
-        reference.stop().await;
+        check_on_gpu(&setup, model, request).await;
     }
+}
+
+async fn check_on_gpu(setup: &Setup, model: &Path, request: Ask) {
+    let reference = Reference::new(setup, model, (request, REQUESTS)).await;
+    let expected = (&reference, request);
+    check(setup, on_gpus(setup, model, 1), expected).await;
+    check_chunks(setup, on_gpus(setup, model, 1), expected).await;
+    reference.stop().await;
+}
+
+#[tokio::test]
+async fn images_with_rows_and_columns_and_vectors_of_layers_give_the_outputs_of_the_cpu() {
+    if is_skipped() {
+        return;
+    }
+    let model = fixture("qwen3-vl");
+    check_on_gpu(&F32_PAGES_OF_1_GRAPHS, &model, request_with_vectors).await;
 }
 
 #[tokio::test]
@@ -205,7 +251,7 @@ async fn images_on_ranks_give_the_outputs_of_one_cpu() {
         ..setup.config(model)
     };
     for config in [on_cpus, on_gpus(&setup, model, 2)] {
-        check(&setup, config, &reference).await;
+        check(&setup, config, (&reference, request)).await;
     }
     reference.stop().await;
 }

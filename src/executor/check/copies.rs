@@ -118,7 +118,7 @@ mod tests {
             row_pages: usize::MAX,
             vocab_size: 100,
             hidden_size: 8,
-            image_width: Some(8),
+            image_width: 8,
             n_state_slots: None,
             windows: None,
             long_above: None,

@@ -28,10 +28,7 @@ pub(super) fn check(start: &RowStart, limits: &Limits) -> Result<(), String> {
     if start.vectors.is_some() {
         return Err("the row has prompt embeddings and images".to_owned());
     }
-    let Some(wanted) = limits.image_width else {
-        let reason = "the row has images, which this device cannot rotate by rows and columns";
-        return Err(reason.to_owned());
-    };
+    let wanted = limits.image_width;
     for image in images.spans() {
         let (positions, n_prompt) = (image.positions(), start.prompt_tokens);
         if positions.end > n_prompt {

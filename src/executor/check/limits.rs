@@ -10,8 +10,8 @@ pub(crate) struct Limits {
     pub(crate) vocab_size: usize,
     /// Size of a prompt embedding.
     pub(crate) hidden_size: usize,
-    /// Values of a position of an image; `None` if rows with images are refused.
-    pub(crate) image_width: Option<usize>,
+    /// Values of a position of an image.
+    pub(crate) image_width: usize,
     /// Number of state slots; `None` if no layer keeps a state.
     pub(crate) n_state_slots: Option<usize>,
     /// `None` if no layer has a sliding window.

@@ -192,7 +192,7 @@ impl CpuExecutor {
             row_pages: usize::MAX,
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
-            image_width: Some(image_width),
+            image_width,
             n_state_slots: (kv_layout.state_bytes() > 0).then_some(options.n_state_slots),
             windows,
             long_above: config.rope.long_above(),

@@ -1,7 +1,6 @@
 //! Rejects models that the CUDA kernels do not support, by their family and their configuration fields.
 
 use souffleur_base::error::LoadError;
-use souffleur_base::prompt_images::ImageSupport;
 use souffleur_model::config::ModelConfig;
 pub use souffleur_model::layer_spec::QkNorm;
 
@@ -18,22 +17,6 @@ pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
         "{} runs only on the CPU so far, as there are no CUDA kernels for {lacking}: start with --device cpu",
         config.architecture.name()
     )))
-}
-
-/// The images that a model reads on a GPU. Nothing adds the further vectors of images to the outputs of layers: models
-/// with such vectors take text only. So do those whose images attend in both directions.
-pub fn images(config: &ModelConfig) -> ImageSupport {
-    match config.images() {
-        ImageSupport::Deepstack(_) => {
-            ImageSupport::Missing("vectors for several layers (deepstack) on GPUs")
-        }
-        ImageSupport::Bidirectional => {
-            ImageSupport::Missing("attention to the later positions of an image on GPUs")
-        }
-        ImageSupport::Sequence => ImageSupport::Sequence,
-        ImageSupport::Grid => ImageSupport::Grid,
-        ImageSupport::Missing(part) => ImageSupport::Missing(part),
-    }
 }
 
 /// The pattern names every field, so that a new field fails to compile until it is handled here.
@@ -139,15 +122,6 @@ mod tests {
             ..dense
         };
         check_model(&config).expect_err("clamped gates are refused");
-    }
-
-    #[test]
-    fn models_whose_images_have_vectors_for_several_layers_take_text_only() {
-        let config = fixture("qwen3-vl");
-        check_model(&config).expect("text rotates as in other models");
-        assert_eq!(config.images(), ImageSupport::Deepstack(2));
-        assert!(matches!(images(&config), ImageSupport::Missing(_)));
-        assert_eq!(images(&fixture("qwen3")), ImageSupport::Sequence);
     }
 
     #[test]

@@ -40,7 +40,7 @@ use self::arrays::StepArrays;
 pub use self::blocks::staging_bytes;
 use self::blocks::{BlockCopier, StepBlocks};
 use self::clock::StepClock;
-pub use self::families::{check_model, images};
+pub use self::families::check_model;
 use self::grammars::RowGrammars;
 use self::graphs::Graphs;
 use self::layout::{Layout, StepShape};
@@ -60,7 +60,6 @@ use crate::{DeviceLost, Executor, Launch};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_base::ids::StepId;
-use souffleur_base::prompt_images::ImageSupport;
 use souffleur_kernels::cuda::backend::{
     CudaBackend, CudaFailure, CudaSizes, check_layout, check_periods,
 };
@@ -235,10 +234,7 @@ impl CudaExecutor {
             row_pages: backend.table_stride(),
             vocab_size,
             hidden_size: config.hidden_size,
-            image_width: match images(config) {
-                ImageSupport::Missing(_) => None,
-                images => Some(images.vector_width(config.hidden_size)),
-            },
+            image_width: config.images().vector_width(config.hidden_size),
             n_state_slots: None,
             windows: None,
             long_above: None,
@@ -488,6 +484,7 @@ impl Executor for CudaExecutor {
         self.clock.skip_next_idle();
         // A failure of an operation that no step has reported.
         let _ = self.backend.take_failure();
+        self.backend.forget_images();
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! Tests that compare every operation of the CUDA backend, on the emulated driver, with the CPU backend's. Weights are
 //! random, and the memory of activations is filled with NaN before each step.
 
+mod deepstack;
 mod factors;
 mod grids;
 mod model;

@@ -21,6 +21,7 @@ use crate::shard::Rank;
 use souffleur_base::kv_layout::KvLayout;
 
 mod blocks;
+mod deepstack;
 mod factors;
 mod grids;
 mod memory;

@@ -208,8 +208,8 @@ impl Backend for CudaBackend {
         unreachable!("models with softcaps must be refused")
     }
 
-    fn add_image_vectors(&mut self, _: &mut Tensor, _: usize, _: &CudaBatch) {
-        // Steps with such vectors are refused.
+    fn add_image_vectors(&mut self, x: &mut Tensor, set: usize, _: &CudaBatch) {
+        self.add_set(x, set);
     }
 
     fn scale(&mut self, _: &mut Tensor, _: f32) {

@@ -10,7 +10,8 @@ use souffleur_base::prompt_vectors::VectorRun;
 
 #[derive(Default)]
 pub(super) struct EmbeddingUploads {
-    runs: Vec<VectorRun>,
+    /// Those of the step, until their last values are used.
+    pub(super) runs: Vec<VectorRun>,
     uploader: Option<Uploader>,
 }
 
@@ -22,26 +23,43 @@ impl CudaBackend {
 
     /// Enqueues the copy of the step's prompt embeddings to the rows of the tokens that they replace.
     pub(super) fn upload_embeddings(&mut self, residual: &Tensor) {
-        for run in std::mem::take(&mut self.embeddings.runs) {
-            self.upload_rows(residual, run.first_token, run.values());
+        let mut runs = std::mem::take(&mut self.embeddings.runs);
+        let width = residual.width;
+        for run in &runs {
+            if run.prompt.width() == width {
+                self.upload_rows(residual, run.first_token, run.values());
+            } else {
+                let values: Vec<f32> = run.columns(0, width).flatten().copied().collect();
+                self.upload_rows(residual, run.first_token, &values);
+            }
         }
+        // The others have further vectors.
+        runs.retain(|run| run.prompt.width() > width);
+        self.embeddings.runs = runs;
+    }
+
+    /// Forgets what was placed for a step that failed.
+    pub fn forget_images(&mut self) {
+        self.embeddings.runs.clear();
+        self.grid_tokens.clear();
     }
 
     /// Enqueues the copy of rows to a tensor of f32, from row `first` on.
     pub(super) fn upload_rows(&mut self, to: &Tensor, first: usize, values: &[f32]) {
+        let first = first * to.width * size_of::<f32>();
+        self.upload_bytes(to, first, bytemuck::cast_slice(values));
+    }
+
+    /// Enqueues the copy of bytes to a tensor, from byte `at` on.
+    pub(super) fn upload_bytes(&mut self, to: &Tensor, at: usize, bytes: &[u8]) {
         if self.failure.is_none()
-            && let Err(error) = self.try_upload_rows(to, first, values)
+            && let Err(error) = self.try_upload(to, at, bytes)
         {
             self.failure = Some(error.into());
         }
     }
 
-    fn try_upload_rows(
-        &mut self,
-        to: &Tensor,
-        first: usize,
-        values: &[f32],
-    ) -> Result<(), DriverError> {
+    fn try_upload(&mut self, to: &Tensor, at: usize, bytes: &[u8]) -> Result<(), DriverError> {
         let uploads = &mut self.embeddings;
         let uploader = match &mut uploads.uploader {
             Some(uploader) => uploader,
@@ -50,10 +68,8 @@ impl CudaBackend {
                 uploads.uploader.insert(made)
             }
         };
-        let row_bytes = to.width * size_of::<f32>();
         let start = to.start.address() - self.activations.ptr().address();
-        let first = start as usize + first * row_bytes;
-        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let first = start as usize + at;
         uploader.upload(&self.activations, first, bytes.len(), |part, from| {
             part.copy_from_slice(&bytes[from..from + part.len()]);
         })
