@@ -1,4 +1,4 @@
-//! Tests that Codex, unmodified from its package, finishes a task with two calls to its shell tool.
+//! Tests that Codex, unmodified from its package, finishes a task with two calls to its shell tool, also with a picture.
 //!
 //! Codex 0.94.0 is the last version that speaks chat completions: 0.95.0 refuses `wire_api = "chat"`.
 
@@ -6,11 +6,13 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::npm;
+use crate::seeing_script::SeeingWorld;
 use crate::world::World;
 
 const PACKAGE: &str = "@openai/codex@0.94.0";
@@ -58,12 +60,13 @@ fn home(url: &str, wire_api: &str) -> TempDir {
     home
 }
 
-/// Runs Codex on the task and returns the events that it prints.
-fn events(program: &Path, home: &Path) -> Vec<Value> {
+/// Runs Codex on the task, with more arguments, and returns the events that it prints.
+fn events(program: &Path, home: &Path, more: &[&str]) -> Vec<Value> {
     let mut codex = Command::new(program);
     codex
         .args(["exec", "--json", "--skip-git-repo-check"])
-        .args(["--dangerously-bypass-approvals-and-sandbox", TASK]);
+        .args(["--dangerously-bypass-approvals-and-sandbox", TASK])
+        .args(more);
     let folder = home.join(".codex");
     let folder = folder.to_str().expect("the path is UTF-8");
     let printed = npm::finish(codex, home, &[("CODEX_HOME", folder)]);
@@ -96,7 +99,7 @@ fn finishes_a_task(wire_api: &str) {
         (&format!("{NOTE}\\n"), "The note says that row 4 is yours."),
     ]);
     let home = home(&format!("http://{}", world.addr), wire_api);
-    let events = events(&program, home.path());
+    let events = events(&program, home.path(), &[]);
     let items: Vec<&Value> = events
         .iter()
         .filter(|event| event["type"] == "item.completed")
@@ -125,4 +128,24 @@ fn finishes_a_task(wire_api: &str) {
     let note = fs::read_to_string(home.path().join("work/note.txt")).expect("the note exists");
     assert_eq!(note, text);
     world.wait_until_idle();
+}
+
+#[test]
+fn codex_shows_a_picture_which_is_encoded_once() {
+    let Some(program) = program() else {
+        return;
+    };
+    let seeing = SeeingWorld::start(&[
+        (TASK, &call("echo written")),
+        ("written\\n", "The picture says row 4."),
+    ]);
+    let home = home(&format!("http://{}", seeing.world.addr), "responses");
+    let picture = home.path().join("work/picture.png");
+    fs::write(picture, SeeingWorld::picture()).expect("the home is writable");
+    let events = events(&program, home.path(), &["--image", "picture.png"]);
+    let said = |event: &Value| event["item"]["text"] == "The picture says row 4.";
+    assert!(events.iter().any(said), "{events:?}");
+    // Both turns have it.
+    assert_eq!(seeing.encoded.load(Ordering::SeqCst), 1, "{events:?}");
+    seeing.world.wait_until_idle();
 }
