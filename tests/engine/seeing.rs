@@ -13,6 +13,7 @@ use souffleur_record::replay;
 use souffleur_request::{
     GenerateRequest, ImageDigest, ImageGrid, ImageInput, ImagePrompt, Prompt, PromptImage,
 };
+use souffleur_state::cache::namespace::Namespace;
 use souffleur_state::control::ControlSetup;
 use souffleur_state::sampling::LogprobWish;
 use souffleur_state::scheduler::stats::EngineStats;
@@ -419,6 +420,24 @@ async fn samples_and_later_questions_share_an_encoding() {
         assert_eq!(seeing.encodings(), 1, "{}", sight.name);
         seeing.end().await;
     }
+}
+
+#[tokio::test]
+async fn requests_with_other_salts_share_no_vectors() {
+    let model = Model::new(PIXTRAL);
+    let seeing = Seeing::start(model.config());
+    let salts = [None, Some("a"), None, Some("a"), Some("b")];
+    for (salt, n_encoded) in salts.into_iter().zip([1, 2, 2, 2, 3]) {
+        let mut request = model.ask(TEXT, &[5], 0);
+        request.namespace = Namespace::new(None, salt);
+        seeing.one(request).await;
+        assert_eq!(seeing.encodings(), n_encoded, "{salt:?}");
+        // The prefix cache would have the picture, too.
+        seeing.world.until_requests(0).await;
+        let flushed = seeing.world.engine.flush_cache().await;
+        flushed.expect("no request runs");
+    }
+    seeing.end().await;
 }
 
 /// The outputs of requests without images one after another, and the log's counts of steps and tokens.

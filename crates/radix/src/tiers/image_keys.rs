@@ -8,7 +8,8 @@
 use sha2::{Digest, Sha256};
 
 use super::Secret;
-use souffleur_base::prompt_images::ImageSpan;
+use crate::cache::namespace::Namespace;
+use souffleur_base::prompt_images::{ImageDigest, ImageSpan};
 
 /// Keys in one hash.
 const KEYS: u32 = 8;
@@ -47,6 +48,18 @@ impl ImageKeys {
             self.hashed = (first, hash(&self.image, &[first]));
         }
         word(&self.hashed.1, (offset - first) as usize)
+    }
+}
+
+/// The name of an image's vectors for the requests of a namespace: those with a `cache_salt` share vectors only among
+/// themselves, as they share prefixes. Otherwise the time to the first token would tell who else has sent the image.
+pub fn name_of_vectors(image: &ImageSpan, namespace: &Namespace) -> ImageDigest {
+    match namespace.cache_salt() {
+        None => *image.digest(),
+        Some(salt) => {
+            let hash = Sha256::new().chain_update(image.digest().0);
+            ImageDigest(hash.chain_update(salt).finalize().into())
+        }
     }
 }
 

@@ -12,7 +12,7 @@ mod order;
 mod paths;
 
 pub use cost::{CostModel, PrefillRate};
-pub use image_keys::ImageKeys;
+pub use image_keys::{ImageKeys, name_of_vectors};
 pub use index::{BlockIndex, Stored, StoredBlock};
 pub use key::{
     BLOCK_TOKENS, BlockKey, BlockPlace, Fingerprint, FingerprintParts, KeyChain, Keys, Secret,

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::prompt_images::PromptImages;
+use crate::prompt_images::{ImageDigest, PromptImages};
 use crate::prompt_vectors::PromptVectors;
 use crate::scheduler::sequence::Sequence;
 use crate::scheduler::submission::Submission;
+use crate::tiers::name_of_vectors;
 use crate::vision::{VisionOrder, WantedImage};
 use souffleur_base::ids::Ticket;
 
@@ -25,6 +26,8 @@ pub struct SequenceVision {
 struct Part {
     /// The image's index in the prompt's table.
     index: usize,
+    /// The name of its vectors, which requests with equal salts share.
+    name: ImageDigest,
     /// The position after the last one that has a vector.
     end: u32,
     n_vectors: usize,
@@ -56,6 +59,7 @@ impl SequenceVision {
         let without = spans.filter(|(_, span)| span.vectors().is_none());
         let parts = without.map(|(index, span)| Part {
             index,
+            name: name_of_vectors(span, &request.namespace),
             end: span.vectors_end(),
             n_vectors: span.n_vectors(),
             progress: Progress::Unasked,
@@ -125,7 +129,7 @@ impl SequenceVision {
             let ticket = ticket();
             part.progress = Progress::Asked(ticket);
             let image = WantedImage {
-                digest: *span.digest(),
+                digest: part.name,
                 n_vectors: part.n_vectors,
                 input: span.input().cloned(),
             };
