@@ -37,11 +37,6 @@ fn anthropic() {
 }
 
 #[test]
-fn anthropic_without_recurrent_states() {
-    check_with(&PIXTRAL, "test_pictures_anthropic");
-}
-
-#[test]
 fn ollama() {
     check_with(&QWEN, "test_pictures_ollama");
 }

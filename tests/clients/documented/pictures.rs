@@ -38,8 +38,8 @@ fn output(command: &mut Command, folder: &Path) -> String {
     output.unwrap_or_else(|error| panic!("{command:?}\n{error}"))
 }
 
-/// Starts a conversation in the terminal with these flags.
-fn chat(flags: &[&str], folder: &Path) {
+/// A conversation in the terminal with these flags.
+fn chat(flags: &[&str], folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("SOUFFLEUR_") {
@@ -49,13 +49,26 @@ fn chat(flags: &[&str], folder: &Path) {
     command.arg("chat").args(flags);
     command.args(["--max-new-tokens", "8"]).current_dir(folder);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.spawn().expect("the binary runs");
+    command.stderr(Stdio::piped());
+    command
+}
+
+/// Asks a question about the picture.
+fn check_chat(mut chat: Command) {
+    let mut child = chat.spawn().expect("the binary runs");
     let mut stdin = child.stdin.take().expect("piped");
     let question = stdin.write_all(b"Which colours?\n");
     question.expect("the chat reads a question");
     drop(stdin);
     let output = child.wait_with_output().expect("the chat ends");
     assert!(output.status.success(), "{output:?}");
+}
+
+/// Checks the flags of an example with files that the tests do not have: only a file is missing.
+fn check_flags(mut chat: Command) {
+    let output = chat.output().expect("the binary runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains(".gguf: there is no such file"), "{text}");
 }
 
 fn check_answer(out: &str) {
@@ -81,7 +94,14 @@ fn examples_with_pictures_for_a_shell() {
         let words: Vec<&str> = example.split_whitespace().collect();
         match words[..] {
             ["souffleur", "serve", ref flags @ ..] => Binary::start(flags).stop(),
-            ["souffleur", "chat", ref flags @ ..] => chat(flags, folder.path()),
+            ["souffleur", "chat", ref flags @ ..] => {
+                let chat = chat(flags, folder.path());
+                if example.contains(".gguf") {
+                    check_flags(chat);
+                } else {
+                    check_chat(chat);
+                }
+            }
             ["curl", ..] => {
                 let server = serve(&model);
                 let mut shell = Command::new("sh");
