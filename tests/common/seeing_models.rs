@@ -22,10 +22,6 @@ use crate::repository::repository;
 pub const PAD: u32 = 286;
 /// Pixels of a side of a patch; 2 x 2 patches make a vector.
 pub const PATCH: u32 = 4;
-/// The side of an image of `n` vectors in a row.
-pub const fn side(n: u32) -> u32 {
-    n * 2 * PATCH
-}
 
 /// A kind of model. Its images have patches of `patch_values` values.
 #[derive(Clone, Copy, Debug)]

@@ -73,9 +73,9 @@ impl Seeing {
 fn containers() -> (Vec<(String, String)>, String) {
     let file = repository().join("tests/fixtures/images/containers.json");
     let text = fs::read_to_string(file).expect("the fixture exists");
-    let mut found: Value = serde_json::from_str(&text).expect("JSON");
+    let found: Value = serde_json::from_str(&text).expect("JSON");
     let owned = |value: &Value| value.as_str().expect("a text").to_owned();
-    let same = found["same"].as_object_mut().expect("an object");
+    let same = found["same"].as_object().expect("an object");
     let same = same.iter().map(|(name, file)| (name.clone(), owned(file)));
     let same: Vec<(String, String)> = same.collect();
     (same, owned(&found["changed"]))
