@@ -147,6 +147,8 @@ fn another_tower_gives_other_digests() {
 fn names_in_a_chat_without_images_are_letters() {
     let text = text_model();
     let reader = reader(&text, 4);
+    // Longer than the piece that is counted at a time.
+    let long = chat(json!("<|image_pad|> ".repeat(1 << 14)), &[]);
     let chat = chat(json!("<|image_pad|>"), &[]);
     assert!(reader.is_needed(&chat));
     let read = reader.read(&text, &chat, 100, &|| false).expect("text");
@@ -160,7 +162,7 @@ fn names_in_a_chat_without_images_are_letters() {
         assert_eq!(found.as_deref(), Some(&*read.prompt.tokens));
         let others = tokens_of(tower, &text, &plain, 100).expect("text");
         assert_eq!(others, None);
-        let too_long = tokens_of(tower, &text, &chat, 3).expect_err("too long");
+        let too_long = tokens_of(tower, &text, &long, 3).expect_err("too long");
         assert_eq!(too_long.code(), "context_length_exceeded");
     }
 }
