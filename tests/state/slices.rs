@@ -201,6 +201,13 @@ struct World {
     slices: Vec<u64>,
 }
 
+impl Drop for World {
+    /// Streams still run at the end of a test.
+    fn drop(&mut self) {
+        self.states.ledger.close();
+    }
+}
+
 impl World {
     fn new(case: Case, n_units: usize) -> Self {
         Self {
