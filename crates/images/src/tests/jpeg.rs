@@ -38,7 +38,7 @@ fn reason(bytes: &[u8]) -> String {
 fn missing_tables_are_named() {
     assert_eq!(
         reason(&without("jpeg-444", 0xc4)),
-        "a scan's table of codes is missing"
+        "a scan's Huffman table is missing"
     );
     assert_eq!(
         reason(&without("jpeg-444", 0xdb)),
@@ -62,12 +62,12 @@ fn scans_that_contradict_the_frame_are_refused() {
     let band = with("jpeg-progressive", 0xda, 11, &[0, 5, 0]);
     assert_eq!(
         reason(&band),
-        "a scan tells coefficients 0 to 5, bits 0 to 0, of 3 components"
+        "a progressive scan has an invalid range: coefficients 0 to 5, bits 0 to 0, 3 components"
     );
     let shift = with("jpeg-progressive", 0xda, 11, &[0, 0, 15]);
     assert_eq!(
         reason(&shift),
-        "a scan tells coefficients 0 to 0, bits 0 to 15, of 3 components"
+        "a progressive scan has an invalid range: coefficients 0 to 0, bits 0 to 15, 3 components"
     );
 }
 
@@ -77,7 +77,7 @@ fn codes_of_no_table_and_ends_in_a_scan_are_refused() {
     let overfull = with("jpeg-444", 0xc4, 5, &[3, 1, 2]);
     assert_eq!(
         reason(&overfull),
-        "a table has more codes than their lengths allow"
+        "a Huffman table has more codes than their lengths allow"
     );
     let mut short = file("jpeg-444");
     let scan = segment(&short, 0xda);

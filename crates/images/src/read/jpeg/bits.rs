@@ -89,7 +89,7 @@ impl<'a> Bits<'a> {
             self.refill();
         }
         let Some((length, symbol)) = table.find((self.next >> 48) as u32) else {
-            return Err(self.file.damaged("a code is none of its table"));
+            return Err(self.file.damaged("a Huffman code is not in its table"));
         };
         self.drop(length);
         Ok(symbol)

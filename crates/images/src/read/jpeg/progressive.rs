@@ -35,7 +35,8 @@ impl Progressive {
         };
         if !is_band || shift > MAX_SHIFT || (known > 0 && known != shift + 1) {
             let reason = format!(
-                "a scan tells coefficients {first} to {last}, bits {known} to {shift}, of {n_members} components"
+                "a progressive scan has an invalid range: coefficients {first} to {last}, bits {known} to {shift}, \
+                 {n_members} components"
             );
             return Err(file.damaged(reason));
         }

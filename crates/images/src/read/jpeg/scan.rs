@@ -26,7 +26,7 @@ impl<'a> Member<'a> {
     /// # Errors
     /// The file has not defined it.
     pub fn codes(&self, file: &File, of: usize) -> Result<&'a Huffman, ImageError> {
-        self.codes[of].ok_or_else(|| file.damaged("a scan's table of codes is missing"))
+        self.codes[of].ok_or_else(|| file.damaged("a scan's Huffman table is missing"))
     }
 }
 

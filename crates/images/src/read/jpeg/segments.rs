@@ -130,7 +130,7 @@ impl Segments {
             0xc0..=0xc2 if self.frame.is_some() => return Err(file.damaged("it has two frames")),
             0xc0..=0xc2 => self.frame = Some(Frame::read(file, at, marker == 0xc2)?),
             0xc3 | 0xc5..=0xc7 => return unsupported("lossless or hierarchical"),
-            0xc9..=0xcb | 0xcd..=0xcf => return unsupported("one with arithmetic codes"),
+            0xc9..=0xcb | 0xcd..=0xcf => return unsupported("arithmetic-coded"),
             0xc4 => self.read_huffman(file, data)?,
             0xdb => self.read_quantisation(file, data)?,
             0xdd => self.restart = usize::from(file.u16_be(at + 2)?),
@@ -152,17 +152,19 @@ impl Segments {
         while let Some((class, rest)) = data.split_first() {
             let (of, number) = (usize::from(class >> 4), usize::from(class & 15));
             if of > 1 || number > 3 {
-                return Err(file.damaged(format!("a table of codes is {class:#04x}")));
+                return Err(file.damaged(format!(
+                    "a Huffman table has the invalid class and number {class:#04x}"
+                )));
             }
             let Some((counts, rest)) = rest.split_first_chunk::<16>() else {
-                return Err(file.damaged("a table of codes is cut"));
+                return Err(file.damaged("a Huffman table is cut off"));
             };
             let n_symbols = counts.iter().map(|count| usize::from(*count)).sum();
             let Some((symbols, rest)) = rest.split_at_checked(n_symbols) else {
-                return Err(file.damaged("a table of codes is cut"));
+                return Err(file.damaged("a Huffman table is cut off"));
             };
             let Some(table) = Huffman::new(counts, symbols) else {
-                return Err(file.damaged("a table has more codes than their lengths allow"));
+                return Err(file.damaged("a Huffman table has more codes than their lengths allow"));
             };
             self.huffman[of][number] = Some(Box::new(table));
             data = rest;
@@ -174,10 +176,12 @@ impl Segments {
         while let Some((class, rest)) = data.split_first() {
             let (width, number) = (usize::from(class >> 4) + 1, usize::from(class & 15));
             if width > 2 || number > 3 {
-                return Err(file.damaged(format!("a quantisation table is {class:#04x}")));
+                return Err(file.damaged(format!(
+                    "a quantisation table has the invalid precision and number {class:#04x}"
+                )));
             }
             let Some((values, rest)) = rest.split_at_checked(64 * width) else {
-                return Err(file.damaged("a quantisation table is cut"));
+                return Err(file.damaged("a quantisation table is cut off"));
             };
             let mut table = [0; 64];
             for (value, place) in values.chunks_exact(width).zip(ZIGZAG) {
