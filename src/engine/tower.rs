@@ -56,11 +56,15 @@ fn chosen(
     let obstacle = obstacle(config, model, has_gpu);
     if let Some(path) = &config.mmproj {
         return match obstacle {
-            Some(obstacle) => Err(refused(path, &obstacle).into()),
+            Some(obstacle) => Err(refused_for(path, model, obstacle).into()),
             None => Ok(Some(named(path, model)?)),
         };
     }
-    if obstacle.is_some() {
+    if let Some(obstacle) = obstacle {
+        // Families without images need no line.
+        if model.bidirectional().is_some() {
+            tracing::info!("images are off: {obstacle}");
+        }
         return Ok(None);
     }
     let found = find(&config.model_path, model);
@@ -73,12 +77,12 @@ fn chosen(
 /// What an engine of this model can do with images.
 pub(super) fn support(config: &EngineConfig, model: &ModelConfig, has_gpu: bool) -> ImageSupport {
     match model.images() {
-        ImageSupport::Bidirectional if config.enable_double_sparsity => {
-            ImageSupport::Missing("bidirectional attention with double sparsity")
-        }
-        ImageSupport::Bidirectional if has_gpu => {
-            ImageSupport::Missing("attention to the later positions of an image on GPUs")
-        }
+        ImageSupport::Bidirectional if config.enable_double_sparsity => ImageSupport::Missing(
+            "double sparsity does not support the bidirectional attention that this model's images need",
+        ),
+        ImageSupport::Bidirectional if has_gpu => ImageSupport::Missing(
+            "the GPU kernels do not support the bidirectional attention that this model's images need",
+        ),
         support => support,
     }
 }
@@ -104,15 +108,19 @@ fn max_vectors(tower: &TowerConfig, config: &EngineConfig) -> usize {
     }
 }
 
-/// The reason why no tower can be used, with the remedy.
-fn obstacle(config: &EngineConfig, model: &ModelConfig, has_gpu: bool) -> Option<String> {
-    let ImageSupport::Missing(part) = support(config, model, has_gpu) else {
-        return None;
-    };
+/// The reason why no tower can be used.
+fn obstacle(config: &EngineConfig, model: &ModelConfig, has_gpu: bool) -> Option<&'static str> {
+    match support(config, model, has_gpu) {
+        ImageSupport::Missing(reason) => Some(reason),
+        _ => None,
+    }
+}
+
+fn refused_for(path: &Path, model: &ModelConfig, obstacle: &str) -> ConfigError {
     let family = model.architecture.short_name();
-    Some(format!(
-        "models of the family {family} take text only here (missing is {part}): leave it out"
-    ))
+    let reason =
+        format!("models of the family {family} take text only here ({obstacle}): leave it out");
+    refused(path, &reason)
 }
 
 fn refused(path: &Path, reason: &str) -> ConfigError {

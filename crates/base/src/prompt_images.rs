@@ -81,7 +81,7 @@ pub enum ImageSupport {
     Grid,
     /// As `Sequence`, and the vectors of an image attend to each other in both directions, in some layers or in all.
     Bidirectional,
-    /// Images are refused: this is missing.
+    /// Images are refused, for this reason: a clause.
     Missing(&'static str),
     /// As [`Self::Grid`], and each vector of an image is followed by this number of others, equally wide, which are
     /// added to the outputs of the first layers (DeepStack, arXiv 2406.04334).

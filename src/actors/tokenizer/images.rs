@@ -43,8 +43,8 @@ pub(super) fn prepare(
     } = &settings.images;
     let missing = match (support, secret, settings.hidden_size) {
         (ImageSupport::Missing(part), _, _) => *part,
-        (_, None, _) => "random bytes of the operating system",
-        (_, _, None) => "an executor that takes vectors",
+        (_, None, _) => "the operating system gave no random bytes",
+        (_, _, None) => "its executor takes no vectors",
         (_, Some(secret), Some(hidden_size)) => {
             check_prompt(&prompt.tokens, settings.vocab_size)?;
             let images = PromptImages::new(&prompt.tokens, &prompt.images)?;
@@ -67,7 +67,7 @@ pub(super) fn prepare(
         }
     };
     Err(refused(format!(
-        "images are not supported by this engine: missing is {missing}; send text alone"
+        "images are not supported by this engine: {missing}; send text alone"
     )))
 }
 
@@ -137,11 +137,11 @@ pub(super) fn prepare_text(
 
 fn no_reader(field: &str, settings: &TokenizerSettings) -> RequestError {
     let reason = match settings.images.support {
-        ImageSupport::Missing(part) => format!("missing is {part}"),
+        ImageSupport::Missing(part) => part,
         ImageSupport::Sequence
         | ImageSupport::Grid
         | ImageSupport::Bidirectional
-        | ImageSupport::Deepstack(_) => "its files have no vision tower".to_owned(),
+        | ImageSupport::Deepstack(_) => "no vision tower is loaded",
     };
     let text = format!("{field} is an image, and the model takes text only ({reason}): send text");
     FieldError::new(field, text).into()

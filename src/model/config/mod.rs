@@ -197,7 +197,7 @@ impl ModelConfig {
     pub fn images(&self) -> ImageSupport {
         match (self.image_attention(), &self.mrope) {
             (ImageAttention::None, _) => {
-                ImageSupport::Missing("a model of its family with a vision tower")
+                ImageSupport::Missing("no vision tower of this model's family is supported")
             }
             (ImageAttention::Bidirectional(_), _) => ImageSupport::Bidirectional,
             (ImageAttention::Causal, Some(_)) if self.deepstack > 0 => {
