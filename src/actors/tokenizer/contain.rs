@@ -12,11 +12,19 @@ pub(super) fn contain<T>(what: &'static str, mut work: impl FnMut() -> T) -> Opt
         if let Ok(done) = catch_unwind(AssertUnwindSafe(&mut work)) {
             return Some(done);
         }
-        tracing::error!(
-            what,
-            attempt,
-            "the work on one request panicked: trying once more, then only this request fails"
-        );
+        if attempt == 1 {
+            tracing::error!(
+                what,
+                attempt,
+                "the work on a request panicked: trying once more"
+            );
+        } else {
+            tracing::error!(
+                what,
+                attempt,
+                "the work on a request panicked again: this request fails, the others continue"
+            );
+        }
     }
     None
 }
