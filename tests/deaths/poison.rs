@@ -50,7 +50,11 @@ fn check_two_restarts(fault: &str) {
     for _ in 0..RETRIES {
         let again = post(world.server.addr, "/generate", &poison());
         assert_eq!(again.status, 503, "{}", again.body);
-        assert!(again.body.contains("an equal request"), "{}", again.body);
+        assert!(
+            again.body.contains("an identical request"),
+            "{}",
+            again.body
+        );
     }
     world.check_end();
     let panics = world.watch.panics();

@@ -417,7 +417,7 @@ impl Tokenizer {
         }
         let setup = Setup::new(&submission, options);
         let text = || setup.begin_text(&self.settings);
-        let Some(text) = contain("the begin of an output's text", text) else {
+        let Some(text) = contain("the start of an output's text", text) else {
             return self.refuse_sink(sink, panicked());
         };
         let active = ActiveRequest::new(&submission, (sink, request.is_streaming), (setup, text));
@@ -429,8 +429,8 @@ impl Tokenizer {
 
 fn quarantined() -> RequestError {
     RequestError::Interrupted(
-        "an equal request ended the engine's actors each time, so this one is refused: wait ten minutes or change it, \
-         and please report the bug with the server's log"
+        "an identical request crashed the engine's actors repeatedly, so this one is refused: wait ten minutes or \
+         change it, and please report the bug with the server's log"
             .to_owned(),
     )
 }

@@ -285,7 +285,7 @@ impl Tokenizer {
         quarantine.convict(entry.request(), now_s);
         tracing::error!(
             rid = entry.request().rid.as_str(),
-            "a request ended the engine's actors each time: it fails, and equal ones are refused for ten minutes"
+            "a request crashed the engine's actors repeatedly: it fails, and identical ones are refused for ten minutes"
         );
         if let (Some(RequestEnd::Failed(error)), Some(active)) =
             (entry.end(), active.get_mut(&intake))

@@ -293,8 +293,8 @@ impl Docket {
         };
         let rid = &entry.request().rid;
         let error = RequestError::Poison(format!(
-            "request {rid} ended the engine's actors each time: it fails, and equal ones are refused for ten minutes \
-             (please report the bug with the server's log)"
+            "request {rid} crashed the engine's actors repeatedly: it fails, and identical ones are refused for ten \
+             minutes (please report the bug with the server's log)"
         ));
         entry.end = Some(RequestEnd::Failed(error));
         if let Some(desk) = self.desks.get_mut(&entry.unit) {
