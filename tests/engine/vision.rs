@@ -538,7 +538,7 @@ async fn images_that_the_tower_cannot_encode_fail_their_requests_alone() {
     assert_eq!(counts.encoded(), 1);
     let healthy = one(&world, ask_unencoded(model, &[(2, 4, 2)], 1));
     let (poisoned, _) = tokio::join!(text(POISON), healthy);
-    assert!(poisoned.contains("computed alone"), "{poisoned}");
+    assert!(poisoned.contains("ran this request alone"), "{poisoned}");
     one(&world, ask_unencoded(model, &[(1, 2, 3)], 0)).await;
     world.assert_no_leaks().await;
     world.stop().await;

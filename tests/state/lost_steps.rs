@@ -86,7 +86,7 @@ fn check_poison(world: &mut World, poison: usize) {
     };
     assert_eq!(
         text,
-        "the step was lost when this request was computed alone: poison"
+        "the engine ran this request alone to find the cause of failed steps, and its step failed again: poison"
     );
     assert_eq!(view.losses.len(), 3, "{:?}", view.losses);
     for number in (0..world.views.len()).filter(|number| *number != poison) {

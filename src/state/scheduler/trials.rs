@@ -92,8 +92,10 @@ impl Scheduler {
         };
         let failing = rows.iter().copied().find(must_fail);
         if let Some(seq) = failing {
-            let reason =
-                format!("the step was lost when this request was computed alone: {reason}");
+            let reason = format!(
+                "the engine ran this request alone to find the cause of failed steps, and its step failed again: \
+                 {reason}"
+            );
             self.fail(seq, RequestError::Step(StepError::Lost(reason)));
         }
     }
