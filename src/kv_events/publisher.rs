@@ -142,7 +142,10 @@ impl KvEventPublisher {
         let (give_back, _) = mpsc::channel(1);
         let list = ChangeList::new(u64::MAX, vec![CacheChange::Cleared], give_back);
         if self.queue.try_send(list).is_err() {
-            tracing::warn!("KV events still list the cache of a replica that stays down");
+            tracing::warn!(
+                "failed to queue the KV event that clears the blocks of a replica that stays down: subscribers still \
+                 list them until the server is restarted"
+            );
         }
     }
 
@@ -216,7 +219,7 @@ fn run(runtime: &Runtime, mut inputs: ThreadInputs, deaths: &DeathMetrics) {
         }
         tracing::error!(
             reason,
-            "the KV event publisher died: it begins anew with a clear event"
+            "the KV event publisher died: restarting it; subscribers first get AllBlocksCleared, then the cache again"
         );
         state.forget();
     }
