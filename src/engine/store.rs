@@ -157,10 +157,17 @@ pub(super) fn store_setup(
 
 /// The secret for the keys of images: the store's, or a random one. `None` if there are no random bytes.
 pub(super) fn image_secret(store: Option<&StoreSetup>) -> Option<Secret> {
-    let of_store = store.map(|store| secret_of(&store.config.path));
-    if let Some(Err(error)) = &of_store {
-        tracing::warn!(%error, "images are not found in the KV store after a restart: failed to read its secret");
-    }
+    let of_store = store.map(|store| {
+        let path = &store.config.path;
+        secret_of(path).inspect_err(|error| {
+            let path = path.display();
+            tracing::warn!(
+                %error,
+                "failed to read the hash secret of the KV store in {path}: images cached there will not be found after \
+                 the next restart; make the file readable"
+            );
+        })
+    });
     of_store
         .and_then(Result::ok)
         .or_else(|| random_secret().ok())
