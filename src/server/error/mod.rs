@@ -92,7 +92,7 @@ impl ApiError {
 
     pub(super) fn no_such_request(rid: &RequestId) -> Self {
         let message = format!(
-            "request {} neither runs nor waits: it has ended, is still encoded, or was never sent",
+            "request {} neither runs nor waits: it has ended, is still being tokenized, or was never sent",
             Cut(rid.as_str())
         );
         Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
