@@ -126,7 +126,7 @@ fn check_frame(
         let inner = chunk(file, at)?;
         // The decoder takes what follows alpha for a lossy picture, whatever its name.
         if follows_alpha && inner.name != b"VP8 " {
-            return Err(file.damaged("its alpha is not before a lossy picture"));
+            return Err(file.damaged("its alpha chunk is not followed by a lossy picture"));
         }
         follows_alpha = inner.name == b"ALPH";
         count_bitstream(file, &inner, &mut n_bitstreams)?;
@@ -242,7 +242,10 @@ pub(super) fn pixels(bytes: &[u8], header: &Header) -> Result<Vec<u8>, ImageErro
     let bytes = &bytes[..end_of(bytes)];
     let mut decoder = WebPDecoder::new(Cursor::new(bytes)).map_err(|e| error(bytes, &e))?;
     if decoder.dimensions() != header.stored {
-        return Err(ImageError::damaged(Kind::Webp, "it has two sizes"));
+        return Err(ImageError::damaged(
+            Kind::Webp,
+            "its headers give different sizes",
+        ));
     }
     let channels = if decoder.has_alpha() { 4 } else { 3 };
     let mut pixels = vec![0; header.pixels() * channels];

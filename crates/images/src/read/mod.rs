@@ -78,7 +78,8 @@ pub fn read(bytes: &[u8], limits: &Limits) -> Result<Picture, ImageError> {
     let pixels =
         decoded.unwrap_or_else(|_| Err(ImageError::damaged(kind, "its decoder panicked")))?;
     let (width, height) = header.stored;
-    let stored = Picture::new(width, height, pixels)
-        .ok_or_else(|| ImageError::damaged(kind, "its decoder gave another number of pixels"))?;
+    let stored = Picture::new(width, height, pixels).ok_or_else(|| {
+        ImageError::damaged(kind, "its decoder returned a wrong number of pixels")
+    })?;
     Ok(header.orientation.upright(stored))
 }

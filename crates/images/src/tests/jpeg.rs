@@ -53,9 +53,15 @@ fn missing_tables_are_named() {
 #[test]
 fn scans_that_contradict_the_frame_are_refused() {
     let another = with("jpeg-444", 0xda, 5, &[9]);
-    assert_eq!(reason(&another), "a scan has component 9 at a wrong place");
+    assert_eq!(
+        reason(&another),
+        "a scan lists component 9, which the frame lacks or the scan lists twice"
+    );
     let twice = with("jpeg-444", 0xda, 5, &[2]);
-    assert_eq!(reason(&twice), "a scan has component 2 at a wrong place");
+    assert_eq!(
+        reason(&twice),
+        "a scan lists component 2, which the frame lacks or the scan lists twice"
+    );
     let none = with("jpeg-444", 0xda, 4, &[0]);
     assert_eq!(reason(&none), "a scan has 0 components");
     // The band and the bits of the first scan, after three components.

@@ -81,7 +81,10 @@ impl Frame {
                 return Err(ImageError::unsupported(Kind::Jpeg, variant));
             }
             if one[2] > 3 {
-                return Err(file.damaged(format!("its quantisation table is {}", one[2])));
+                return Err(file.damaged(format!(
+                    "a component uses quantisation table {}, and the last is 3",
+                    one[2]
+                )));
             }
             components.push(Component {
                 id: one[0],

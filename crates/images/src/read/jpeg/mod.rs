@@ -69,7 +69,7 @@ pub(super) fn pixels(bytes: &[u8], header: &Header) -> Result<Vec<u8>, ImageErro
         return Err(file.damaged("it has no picture"));
     };
     if frame.size != header.stored {
-        return Err(file.damaged("it has two sizes"));
+        return Err(file.damaged("its headers give different sizes"));
     }
     let space = colour::Space::of(&found, frame)?;
     let samples = planes.samples(&file, frame)?;

@@ -56,7 +56,10 @@ fn header<'a>(
         let component = frame.components.iter().position(|one| one.id == two[0]);
         let is_new = |component: &usize| members.iter().all(|one| one.component != *component);
         let Some(component) = component.filter(is_new) else {
-            return Err(file.damaged(format!("a scan has component {} at a wrong place", two[0])));
+            return Err(file.damaged(format!(
+                "a scan lists component {}, which the frame lacks or the scan lists twice",
+                two[0]
+            )));
         };
         let table = |of: usize, number: u8| {
             let tables = &found.huffman[of];

@@ -10,7 +10,9 @@ use crate::read::header::File;
 pub fn first(file: &File, bits: &mut Bits, member: &mut Member) -> Result<i32, ImageError> {
     let n = bits.symbol(member.codes(file, 0)?)?;
     if n > 15 {
-        return Err(file.damaged(format!("a first coefficient has {n} bits")));
+        return Err(file.damaged(format!(
+            "a DC coefficient has {n} bits, and the limit is 15"
+        )));
     }
     member.last = member.last.wrapping_add(bits.take_signed(u32::from(n)));
     Ok(member.last)
