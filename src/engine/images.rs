@@ -58,7 +58,7 @@ pub(super) fn reader_of(
         Ok(reader) => Ok(Some(Arc::new(reader))),
         Err(error) if config.mmproj.is_some() => Err(error),
         Err(error) => {
-            tracing::warn!(%error, "the images of chats cannot be read: chats serve text only");
+            tracing::warn!(%error, "the images of chats cannot be read: chats with images are refused");
             Ok(None)
         }
     }

@@ -69,7 +69,7 @@ fn chosen(
     }
     let found = find(&config.model_path, model);
     Ok(found.unwrap_or_else(|error| {
-        tracing::warn!(%error, "the model's vision tower cannot be used: it serves text only");
+        tracing::warn!(%error, "the model's vision tower cannot be used: the model takes text only");
         None
     }))
 }

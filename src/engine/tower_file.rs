@@ -35,7 +35,7 @@ impl TowerFile {
         match self {
             Self::Folder(dir) => {
                 let tower = TowerCheckpoint::open_folder(dir)?;
-                let gone = "the vision tower is gone since the engine was started";
+                let gone = "the vision tower was removed after the engine was started";
                 tower.ok_or_else(|| load_error(dir, gone))
             }
             Self::Mmproj(path) => TowerCheckpoint::open_mmproj(path),

@@ -347,7 +347,7 @@ fn many_images_and_none_are_counted_before_they_are_read() {
         (
             "/generate",
             json!({"text": "a", "image_data": PIXEL}),
-            "the text has 0 times <|image_pad|>, and there are 1 images",
+            "the text contains <|image_pad|> 0 times, and there are 1 images",
         ),
     ] {
         let refused = post(world.addr, path, &body);

@@ -121,7 +121,8 @@ impl ImageReader {
         if n_written != n_images {
             let name = self.marks.placeholder();
             return Err(RequestError::Invalid(format!(
-                "the text has {n_written} times {name}, and there are {n_images} images: write it once for each image"
+                "the text contains {name} {n_written} times, and there are {n_images} images: write it once for each \
+                 image"
             )));
         }
         let before = text.tokens_before(&given.text)?;

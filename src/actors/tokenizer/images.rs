@@ -138,6 +138,9 @@ pub(super) fn prepare_text(
 fn no_reader(field: &str, settings: &TokenizerSettings) -> RequestError {
     let reason = match settings.images.support {
         ImageSupport::Missing(part) => part,
+        _ if settings.images.encodes => {
+            "the images of chats cannot be read; the server's log says why"
+        }
         ImageSupport::Sequence
         | ImageSupport::Grid
         | ImageSupport::Bidirectional

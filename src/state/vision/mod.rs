@@ -150,7 +150,10 @@ impl Encodings {
         }
         let work = work(input.as_deref());
         if work.is_empty() {
-            self.refuse(ticket, "gives the vision tower no work".to_owned());
+            self.refuse(
+                ticket,
+                "has no part that the vision tower encodes".to_owned(),
+            );
             return Found::Refused;
         }
         self.tickets.insert(ticket, digest);
