@@ -80,7 +80,7 @@ fn check_told(submission: &Submission, told: &[u32]) -> Result<(), String> {
     }
     if n_told > 0 && !told.starts_with(&submission.opening) {
         return Err(format!(
-            "the told tokens of request {rid} do not start with its opening tokens"
+            "the tokens already sent for request {rid} do not start with its opening tokens"
         ));
     }
     Ok(())
@@ -92,7 +92,8 @@ fn check_input_logprobs(submission: &Submission, n_told: u32) -> Result<(), Stri
     let n_prompt = submission.prompt.len();
     if n_told > 0 && u64::from(start) + u64::from(n_told) > n_prompt as u64 {
         return Err(format!(
-            "request {} has {n_told} told log probabilities from position {start} on, but {n_prompt} prompt tokens",
+            "request {} has {n_told} log probabilities already sent from position {start} on, but {n_prompt} prompt \
+             tokens",
             submission.rid
         ));
     }

@@ -179,7 +179,7 @@ fn the_error_for_an_inconsistent_resumption_shows_the_cause() {
     );
     changed(
         &|entry| entry.input_logprobs = u32::MAX,
-        "told log probabilities",
+        "log probabilities already sent",
     );
     changed(
         &|entry| entry.submitted.request.prompt = Arc::default(),
