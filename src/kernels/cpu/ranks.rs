@@ -223,7 +223,7 @@ impl RankLink {
 
 impl Drop for RankLink {
     fn drop(&mut self) {
-        self.fail(&format!("rank {} has ended", self.rank.index()));
+        self.fail(&format!("rank {} has stopped", self.rank.index()));
     }
 }
 

@@ -200,7 +200,7 @@ impl CudaLink {
 
     /// As [`Self::fail`], as the rank uses the link no more.
     pub fn end(&self) {
-        self.fail(&format!("rank {} has ended", self.rank().index()));
+        self.fail(&format!("rank {} has stopped", self.rank().index()));
     }
 
     /// See [`CollectiveGroup::reason_of_others`].

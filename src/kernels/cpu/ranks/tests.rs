@@ -153,7 +153,7 @@ fn a_rank_that_ends_or_panics_ends_the_others() {
         });
         // Waits until the other thread ends, and not until the limit.
         let lost = links[0].sum(&mut [1.0]).expect_err("the other has ended");
-        assert_eq!(lost.to_string(), "rank 1 has ended");
+        assert_eq!(lost.to_string(), "rank 1 has stopped");
         assert_eq!(ended.join().is_err(), panics);
     }
 }
