@@ -65,8 +65,8 @@ impl Watched {
         };
         let seconds = timeout.as_secs_f64();
         format!(
-            "{silent} for {seconds} s, which is the limit (--watchdog-timeout-s): it hangs and cannot be stopped, so the \
-             process must be restarted"
+            "{silent} for {seconds} s, which is the limit (--watchdog-timeout-s): it hangs and cannot be stopped, so \
+             the process must be restarted"
         )
     }
 }

@@ -58,7 +58,7 @@ impl Handler<Posted<RunStep>> for Executor {
         if self.sender.steps.try_send(step).is_err() {
             // Either the thread has ended and its note reported this, or there is a third step: the unit is broken.
             tracing::error!(
-                "cannot send a step to the executor thread (its queue is full or it has ended): rebuilding the engine"
+                "cannot send a step to the executor thread (its queue is full or it has stopped): rebuilding the engine"
             );
             ctx.terminate();
         }

@@ -146,7 +146,10 @@ fn serve(mut loaded: LoadedExecutor, eos_token_ids: &Arc<[u32]>, connected: &Rec
             Ok(Ok(())) | Err(_) => reset(&mut *loaded.executor),
         };
         if let Err(error) = is_usable {
-            tracing::error!(%error, "the executor cannot run further steps: it is dropped, and the engine is rebuilt if that can succeed");
+            tracing::error!(
+                %error,
+                "the executor cannot run further steps: it is dropped, and the engine is rebuilt if that can succeed"
+            );
             // Its memory is free before the report, at which another executor may be loaded.
             drop(loaded);
             // The unit's channels still exist, so this death is reported before one of the actor that sends steps.

@@ -273,7 +273,7 @@ struct AnswerSender(Mailbox<StoreAnswered>);
 
 impl Drop for AnswerSender {
     fn drop(&mut self) {
-        let reason = "the KV store's thread has ended or could not be started".to_owned();
+        let reason = "the KV store's thread has stopped or could not be started".to_owned();
         let panicked = std::thread::panicking();
         let state = TierState::Off { reason, panicked };
         self.0.post(StoreAnswered(Answer::State(state)));
