@@ -198,8 +198,8 @@ impl ImageMarks {
             };
             if encoding.get_ids().iter().any(becomes) {
                 return Err(format!(
-                    "the tokenizer turns the plain text {name} into the image token, so a client's text could pose as an \
-                     image: use another conversion of this model, or send text only"
+                    "the tokenizer turns the plain text {name} into the image token, so a client's text could pose as \
+                     an image: use another conversion of this model, or send text only"
                 ));
             }
         }
