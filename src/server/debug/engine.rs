@@ -65,7 +65,7 @@ fn shape() -> Shape {
         .has("executor", count())
         .has(
             "left",
-            count().about("at least so many restarts may follow now, before the engine ends"),
+            count().about("the restarts that are at least allowed now before the engine ends"),
         )
         .has("limit", count())
         .has("period_s", number().at_least(0));
