@@ -56,7 +56,7 @@ impl Progressive {
     /// Reads the scan's bits of a block.
     ///
     /// # Errors
-    /// A code is none of its table, or belongs to no coefficient.
+    /// A code is not in its table, or belongs to no coefficient.
     pub fn read(
         &mut self,
         file: &File,
