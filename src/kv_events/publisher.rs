@@ -137,12 +137,13 @@ impl KvEventPublisher {
         )
     }
 
-    /// Publishes that nothing is cached, and ignores the feeds of all generations from now on.
-    pub(super) fn retire(&self) {
+    /// Publishes that nothing is cached, and ignores the feeds of all generations from now on. The log names `replica`.
+    pub(super) fn retire(&self, replica: usize) {
         let (give_back, _) = mpsc::channel(1);
         let list = ChangeList::new(u64::MAX, vec![CacheChange::Cleared], give_back);
         if self.queue.try_send(list).is_err() {
             tracing::warn!(
+                replica,
                 "failed to queue the KV event that clears the blocks of a replica that stays down: subscribers still \
                  list them until the server is restarted"
             );

@@ -144,7 +144,8 @@ impl KvEventPublishers {
     /// # Panics
     /// If there is no such unit.
     pub fn retire(&self, unit: UnitId) {
-        self.publishers[unit.index()].retire();
+        let replica = unit.index();
+        self.publishers[replica].retire(replica);
     }
 
     pub fn info(&self) -> &KvEventsInfo {
