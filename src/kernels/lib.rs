@@ -70,12 +70,12 @@ pub trait Backend {
         false
     }
 
-    /// Marks a matrix of which a rank has a part. Products with some of the inputs are added up over all ranks before
-    /// they are used, and logits of some of the outputs are gathered from all ranks.
+    /// Marks a matrix of which this rank has a part. If it has a part of the inputs, products are summed over all ranks
+    /// before they are used; if it has a part of the outputs, logits are gathered from all ranks.
     ///
     /// # Panics
     /// By default, if the matrix is divided.
-    fn divided(&mut self, matrix: Self::Matrix, shard: Shard) -> Self::Matrix {
+    fn mark_sharded(&mut self, matrix: Self::Matrix, shard: Shard) -> Self::Matrix {
         assert_eq!(shard, Shard::Whole, "the backend must support ranks");
         matrix
     }

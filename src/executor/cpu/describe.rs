@@ -57,8 +57,8 @@ pub struct LoadedMatrix {
     /// Like `bytes`, on a device that decodes quantised blocks.
     pub decoded_bytes: u64,
     pub product: WeightProduct,
-    /// Consecutive inputs that no rank may have only a part of, as they share a scale; 1 without scales.
-    pub border: usize,
+    /// The number of consecutive inputs that share a scale, which ranks cannot divide; 1 without scales.
+    pub inputs_per_scale: usize,
 }
 
 /// The elements of all weights, and those that a rank has.
@@ -110,17 +110,18 @@ impl CpuDescription {
     }
 
     fn share_of(&self, rank: Rank) -> Result<Share, ConfigError> {
-        let borders = self.matrices.iter();
-        let borders = borders.map(|matrix| (matrix.name.as_str(), matrix.border));
-        let borders: FxHashMap<&str, usize> = borders.collect();
+        let sizes = self.matrices.iter();
+        let sizes = sizes.map(|matrix| (matrix.name.as_str(), matrix.inputs_per_scale));
+        let sizes: FxHashMap<&str, usize> = sizes.collect();
         let (mut elements, mut of_rank) = (0_u128, 0_u128);
         for spec in self.config.tensors() {
-            let border = borders.get(spec.name.as_str()).copied().unwrap_or(1);
+            let inputs_per_scale = sizes.get(spec.name.as_str()).copied().unwrap_or(1);
             let cut = ranks::cut(&self.config, &spec);
-            let part = Part::of(&spec, (&cut, rank), border).map_err(|reason| ConfigError {
-                key: "tp_size".to_owned(),
-                reason,
-            })?;
+            let part =
+                Part::of(&spec, (&cut, rank), inputs_per_scale).map_err(|reason| ConfigError {
+                    key: "tp_size".to_owned(),
+                    reason,
+                })?;
             let shape = part.map_or_else(|| spec.shape.clone(), |part| part.shape());
             elements += u128::from(spec.elements());
             of_rank += shape.iter().product::<usize>() as u128;
@@ -211,7 +212,7 @@ pub fn matrices(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> 
             bytes,
             decoded_bytes,
             product: rule.product(stored),
-            border: checkpoint.border(&spec.name, quantization),
+            inputs_per_scale: checkpoint.inputs_per_scale(&spec.name, quantization),
             name: spec.name,
         })
     };

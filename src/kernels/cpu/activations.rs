@@ -2,7 +2,7 @@
 //!
 //! Norms and gated MLP activations write this encoding themselves, which saves a separate packing pass.
 
-use super::format::{Encoding, group_rows, n_groups};
+use super::format::{Encoding, even_part, n_groups};
 use super::packing::pack_group;
 use super::row_source::Activations;
 use super::simd::{Isa, Kernel, Lanes, dispatch};
@@ -55,7 +55,7 @@ impl PackedRows {
         let words: &mut [u32] = bytemuck::cast_slice_mut(packed.words.values_mut());
         let words = Shared::new(words);
         pool.for_each_in_runs(n_groups, rows * inputs * VALUE_COST, &|group| {
-            let rows = group_rows(group, n_groups, rows);
+            let rows = even_part(group, n_groups, rows);
             // SAFETY: each group is written by one item.
             let out = unsafe { words.part(rows.start * row_words, rows.len() * row_words) };
             pack_group(isa, encoding, source, rows, out);
@@ -132,7 +132,7 @@ impl<'a> RowGroups<'a> {
     }
 
     pub fn rows_of(&self, group: usize) -> std::ops::Range<usize> {
-        group_rows(group, self.n_groups, self.rows)
+        even_part(group, self.n_groups, self.rows)
     }
 
     pub fn row_indices(&self, rows: std::ops::Range<usize>) -> std::ops::Range<usize> {

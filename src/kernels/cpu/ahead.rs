@@ -18,7 +18,7 @@ const MAX_INT8_ROWS: usize = 3;
 /// Whether the hardware prefetcher keeps up with products of int8 weights with `rows` rows by `vpdpbusd`.
 #[inline(always)]
 pub const fn is_int8_prefetched<S: Lanes>(rows: usize) -> bool {
-    S::BYTE_QUADS && S::REGISTERS == 1 && rows <= MAX_INT8_ROWS
+    S::BYTE_QUADS && S::REGISTERS_PER_VECTOR == 1 && rows <= MAX_INT8_ROWS
 }
 
 /// Weights to prefetch while others are multiplied: otherwise a tile of few rows waits for memory, then computes.

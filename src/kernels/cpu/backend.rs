@@ -39,7 +39,7 @@ impl Backend for CpuBackend {
         Stack::pack(threads, &mut self.weights, self.rule, (parts, roles))
     }
 
-    fn divided(&mut self, mut matrix: Stack, shard: Shard) -> Stack {
+    fn mark_sharded(&mut self, mut matrix: Stack, shard: Shard) -> Stack {
         matrix.shard = shard;
         matrix
     }

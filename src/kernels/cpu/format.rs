@@ -2,7 +2,7 @@
 //!
 //! **Weights** are stored in panels of sixteen outputs. A panel is a sequence of *steps*; a step holds the weights of
 //! one, two or four successive inputs for all sixteen outputs, one lane per output. **Activations** are stored in
-//! groups of rows (see [`group_rows`]); a step of a group is one 32-bit word per row, holding the same inputs. A
+//! groups of rows (see [`even_part`]); a step of a group is one 32-bit word per row, holding the same inputs. A
 //! product reads both sequentially.
 //!
 //! | format | inputs in a step | a panel's step | a row's word |
@@ -280,13 +280,14 @@ impl Kernel for EncodingOf {
     }
 }
 
-/// Cuts `rows` rows into groups of nearly equal size, at most `max`; returns the number of groups.
+/// The number of groups into which `rows` rows are cut, each of at most `max` rows.
 pub fn n_groups(rows: usize, max: usize) -> usize {
     rows.div_ceil(max)
 }
 
-pub fn group_rows(group: usize, n_groups: usize, rows: usize) -> std::ops::Range<usize> {
-    group * rows / n_groups..(group + 1) * rows / n_groups
+/// The part `index` of `0..len`, cut into `n_parts` of nearly equal length.
+pub fn even_part(index: usize, n_parts: usize, len: usize) -> std::ops::Range<usize> {
+    index * len / n_parts..(index + 1) * len / n_parts
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ impl Lanes for Portable {
     type V = [f32; LANES];
     type W = [u32; LANES];
 
-    const REGISTERS: usize = 4;
+    const REGISTERS_PER_VECTOR: usize = 4;
     const BF16_PAIRS: bool = true;
     const BYTE_QUADS: bool = true;
 

@@ -250,7 +250,7 @@ impl Kernel for MulAdds {
     #[inline(always)]
     fn run<S: Lanes>(self) -> f32 {
         // With sixteen registers, twelve chains of two registers would be spilled.
-        match S::REGISTERS {
+        match S::REGISTERS_PER_VECTOR {
             1 => mul_adds::<S, CHAINS>(self.rounds),
             2 => mul_adds::<S, { CHAINS / 2 }>(self.rounds * 2),
             _ => mul_adds::<S, { CHAINS / 4 }>(self.rounds * 4),
@@ -305,7 +305,7 @@ impl Kernel for Shorts {
 /// Runs as many chains of sums as registers allow; returns the total of the first lanes of all chains.
 #[inline(always)]
 fn dots<S: Lanes, const QUADS: bool>(rounds: usize) -> u32 {
-    match S::REGISTERS {
+    match S::REGISTERS_PER_VECTOR {
         1 => chains::<S, CHAINS, QUADS>(rounds),
         2 => chains::<S, { CHAINS / 2 }, QUADS>(rounds * 2),
         _ => chains::<S, { CHAINS / 4 }, QUADS>(rounds * 4),

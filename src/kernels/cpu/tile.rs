@@ -11,7 +11,7 @@ use super::simd::Lanes;
 
 /// Maximum rows of a tile: registers of `S` must hold operands in addition to the sums.
 pub const fn max_rows<S: Lanes>() -> usize {
-    match S::REGISTERS {
+    match S::REGISTERS_PER_VECTOR {
         1 => MAX_ROWS,
         2 => 4,
         _ => 2,
@@ -238,7 +238,8 @@ pub unsafe fn plain<S: Lanes, F: Plain, R: RowWords<M>, const M: usize, const N:
     ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let is_one_product_per_line = M * F::ROW_WORDS * S::REGISTERS * PANEL == F::STEP_WORDS;
+    let is_one_product_per_line =
+        M * F::ROW_WORDS * S::REGISTERS_PER_VECTOR * PANEL == F::STEP_WORDS;
     let mut ahead = ahead.over(steps).shorten(is_one_product_per_line);
     let every = ahead.every;
     let sums = sums.as_mut_ptr().cast::<f32>();

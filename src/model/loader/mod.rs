@@ -90,8 +90,8 @@ impl Checkpoint {
         }
     }
 
-    /// A checkpoint whose tensors would have the types that `stored` returns, to count their bytes. Loaded, its weights
-    /// are random and in `dtype`.
+    /// Declares the types in which a file would store the tensors. Only estimates of sizes use them: if the checkpoint is
+    /// loaded, its weights are random and in `dtype`.
     pub fn with_types(self, stored: impl Fn(&ModelConfig, &TensorSpec) -> Stored) -> Self {
         let tensors = self.config.tensors().into_iter();
         let types = tensors.map(|spec| {
@@ -104,8 +104,8 @@ impl Checkpoint {
         }
     }
 
-    /// The part of the model that `rank` has: `config` becomes that of the part, and of each tensor only the part is
-    /// loaded. Inputs that share a scale, in the files' blocks or in those of `quantization`, are not divided.
+    /// Restricts the checkpoint to the part of the model that `rank` has: `config` describes this part, and only this part
+    /// of each tensor is loaded. Inputs that share a scale, in the files or after `quantization`, stay on one rank.
     ///
     /// # Errors
     /// If the ranks cannot share heads, widths or blocks: names the key or tensor that does not divide.
@@ -116,9 +116,9 @@ impl Checkpoint {
     ) -> Result<Self, ConfigError> {
         let config = ranks::of_rank(&self.config, rank)?;
         for spec in self.config.tensors() {
-            let border = self.border(&spec.name, quantization);
+            let inputs_per_scale = self.inputs_per_scale(&spec.name, quantization);
             let cut = ranks::cut(&self.config, &spec);
-            let part = Part::of(&spec, (&cut, rank), border);
+            let part = Part::of(&spec, (&cut, rank), inputs_per_scale);
             let part = part.map_err(|reason| ConfigError {
                 key: "tp_size".to_owned(),
                 reason,
@@ -130,7 +130,7 @@ impl Checkpoint {
     }
 
     /// The number of consecutive inputs of a matrix that share a scale; 1 without scales.
-    pub fn border(&self, tensor: &str, quantization: Option<Quantization>) -> usize {
+    pub fn inputs_per_scale(&self, tensor: &str, quantization: Option<Quantization>) -> usize {
         let stored = match self.stored(tensor) {
             Some(Stored::Blocks(block)) => block.inputs(),
             Some(Stored::Plain(_)) | None => 1,
@@ -142,7 +142,7 @@ impl Checkpoint {
         }
     }
 
-    /// How stacked matrices are divided: all by outputs (some may be whole), or all by inputs.
+    /// The dimension along which ranks divide stacked matrices: outputs (some matrices may be whole), or inputs of all.
     fn shard(&self, matrices: &[(&str, usize)]) -> Shard {
         let parts = matrices
             .iter()
@@ -153,7 +153,7 @@ impl Checkpoint {
         shard.unwrap_or_default()
     }
 
-    /// The shape of a whole tensor, of which a layer asks for `shape`.
+    /// The unsharded shape of a tensor whose part on this rank has `shape`.
     fn whole_shape<const N: usize>(&self, tensor: &str, shape: [usize; N]) -> [usize; N] {
         let whole = self.parts.get(tensor).map(|part| part.whole.as_slice());
         whole.map_or(shape, |whole| {
@@ -234,7 +234,7 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes of all tensors, as stored or as generated; of a rank's part, those of the whole tensors.
+    /// Bytes of all tensors in the files, or of random weights. Tensors that ranks divide count in full.
     fn stored_bytes(&self) -> u64 {
         let elements = |spec: &TensorSpec| match self.parts.get(&spec.name) {
             Some(part) => part.whole.iter().map(|&size| size as u64).product(),
@@ -258,7 +258,7 @@ fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<OpenedModel, LoadE
             let weights = Weights::open(dir)?;
             let scheme = Scheme::read(dir, weights.has_codes())?;
             let mut weights = weights.quantised(scheme);
-            weights.name_for(&config)?;
+            weights.rename_tensors(&config)?;
             if let Some(experts) = &config.experts {
                 weights.name_experts(experts, config.hidden_size)?;
             }
@@ -334,7 +334,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         parts.iter().for_each(|(name, _)| weights.release(name));
         self.report(sources.iter().map(MatrixSource::file_bytes).sum());
         let shard = self.checkpoint.shard(parts);
-        Ok(self.backend.divided(matrix, shard))
+        Ok(self.backend.mark_sharded(matrix, shard))
     }
 
     /// The type to which matrices without native kernels are converted.
@@ -391,7 +391,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         };
         self.report(elements * dtype.bytes());
         let shard = self.checkpoint.shard(parts);
-        self.backend.divided(matrix, shard)
+        self.backend.mark_sharded(matrix, shard)
     }
 
     /// Loads projections `(name, outputs)`, stacked: `{name}.weight` and, with a bias, `{name}.bias`.

@@ -45,15 +45,15 @@ pub struct Part {
 }
 
 impl Part {
-    /// The part of `spec` that `rank` has; `None` if it has all. `border` is the number of consecutive inputs that no
-    /// rank may have only a part of, as those of a quantised block.
+    /// The part of `spec` that `rank` has; `None` if it has all. `inputs_per_scale` consecutive inputs, as those
+    /// of a quantised block, must not be divided between ranks.
     ///
     /// # Errors
     /// If the tensor cannot be divided. The text continues a sentence that begins with `tp_size`.
     pub fn of(
         spec: &TensorSpec,
         (cut, rank): (&Cut, Rank),
-        border: usize,
+        inputs_per_scale: usize,
     ) -> Result<Option<Self>, String> {
         let width: usize = spec.shape[1..].iter().product();
         let all = |len: usize| std::iter::once(0..len).collect::<Vec<_>>();
@@ -78,7 +78,7 @@ impl Part {
             }),
             Cut::Inputs(spans) => {
                 let columns = ranges(spec, spans, rank)?;
-                check_borders(spec, &columns, (rank, border))?;
+                check_scale_groups(spec, &columns, (rank, inputs_per_scale))?;
                 Some(Self {
                     shard: Shard::Inputs,
                     columns,
@@ -125,19 +125,19 @@ fn ranges(spec: &TensorSpec, spans: &[Span], rank: Rank) -> Result<Vec<Range<usi
     ranges.collect()
 }
 
-fn check_borders(
+fn check_scale_groups(
     spec: &TensorSpec,
     columns: &[Range<usize>],
-    (rank, border): (Rank, usize),
+    (rank, inputs_per_scale): (Rank, usize),
 ) -> Result<(), String> {
     let width = spec.shape[1];
     let ends = columns.iter().flat_map(|range| [range.start, range.end]);
     let mut inner = ends.filter(|end| *end < width);
-    match inner.find(|end| !end.is_multiple_of(border)) {
+    match inner.find(|end| !end.is_multiple_of(inputs_per_scale)) {
         None => Ok(()),
         Some(end) => Err(format!(
-            "is {}, but tensor {} has {width} inputs in blocks of {border}, and a rank's part would end inside a \
-             block, at input {end}: use fewer ranks, or weights that are not quantised in blocks",
+            "is {}, but tensor {} has {width} inputs in blocks of {inputs_per_scale}, and a rank's part \
+             would end inside a block, at input {end}: use fewer ranks, or weights that are not quantised in blocks",
             rank.count(),
             spec.name
         )),

@@ -203,12 +203,12 @@ fn a_rank_has_the_key_heads_of_its_values_in_delta_nets() {
 fn blocks_are_not_cut() {
     let whole = fixture("llama");
     let down = TensorSpec::new("model.layers.0.mlp.down_proj.weight", &[64, 1024]);
-    let divided = |count: usize, border: usize| {
+    let divided = |count: usize, inputs_per_scale: usize| {
         let rank = Rank::new(count - 1, count).expect("the last rank");
-        Part::of(&down, (&cut(&whole, &down), rank), border)
+        Part::of(&down, (&cut(&whole, &down), rank), inputs_per_scale)
     };
-    for (count, border, columns) in [(4, 256, 768..1024), (8, 32, 896..1024)] {
-        let part = divided(count, border).expect("whole blocks");
+    for (count, inputs_per_scale, columns) in [(4, 256, 768..1024), (8, 32, 896..1024)] {
+        let part = divided(count, inputs_per_scale).expect("whole blocks");
         let part = part.expect("it is divided");
         assert_eq!(indices(&part.columns), columns.collect::<Vec<usize>>());
     }

@@ -29,7 +29,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`LoadError::WrongShape`] for a fused tensor that differs from the configuration, [`LoadError::MissingTensor`].
-    pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
+    pub fn rename_tensors(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
         let used = PREFIXES.iter().filter(|(from, _)| {
             // In errors, a missing output projection has the prefix that the other tensors have.
             let prefix = match *from {

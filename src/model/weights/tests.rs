@@ -50,7 +50,7 @@ fn every_fixture_has_the_tensors_of_its_configuration() {
         let config = ModelConfig::read(&dir).expect("supported");
         families.insert(config.architecture.name());
         let mut weights = Weights::open(&dir).expect("valid");
-        weights.name_for(&config).expect("parts that fit");
+        weights.rename_tensors(&config).expect("parts that fit");
         if let Some(experts) = &config.experts {
             let named = weights.name_experts(experts, config.hidden_size);
             named.expect("stacks that fit");

@@ -115,7 +115,7 @@ impl<F: FloatKv> Direct<'_, F> {
     pub unsafe fn weigh<S: Lanes>(&self, fetch: &mut Fetch<'_, F>) {
         // SAFETY: guaranteed by the caller. Sums of a pass fill about half of the registers.
         unsafe {
-            match (self.rows, S::REGISTERS) {
+            match (self.rows, S::REGISTERS_PER_VECTOR) {
                 (1, 1) => self.weigh_rows::<S, 1, 8>(0, fetch),
                 (2, 1) => self.weigh_rows::<S, 2, 8>(0, fetch),
                 (3, 1) => self.weigh_rows::<S, 3, 4>(0, fetch),

@@ -62,9 +62,15 @@ impl Product {
             // SAFETY: rows below `rows`.
             row += unsafe {
                 match rows - row {
-                    6.. if S::REGISTERS == 1 => self.columns::<F, S, ADD, 6>(row, vectors),
-                    4.. if S::REGISTERS == 1 => self.columns::<F, S, ADD, 4>(row, vectors),
-                    2.. if S::REGISTERS <= 2 => self.columns::<F, S, ADD, 2>(row, vectors),
+                    6.. if S::REGISTERS_PER_VECTOR == 1 => {
+                        self.columns::<F, S, ADD, 6>(row, vectors)
+                    }
+                    4.. if S::REGISTERS_PER_VECTOR == 1 => {
+                        self.columns::<F, S, ADD, 4>(row, vectors)
+                    }
+                    2.. if S::REGISTERS_PER_VECTOR <= 2 => {
+                        self.columns::<F, S, ADD, 2>(row, vectors)
+                    }
                     _ => self.columns::<F, S, ADD, 1>(row, vectors),
                 }
             };
@@ -82,7 +88,9 @@ impl Product {
             // SAFETY: vectors below `vectors`.
             vector += unsafe {
                 match vectors - vector {
-                    4.. if S::REGISTERS == 1 => self.tile::<F, S, ADD, M, 4>(row, vector),
+                    4.. if S::REGISTERS_PER_VECTOR == 1 => {
+                        self.tile::<F, S, ADD, M, 4>(row, vector)
+                    }
                     2.. => self.tile::<F, S, ADD, M, 2>(row, vector),
                     _ => self.tile::<F, S, ADD, M, 1>(row, vector),
                 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::activations::max_group_rows;
-use super::super::format::{group_rows, n_groups};
+use super::super::format::{even_part, n_groups};
 use super::super::simd::Isa;
 use super::super::tensor::{Shared, Tensor};
 use super::super::threads::ThreadPool;
@@ -145,7 +145,7 @@ fn groups_of(active: ActiveExpert, max_rows: usize) -> impl Iterator<Item = (u32
     let ActiveExpert { first, rows, .. } = active;
     let n = n_groups(rows, max_rows);
     (0..n).map(move |group| {
-        let rows = group_rows(group, n, rows);
+        let rows = even_part(group, n, rows);
         ((first + rows.start) as u32, (first + rows.end) as u32)
     })
 }

@@ -1,7 +1,7 @@
 //! Packed per-head parts of rows, operands of the per-head matrices in latent attention (MLA).
 
 use super::super::activations::{RowGroups, max_group_rows};
-use super::super::format::{Encoding, group_rows, n_groups};
+use super::super::format::{Encoding, even_part, n_groups};
 use super::super::packing::pack_group;
 use super::super::row_source::Activations;
 use super::super::simd::Isa;
@@ -46,7 +46,7 @@ impl HeadRows {
             let (head, group) = (item / n_groups, item % n_groups);
             let first = from.first + head * from.stride;
             let source = Activations::columns(from.x.values(), from.x.width(), first, inputs);
-            let rows_of_group = group_rows(group, n_groups, rows);
+            let rows_of_group = even_part(group, n_groups, rows);
             let start = (head * rows + rows_of_group.start) * row_words;
             // SAFETY: each group of a head is written by one item.
             let out = unsafe { out.part(start, rows_of_group.len() * row_words) };

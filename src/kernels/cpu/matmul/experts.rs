@@ -6,7 +6,7 @@ use super::super::CpuBackend;
 use super::super::activations::RowGroups;
 use super::super::experts::routes::ActiveExpert;
 use super::super::experts::rows::ExpertRows;
-use super::super::format::group_rows;
+use super::super::format::even_part;
 use super::super::matrix::Matrix;
 use super::super::nodes::{PerNode, locate};
 use super::super::panel::MAX_PANELS;
@@ -20,12 +20,14 @@ use super::section::{STREAM_BYTES, Section};
 use super::threads_of;
 use crate::Linear;
 
-/// Panels of an item with several groups of rows; the rows stay in cache while the weights stream.
+/// Panels of a work item if an expert has several groups of rows; the rows stay in cache while the weights stream.
 const ITEM_PANELS: usize = 2 * MAX_PANELS;
 
-/// Maximum spans (ranges of panels) of a matrix per thread. An item multiplies one span of each expert of a block.
+/// Maximum spans (ranges of panels) of a matrix per thread. A work item of [`add_experts`] multiplies, for one block of
+/// tokens, the same span of each active expert.
 const SPANS: usize = 5;
-/// Maximum spans per thread if weights are multiplied from strips: smaller steps rebalance a preempted thread's work.
+/// Maximum spans per thread with widened weights (`strips`): with smaller spans, other threads take over more of a
+/// preempted thread's work.
 const STRIP_SPANS: usize = 8;
 
 /// # Shapes
@@ -82,7 +84,9 @@ pub fn multiply_experts(
     });
 }
 
-/// Adds each weighted row to its row of the output, by ascending expert: an item owns some outputs of a block's rows.
+/// Multiplies as [`multiply_experts`], and adds each row, times its router weight, to its token's row of the output. A
+/// work item has a range of outputs of one block of tokens to itself, and adds the experts in ascending order, so that
+/// the sums do not depend on threads.
 ///
 /// # Panics
 /// As [`multiply_experts`].
@@ -123,9 +127,9 @@ fn weight_of(linear: &Linear<CpuBackend>) -> (&Stack, Option<&[f32]>) {
     (&linear.weight, linear.bias.as_deref())
 }
 
-/// Divides a node's panels of each expert evenly among threads, and each thread's panels into spans of whole tiles
-/// (`tile_panels` panels), except for the last span; some may be empty. Without strips, later spans of a thread are
-/// smaller if it has more tiles than spans, so that stealing the last spans balances finely.
+/// Divides an expert's panels on one NUMA node evenly among threads, and each thread's share into spans of whole tiles
+/// (`tile_panels` panels); only the last span of a share may end with a partial tile, and spans may be empty. Without
+/// strips, the spans of a share shrink towards its end, so that work stealing balances finely.
 struct NodePanels {
     n_panels: usize,
     tile_panels: usize,
@@ -137,10 +141,11 @@ struct NodePanels {
 
 impl NodePanels {
     fn new(n_panels: usize, uses_strips: bool, threads: usize) -> Self {
-        // Strips of fewer panels leave registers idle, and a single panel takes as long as two.
         let (tile_panels, spans, shrinks) = if uses_strips {
+            // Strips of fewer panels leave registers idle.
             (MAX_PANELS, STRIP_SPANS, false)
         } else {
+            // A single panel takes as long as two.
             (2, SPANS, true)
         };
         let threads = threads.min(n_panels.div_ceil(tile_panels)).max(1);
@@ -156,7 +161,7 @@ impl NodePanels {
     }
 
     fn span(&self, span: usize) -> Range<usize> {
-        let panels = group_rows(span / self.thread_spans, self.threads, self.n_panels);
+        let panels = even_part(span / self.thread_spans, self.threads, self.n_panels);
         let n_tiles = panels.len().div_ceil(self.tile_panels);
         let (span, spans) = (span % self.thread_spans, self.thread_spans);
         // Shrinking spans: the last has one part, the one before it two.
@@ -165,7 +170,7 @@ impl NodePanels {
             let left = |span: usize| (n_tiles * parts(spans - span)).div_ceil(parts(spans));
             n_tiles - left(span)..n_tiles - left(span + 1)
         } else {
-            group_rows(span, spans, n_tiles)
+            even_part(span, spans, n_tiles)
         };
         let panel = |tile: usize| panels.end.min(panels.start + tile * self.tile_panels);
         panel(tiles.start)..panel(tiles.end)

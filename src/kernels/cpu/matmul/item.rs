@@ -149,7 +149,8 @@ impl<'a> Item<'a> {
     #[inline(always)]
     fn tile_panels<S: Lanes, T: Tile>(&self, left: usize) -> usize {
         // One group is memory-bound, and one stream is faster than three.
-        let is_single = S::REGISTERS > 1 || self.packed.n_groups == 1 || T::MAX_PANELS == 1;
+        let is_single =
+            S::REGISTERS_PER_VECTOR > 1 || self.packed.n_groups == 1 || T::MAX_PANELS == 1;
         match left {
             _ if is_single => left.min(1),
             4 => 2,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::activations::RowGroups;
-use super::super::format::group_rows;
+use super::super::format::even_part;
 use super::super::matrix::Matrix;
 use super::super::panel::{MAX_PANELS, MAX_ROWS};
 use super::super::strips;
@@ -103,7 +103,7 @@ impl<'a> Section<'a> {
         let n_groups = self.packed.n_groups;
         let (block, span) = (index / self.n_spans, index % self.n_spans);
         let panels = match n_groups {
-            1 => group_rows(span, self.n_spans, self.panels),
+            1 => even_part(span, self.n_spans, self.panels),
             // Whole tiles, except the last.
             _ => self.first_panel(span)..self.first_panel(span + 1),
         };
@@ -112,7 +112,7 @@ impl<'a> Section<'a> {
             weight: self.weight,
             output: self.output,
             panels,
-            groups: group_rows(block, self.n_blocks, n_groups),
+            groups: even_part(block, self.n_blocks, n_groups),
             next_start: None,
         }
     }

@@ -1,4 +1,4 @@
-//! Dispatch to the inner loop of each weight format, for any number of rows and panels of a group.
+//! Dispatch to the micro-kernel of each weight format, monomorphised over the rows of a group and the panels of a tile.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,11 +14,12 @@ use super::super::strips::{GroupPart, WidenedWeights};
 use super::super::tile::{self, Plain};
 use super::item::TileItem;
 
+/// The activations of a tile, up to [`tile::max_rows`] rows.
 #[derive(Clone, Copy)]
 pub(super) enum Rows {
-    /// Interleaved words.
+    /// A packed group, whose rows' words are interleaved.
     Group(*const u32),
-    /// Indices into `all`, whose rows are contiguous.
+    /// Rows of `all` (each contiguous), selected by the indices `picked`.
     Picked { all: *const u32, picked: *const u32 },
 }
 
@@ -67,8 +68,10 @@ impl Operands {
         unsafe {
             match n {
                 1 => T::run::<S, M, 1>(self, sums),
-                2 if S::REGISTERS == 1 && T::MAX_PANELS > 1 => T::run::<S, M, 2>(self, sums),
-                MAX_PANELS if S::REGISTERS == 1 && T::MAX_PANELS > 1 => {
+                2 if S::REGISTERS_PER_VECTOR == 1 && T::MAX_PANELS > 1 => {
+                    T::run::<S, M, 2>(self, sums)
+                }
+                MAX_PANELS if S::REGISTERS_PER_VECTOR == 1 && T::MAX_PANELS > 1 => {
                     T::run::<S, M, MAX_PANELS>(self, sums)
                 }
                 _ => unreachable!("tiles have 1 to {} panels, not {n}", T::MAX_PANELS),
@@ -90,15 +93,16 @@ pub(super) trait Tile: Sized + 'static {
         dispatch_integers(isa, item);
     }
 
-    /// Whether many rows are multiplied from strips, filled by [`Self::widen`].
+    /// Whether products of many rows use [strips](super::super::strips), after [`Self::widen`] has widened the weights to
+    /// f32.
     fn has_strips<S: Lanes>() -> bool {
         false
     }
 
-    /// Fills strips with some inputs of the operands' panels, and multiplies the first group with them.
+    /// Widens some inputs of the operands' panels to f32, and multiplies the item's first group of rows with them.
     ///
     /// # Safety
-    /// As [`Self::run`]; the inputs are whole steps, those of the group's part.
+    /// As [`Self::run`]; `inputs` begins and ends at whole steps of the format, and is the range of inputs in `first`.
     unsafe fn widen<S: Lanes, const N: usize>(
         _operands: &Operands,
         _inputs: Range<usize>,
@@ -262,6 +266,8 @@ impl FormatOf for tile::F16 {
     const FORMAT: Format = Format::F16;
 }
 
+// Multiplies bf16 weights, widened to f32, with f32 activations. `Bf16` also uses it, with rounded activations, where
+// `Lanes::BF16_PAIRS` is false.
 impl FormatOf for tile::WideBf16 {
     const FORMAT: Format = Format::ExactBf16;
 }

@@ -35,7 +35,7 @@ pub trait Lanes: Copy + 'static {
     type W: Copy;
 
     /// Machine registers per vector; AVX-512 has 32 of them, others 16.
-    const REGISTERS: usize;
+    const REGISTERS_PER_VECTOR: usize;
     /// Whether [`Self::dot_pairs`] reads bf16 pairs directly. If not, packing widens them once, which is faster.
     const BF16_PAIRS: bool;
     /// Whether [`Self::dot_quads`] reads bytes directly. If not, packing widens them once, which is faster.

@@ -186,7 +186,7 @@ impl Kernel for AttendBlock<'_> {
     #[inline(always)]
     fn run<S: Lanes>(mut self) {
         // With two registers per vector, the sums of eight queries do not fit into sixteen registers.
-        match S::REGISTERS {
+        match S::REGISTERS_PER_VECTOR {
             1 => self.attend::<S, QUERIES>(0),
             _ => {
                 self.attend::<S, { QUERIES / 2 }>(0);

@@ -23,7 +23,7 @@ impl<D: Dots> Lanes for Avx2<D> {
     type V = (__m256, __m256);
     type W = (__m256i, __m256i);
 
-    const REGISTERS: usize = 2;
+    const REGISTERS_PER_VECTOR: usize = 2;
     const BF16_PAIRS: bool = false;
     const BYTE_QUADS: bool = D::VNNI;
     const STRIPS: bool = true;

@@ -23,7 +23,7 @@ impl<E: Extensions> Lanes for Avx512<E> {
     type V = __m512;
     type W = __m512i;
 
-    const REGISTERS: usize = 1;
+    const REGISTERS_PER_VECTOR: usize = 1;
     const BF16_PAIRS: bool = E::BF16;
     const BYTE_QUADS: bool = E::VNNI;
 

@@ -137,7 +137,7 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn divided(&mut self, matrix: Matrix, shard: Shard) -> Matrix {
+    fn mark_sharded(&mut self, matrix: Matrix, shard: Shard) -> Matrix {
         Matrix { shard, ..matrix }
     }
 

@@ -81,7 +81,7 @@ impl Direct<'_, i8> {
     pub unsafe fn weigh_codes<S: Lanes>(&self, fetch: &mut Fetch<'_, i8>) {
         // SAFETY: guaranteed by the caller. Sums of a pass fill about half of the registers.
         unsafe {
-            match (self.rows, S::REGISTERS) {
+            match (self.rows, S::REGISTERS_PER_VECTOR) {
                 (1, 1) => self.weigh_code_rows::<S, 1, 2>(0, fetch),
                 (2, 1) => self.weigh_code_rows::<S, 2, 2>(0, fetch),
                 (3, 1) => self.weigh_code_rows::<S, 3, 1>(0, fetch),

@@ -17,9 +17,9 @@ impl Product {
             // SAFETY: rows below `rows`.
             row += unsafe {
                 match rows - row {
-                    6.. if S::REGISTERS == 1 => self.score_columns::<S, 6>(row, vectors),
-                    4.. if S::REGISTERS == 1 => self.score_columns::<S, 4>(row, vectors),
-                    2.. if S::REGISTERS <= 2 => self.score_columns::<S, 2>(row, vectors),
+                    6.. if S::REGISTERS_PER_VECTOR == 1 => self.score_columns::<S, 6>(row, vectors),
+                    4.. if S::REGISTERS_PER_VECTOR == 1 => self.score_columns::<S, 4>(row, vectors),
+                    2.. if S::REGISTERS_PER_VECTOR <= 2 => self.score_columns::<S, 2>(row, vectors),
                     _ => self.score_columns::<S, 1>(row, vectors),
                 }
             };
@@ -33,7 +33,7 @@ impl Product {
             // SAFETY: vectors below `vectors`.
             vector += unsafe {
                 match vectors - vector {
-                    4.. if S::REGISTERS == 1 => self.score_tile::<S, M, 4>(row, vector),
+                    4.. if S::REGISTERS_PER_VECTOR == 1 => self.score_tile::<S, M, 4>(row, vector),
                     2.. => self.score_tile::<S, M, 2>(row, vector),
                     _ => self.score_tile::<S, M, 1>(row, vector),
                 }
@@ -94,9 +94,11 @@ impl Product {
                 // SAFETY: rows below `rows`.
                 row += unsafe {
                     match rows - row {
-                        12.. if S::REGISTERS == 1 => self.weigh_group::<S, 12>(row, group),
-                        4.. if S::REGISTERS == 1 => self.weigh_group::<S, 4>(row, group),
-                        2.. if S::REGISTERS <= 2 => self.weigh_group::<S, 2>(row, group),
+                        12.. if S::REGISTERS_PER_VECTOR == 1 => {
+                            self.weigh_group::<S, 12>(row, group)
+                        }
+                        4.. if S::REGISTERS_PER_VECTOR == 1 => self.weigh_group::<S, 4>(row, group),
+                        2.. if S::REGISTERS_PER_VECTOR <= 2 => self.weigh_group::<S, 2>(row, group),
                         _ => self.weigh_group::<S, 1>(row, group),
                     }
                 };

@@ -295,7 +295,7 @@ fn block_quantised_matrices_count_with_their_file_size_and_product() {
         bytes,
         decoded_bytes: 2 * elements,
         product,
-        border: 1,
+        inputs_per_scale: 1,
     };
     let config = json!({
         "architectures": ["Qwen3ForCausalLM"], "vocab_size": 100, "hidden_size": 8,
