@@ -268,8 +268,8 @@ impl From<ImagePrompt> for Prompt {
 pub struct InfillPrompt {
     pub prefix: Arc<str>,
     pub suffix: Arc<str>,
-    /// The end of the prefix, encoded separately, as llama.cpp's clients send the line before the cursor.
-    pub begun: Arc<str>,
+    /// The line before the cursor, which follows `prefix`. llama.cpp's clients send it separately, and it is encoded so.
+    pub line_start: Arc<str>,
     /// Other files of the repository; `None` for a prompt of prefix and suffix alone.
     pub files: Option<Vec<InfillFile>>,
     /// Cuts a prompt that is too long, instead of refusing it.
@@ -289,7 +289,7 @@ impl InfillPrompt {
         let files: usize = files
             .map(|file| 1 + file.name.len() + file.text.len())
             .sum();
-        self.prefix.len() + self.suffix.len() + self.begun.len() + files
+        self.prefix.len() + self.suffix.len() + self.line_start.len() + files
     }
 }
 
@@ -449,7 +449,7 @@ mod tests {
         let prompt = Prompt::from(InfillPrompt {
             prefix: "ab".into(),
             suffix: "cde".into(),
-            begun: "f".into(),
+            line_start: "f".into(),
             files: Some(vec![file("g", "hij"), file("", "")]),
             may_be_cut: true,
         });

@@ -29,7 +29,7 @@ pub(super) fn encode(
     tokenizer.encode_infill(&text::InfillPrompt {
         prefix: &prompt.prefix,
         suffix: &prompt.suffix,
-        begun: &prompt.begun,
+        line_start: &prompt.line_start,
         files,
         cut_to: prompt.may_be_cut.then_some(limit),
     })
@@ -38,6 +38,6 @@ pub(super) fn encode(
 fn texts(prompt: &InfillPrompt) -> impl Iterator<Item = &str> {
     let files = prompt.files.as_deref().unwrap_or_default().iter();
     let files = files.flat_map(|file| [&*file.name, &*file.text]);
-    let around = [&*prompt.prefix, &*prompt.begun, &*prompt.suffix];
+    let around = [&*prompt.prefix, &*prompt.line_start, &*prompt.suffix];
     around.into_iter().chain(files)
 }

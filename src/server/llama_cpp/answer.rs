@@ -25,7 +25,7 @@ pub(super) struct Writer {
     has_newline: Vec<bool>,
 }
 
-/// An event of a stream before the last.
+/// A streamed event, except the last, which is an [`Answer`].
 #[derive(Serialize)]
 struct Part<'a> {
     index: usize,

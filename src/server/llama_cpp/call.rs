@@ -105,7 +105,7 @@ fn prompt(fields: &mut Fields) -> Result<Prompt, ApiError> {
     Ok(Prompt::from(InfillPrompt {
         prefix: required(fields, PREFIX)?,
         suffix: required(fields, SUFFIX)?,
-        begun: fields.string("prompt")?.unwrap_or_default().into(),
+        line_start: fields.string("prompt")?.unwrap_or_default().into(),
         files: Some(files(fields)?),
         may_be_cut: true,
     }))

@@ -41,8 +41,8 @@ const MAX_MARKS: usize = 4;
 pub struct InfillPrompt<'a> {
     pub prefix: &'a str,
     pub suffix: &'a str,
-    /// The end of the prefix, encoded separately: the line before the cursor.
-    pub begun: &'a str,
+    /// The line before the cursor, which follows `prefix` and is encoded separately.
+    pub line_start: &'a str,
     /// Other files of the repository, the most relevant last; `None` for a prompt of prefix and suffix alone.
     pub files: Option<Vec<InfillFile<'a>>>,
     /// The length in tokens of the longest prompt, to which a longer one is cut; `None` encodes everything.
@@ -86,7 +86,7 @@ impl TextModel {
                 None => Vec::new(),
             },
             prefix: plain(end_of(prompt.prefix, most))?,
-            begun: plain(end_of(prompt.begun, most))?,
+            line_start: plain(end_of(prompt.line_start, most))?,
             suffix: plain(&prompt.suffix[..prompt.suffix.floor_char_boundary(most)])?,
         };
         if let Some(limit) = prompt.cut_to {
@@ -137,7 +137,7 @@ impl TextModel {
 struct Parts {
     files: Vec<u32>,
     prefix: Vec<u32>,
-    begun: Vec<u32>,
+    line_start: Vec<u32>,
     suffix: Vec<u32>,
 }
 
@@ -145,7 +145,7 @@ impl Parts {
     /// Cuts the files, then prefix and suffix, so that the prompt leaves an eighth of `limit` to its continuation.
     fn cut_to(&mut self, limit: usize) {
         let step = (limit / EIGHTHS).max(1);
-        let room = limit.saturating_sub(step + self.begun.len() + MAX_MARKS);
+        let room = limit.saturating_sub(step + self.line_start.len() + MAX_MARKS);
         if self.files.len() + self.prefix.len() + self.suffix.len() <= room {
             return;
         }
@@ -162,7 +162,7 @@ impl Parts {
     }
 
     fn join(self, infill: &InfillTokens) -> Vec<u32> {
-        let prefix = [&[infill.prefix][..], &self.prefix, &self.begun].concat();
+        let prefix = [&[infill.prefix][..], &self.prefix, &self.line_start].concat();
         let suffix = [&[infill.suffix][..], &self.suffix].concat();
         let (first, second, middle) = match infill.order {
             Order::PrefixFirst { middle } => (prefix, suffix, Some(middle)),

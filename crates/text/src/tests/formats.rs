@@ -1,4 +1,5 @@
-//! Tests that the formats of tool calls and thinking are detected.
+//! Tests that the formats of tool calls and thinking are detected from templates and tokens, and that each template
+//! gets calls and tools in the form that it expects.
 
 use super::*;
 use souffleur_output::output::{ReasoningFormat as Thinking, ToolFormat as Calls};

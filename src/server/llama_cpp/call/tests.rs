@@ -36,7 +36,7 @@ fn prefix_and_suffix_are_required_and_defaults_are_llama_cpps() {
     let call = parse(json!({"input_prefix": "a", "input_suffix": ""})).expect("both are given");
     let prompt = prompt_of(&call);
     assert_eq!(
-        (&*prompt.prefix, &*prompt.suffix, &*prompt.begun),
+        (&*prompt.prefix, &*prompt.suffix, &*prompt.line_start),
         ("a", "", "")
     );
     assert_eq!(prompt.files.as_ref().map(Vec::len), Some(0));
@@ -67,7 +67,7 @@ fn the_call_of_llama_vim_is_read() {
     let prompt = prompt_of(&call);
     let files = prompt.files.as_deref().expect("files");
     assert_eq!((&*files[0].name, &*files[0].text), ("f.c", "x"));
-    assert_eq!(&*prompt.begun, "int ");
+    assert_eq!(&*prompt.line_start, "int ");
     assert_eq!(call.request.sampling.max_new_tokens, 128);
     let limit = LineLimit {
         after: Some(Duration::from_secs(1)),
@@ -95,7 +95,7 @@ fn the_calls_of_llama_vscode_are_read() {
 }
 
 #[test]
-fn seeds_and_lengths_of_minus_one_stand_for_nothing() {
+fn minus_one_means_a_random_seed_and_no_length_limit() {
     let sampling = |name, value| parse(with(name, value)).expect("valid").request.sampling;
     for random in [json!(-1), json!(4_294_967_295_u32)] {
         assert_eq!(sampling("seed", random).sampling_seed, None);

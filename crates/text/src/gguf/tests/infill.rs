@@ -92,7 +92,7 @@ fn other_files_come_first_then_bos_then_the_marks() {
     let model = load(fields);
     let file = |name, text| InfillFile { name, text };
     let prompt = InfillPrompt {
-        begun: "c",
+        line_start: "c",
         files: Some(vec![file("f.rs", "x"), file("", "y\n")]),
         ..between("a", "b")
     };
