@@ -1,5 +1,5 @@
-//! Tests that prompt embeddings, and those of images, give bitwise the same log probabilities on the GPU as the tokens
-//! that they embed.
+//! Tests on the GPU that the embeddings of tokens, sent as a prompt or as an image's vectors, give the log probabilities
+//! of these tokens bit for bit.
 
 use souffleur_config::EngineConfig;
 use souffleur_request::{
@@ -40,9 +40,10 @@ fn image_request(model: &str, index: u32) -> GenerateRequest {
     };
     let n_tokens = tokens.len();
     let pads = 3..n_tokens - 3;
-    // The tokens at both ends of the image are its marks.
+    // `positions` includes a token on each side, as begin and end of the image. The pad id must not occur in the
+    // prompt.
     let mut ids = (0..).filter(|id| !tokens.contains(id));
-    let pad = ids.next().expect("an id that is no mark");
+    let pad = ids.next().expect("an id that the prompt lacks");
     let vectors = embeddings(&fixture(model), &tokens[pads.clone()]);
     let mut with_pads = tokens.to_vec();
     with_pads[pads.clone()].fill(pad);

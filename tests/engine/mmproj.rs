@@ -1,5 +1,6 @@
-//! Tests of GGUF models whose vision tower is a file of its own: the same answers about images as from the folder of the
-//! same weights, the choice of the file, refusals of wrong files, and the keys of images.
+//! Tests of GGUF models with a separate file for the vision tower: answers about images equal those of the same weights
+//! in a safetensors folder, the tower's file is found or named, wrong files are refused, and cache keys of images depend
+//! on the tower's weights.
 
 use std::fs;
 use std::path::Path;
@@ -90,7 +91,8 @@ fn difference(one: &[(u32, u32)], other: &[(u32, u32)]) -> f32 {
 
 #[tokio::test]
 async fn a_model_of_two_files_answers_as_the_folder_of_the_same_weights() {
-    // Some GGUF files state numbers in f32, or have heads in another order, so that sums round differently.
+    // GGUF metadata has epsilons, means and deviations in f32, and some files have the elements of heads permuted for
+    // RoPE, so that sums round differently.
     let kinds: [(&Kind, f32); 4] = [
         (&QWEN, 1e-3),
         (&PIXTRAL, 1e-3),
@@ -224,7 +226,7 @@ fn a_named_file_that_is_not_the_models_tower_is_refused_by_name() {
             "is \"gemma4v\", but text models of the family qwen35 have \"qwen3vl_merger\"",
         ],
     );
-    // The projector's own shape differs from the width, so that the tensor is named first.
+    // The projector's tensor contradicts `projection_dim`, and is checked before the text model's width.
     let narrow = with(own(), "projection_dim", Value::U32(32));
     refused(
         &put(&narrow.bytes()),
@@ -247,7 +249,7 @@ fn a_named_file_that_is_not_the_models_tower_is_refused_by_name() {
 }
 
 #[test]
-fn a_tower_is_refused_for_models_without_rows_and_columns_or_tokens_of_images() {
+fn a_tower_is_refused_for_models_without_mrope_or_image_tokens() {
     let tower = QWEN.make(1);
     let text = crate::images::folder("tests/fixtures/models/qwen3");
     refused(
@@ -266,7 +268,7 @@ fn a_tower_is_refused_for_models_without_rows_and_columns_or_tokens_of_images() 
     refused(&config, &["no added token [IMG]"]);
 }
 
-/// The name of a picture's vectors in an engine.
+/// The digest of a picture under this configuration, from which its cache keys are made.
 fn digest(config: &EngineConfig) -> ImageDigest {
     let parts = EngineParts::from_model(config, Progress::silent());
     let parts = parts.unwrap_or_else(|error| panic!("{error}"));

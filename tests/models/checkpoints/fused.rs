@@ -1,4 +1,4 @@
-//! Tests of checkpoints, most of them quantised, of families with fused matrices or other tensor names.
+//! Tests of quantised checkpoints with fused matrices or stacks of experts, and of those with other tensor names.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -49,7 +49,7 @@ fn refuses(name: &str, config: Option<Value>, change: impl FnOnce(&mut Tensors),
     }
 }
 
-/// Replaces a module's matrix by codes in `coded`, and by the values of the codes in `plain`.
+/// Replaces a module's matrix: in `coded` by its quantised tensors, in `plain` by their dequantised values.
 fn quantise_module(quantise: Quantise, module: &str, plain: &mut Tensors, coded: &mut Tensors) {
     let name = format!("{module}.weight");
     let weight = plain.get_mut(&name).unwrap();
@@ -90,7 +90,7 @@ fn check_coded(
 }
 
 #[test]
-fn fused_matrices_are_converted_row_by_row() {
+fn quantised_fused_matrices_have_the_logits_of_their_dequantised_weights() {
     let table = [
         ("qwen3-5", "model.language_model.layers.0.self_attn.q_proj"),
         ("qwen3-next", "model.layers.1.self_attn.q_proj"),
@@ -162,7 +162,7 @@ fn quantise_stack(
 }
 
 #[test]
-fn stacks_of_experts_in_codes_of_eight_bits_are_split() {
+fn stacks_of_experts_in_fp8_or_int8_are_split() {
     let module = "model.language_model.layers.1.mlp.experts";
     let (up, down) = (
         format!("{module}.gate_up_proj"),
@@ -197,7 +197,7 @@ fn stacks_of_experts_in_codes_of_eight_bits_are_split() {
 }
 
 #[test]
-fn stacks_in_other_codes_are_refused_by_name() {
+fn expert_stacks_without_scales_or_in_packed_int4_are_refused_by_name() {
     let stack = "model.language_model.layers.0.mlp.experts.gate_up_proj";
     let as_fp8 = |tensors: &mut Tensors| {
         let stack = tensors.get_mut(stack).unwrap();

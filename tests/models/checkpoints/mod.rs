@@ -1,7 +1,7 @@
 //! Tests that quantised safetensors give the logits of the same model with dequantised weights in bf16.
 
 mod experts;
-mod hybrids;
+mod fused;
 mod scales;
 
 use std::collections::BTreeMap;

@@ -30,17 +30,17 @@ impl Writer {
         }
     }
 
-    /// A code of one symbol.
+    /// A prefix code of one symbol.
     fn single(&mut self, symbol: u32) {
         self.number(0b101, 3);
         self.number(symbol, 8);
     }
 
-    /// A code of eleven symbols with 1 to 10 bits, whose table in the decoder has 1,024 entries.
+    /// A prefix code of eleven symbols with 1 to 10 bits, whose table in the decoder has 1,024 entries.
     fn deep(&mut self) {
         self.number(0, 1);
         self.number(14 - 4, 4);
-        // The lengths of the codes for the lengths 17, 18, 0, 1 to 5, 16, 6 to 10.
+        // Code lengths of the code that encodes code lengths, in WebP's order: 17, 18, 0, 1 to 5, 16, 6 to 10.
         for n_bits in [0, 0, 0, 3, 3, 3, 3, 3, 0, 3, 4, 4, 4, 4] {
             self.number(n_bits, 3);
         }
@@ -57,14 +57,15 @@ impl Writer {
     }
 }
 
-/// A file of 64 x 64 pixels that claims 65,536 groups of codes, and has `n_groups` of them and no pixels.
+/// A file of 64 x 64 pixels that claims 65,536 groups of prefix codes, and has `n_groups` of them and no pixels.
 pub fn webp(n_groups: usize) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.number(0x2f, 8);
     writer.number(63, 14);
     writer.number(63, 14);
     writer.number(0, 4);
-    // No transform, no cache, a picture of groups for each 4 x 4 pixels, and no cache in it.
+    // No transform, and no colour cache. An entropy image names a group of prefix codes for each 4 x 4 pixels; it has
+    // no colour cache either.
     writer.number(0, 2);
     writer.number(1, 1);
     writer.number(0, 3);
