@@ -4,7 +4,7 @@ use crate::ids::StateSlot;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateStart {
-    /// Read and written by the row's steps.
+    /// The slot that the row's steps read and write.
     pub live: StateSlot,
     /// The state after the cached prefix, copied to `live` first. With `None`, `live` is zeroed instead.
     pub from: Option<StateSlot>,
@@ -12,7 +12,7 @@ pub struct StateStart {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSave {
-    /// Tokens that the state covers: more than before the step, at most as many as after it.
+    /// Number of the sequence's tokens after which the state is copied; the step computes the last of them.
     pub position: u32,
     pub slot: StateSlot,
 }

@@ -75,7 +75,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         experts,
         num_hidden_layers,
         num_attention_heads: heads.queries,
-        num_key_value_heads: heads.keys,
+        num_key_value_heads: heads.kv_heads,
         head_dim: heads.dim,
         rms_norm_eps: eps(&keys)?,
         tie_word_embeddings: gguf.tensor(names::OUTPUT).is_none(),
@@ -106,7 +106,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
 
 struct Heads {
     queries: usize,
-    keys: usize,
+    kv_heads: usize,
     dim: usize,
     rotary_dim: usize,
     latent: Option<LatentConfig>,
@@ -145,7 +145,7 @@ impl Heads {
         };
         Ok(Self {
             queries,
-            keys: kv_heads,
+            kv_heads,
             dim,
             rotary_dim,
             latent,

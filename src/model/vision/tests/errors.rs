@@ -27,7 +27,7 @@ fn refuses(name: &str, (place, key, value): (&str, &str, Value), expected: &str)
     refused(TowerCheckpoint::open_folder(dir.path()), expected);
 }
 
-/// As [`refuses`], with a key of the model, outside of its parts.
+/// As [`refuses`], with a top-level key of `config.json`.
 #[track_caller]
 fn refuses_key(name: &str, (key, value): (&str, Value), expected: &str) {
     let dir = changed(name, |config| config[key] = value.clone());
@@ -111,7 +111,7 @@ fn refuses_size(name: &str, key: &str, value: Value, expected: &str) {
 }
 
 #[test]
-fn hostile_sizes_of_towers_with_rotation_are_refused_before_memory_is_taken() {
+fn hostile_sizes_of_towers_with_rope_are_refused_before_memory_is_taken() {
     let qwen = |key, value, expected| refuses_size("qwen", key, value, expected);
     qwen(
         "num_heads",
@@ -150,7 +150,7 @@ fn hostile_sizes_of_towers_with_rotation_are_refused_before_memory_is_taken() {
 }
 
 #[test]
-fn hostile_sizes_of_towers_without_rotation_are_refused_before_memory_is_taken() {
+fn hostile_sizes_of_towers_without_rope_are_refused_before_memory_is_taken() {
     refuses_size("lfm2", "num_patches", json!(35), "num_patches is 35");
     refuses_size(
         "lfm2",

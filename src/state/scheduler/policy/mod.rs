@@ -14,7 +14,8 @@ mod shortest_prefill_first;
 use crate::plan::probe::{Matched, ProbeKind};
 use souffleur_base::ids::SeqId;
 
-/// With more waiting requests than this, policies that [fall back](LongQueue::FallsBack) probe nothing.
+/// With more waiting requests than this, policies that [fall back](LongQueue::FallsBack) do not look up cached prefixes,
+/// and keep the order of arrival.
 pub const MAX_PROBED: usize = 128;
 
 #[derive(Clone, Debug)]
