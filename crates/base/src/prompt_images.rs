@@ -1,9 +1,10 @@
 //! Images in a prompt: the positions that each takes, and the true ids at these positions.
 //!
-//! A prompt stays a list of `u32`. Every position of an image, its begin and end marks included, holds a *key* in
-//! place of a token id: [`KEY_BIT`], a bit that tells the image's first position from the others, and below it 29 bits
-//! of a keyed hash of the image and the position. Whatever compares tokens (prefix cache, KV store, KV events, sessions, message log) thereby tells pictures apart without
-//! knowledge of images. Code that needs true ids, or positions in the grid, asks [`PromptImages`], the table that
+//! A prompt stays a list of `u32`. Images have *marks*: special tokens, as those of begin, end or a row's end, that no
+//! vector replaces. Every position of an image, its marks included, holds a *key* in place of a token id: [`KEY_BIT`],
+//! a bit that tells the image's first position from the others, and below it 29 bits of a keyed hash of the image and
+//! the position. Code that compares tokens (prefix cache, KV store, KV events, sessions, message log) thereby tells
+//! pictures apart without knowledge of images. Code that needs true ids, or positions in the grid, asks [`PromptImages`], the table that
 //! accompanies the tokens.
 //!
 //! Vectors replace the embeddings at an image's positions, its marks excepted. Only the executor reads them.
@@ -114,7 +115,7 @@ pub enum BidirectionalLayers {
 /// An image of a prompt of true token ids.
 #[derive(Clone, Debug)]
 pub struct PromptImage {
-    /// Positions in the prompt, those of the image's marks included.
+    /// The image's positions in the prompt, including its marks.
     pub positions: Range<u32>,
     /// The token id at the positions that the vectors replace. The image's other tokens are its marks.
     pub pad: u32,

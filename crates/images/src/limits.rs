@@ -5,13 +5,13 @@ use std::fmt;
 /// An image file's format, recognised by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// PNG; of an animated one its default image.
+    /// PNG. Of an animated one, the default image is read.
     Png,
-    /// JPEG with Huffman codes and 8 bits a sample, grey or in colour.
+    /// JPEG with Huffman coding and 8 bits a sample, grey or in colour.
     Jpeg,
-    /// WebP, lossy or lossless; of an animated one its first frame.
+    /// WebP, lossy or lossless. Of an animated one, the first frame is read.
     Webp,
-    /// The first frame of a GIF.
+    /// GIF, of which the first frame is read.
     Gif,
 }
 
@@ -40,7 +40,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits for pictures of at most `max_pixels`: two pictures of that size as 8-bit RGB are the most memory.
+    /// The limits for pictures of at most `max_pixels`. Decoding may take the memory of two such pictures in 8-bit RGB.
     pub fn of_pixels(max_pixels: u64) -> Self {
         Self {
             max_pixels,
@@ -108,7 +108,7 @@ impl Default for Limits {
 /// A picture that is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// The first bytes are those of no known format.
+    /// The file begins like no known format.
     #[error(
         "the image's first bytes ({start}) are those of no known format: send PNG, JPEG, WebP or GIF"
     )]

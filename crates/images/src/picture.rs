@@ -12,7 +12,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// The picture with these pixels, of shape (height, width, 3). `None` if their number is another, or a side is 0.
+    /// Makes a picture of pixels of shape (height, width, 3). `None` if their number does not match, or a side is 0.
     pub fn new(width: u32, height: u32, pixels: Vec<u8>) -> Option<Self> {
         let length = (width as usize)
             .checked_mul(height as usize)?
@@ -65,10 +65,10 @@ impl fmt::Debug for Picture {
 pub struct Orientation(u8);
 
 impl Orientation {
-    /// That of pictures which are stored upright.
+    /// The orientation of pictures that are stored upright.
     pub const UPRIGHT: Self = Self(1);
 
-    /// The orientation with this number in EXIF. Other numbers mean nothing: such a picture is upright.
+    /// Reads EXIF's number. Numbers other than 1 to 8 are undefined, and count as upright.
     pub fn from_exif(value: u16) -> Self {
         match value {
             1..=8 => Self(value as u8),
@@ -76,7 +76,7 @@ impl Orientation {
         }
     }
 
-    /// Whether the upright picture is as wide as the stored one is high.
+    /// Whether width and height of the stored picture are swapped to make it upright.
     pub fn swaps_sides(self) -> bool {
         self.0 >= 5
     }

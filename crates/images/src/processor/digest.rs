@@ -1,10 +1,10 @@
-//! The name of a picture's vectors: equal for equal pixels, whatever file they came in.
+//! The digest that identifies a picture's vectors. Files of different formats with equal pixels have equal digests.
 
 use sha2::{Digest, Sha256};
 
 use super::{Prepared, Processor};
 
-/// Raised if equal pixels come to mean other vectors.
+/// Version of the processors, to be raised when equal pixels give other vectors than before.
 const VERSION: u32 = 1;
 
 impl Processor {

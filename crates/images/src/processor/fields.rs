@@ -10,7 +10,7 @@ pub(super) const CLIP: ([f64; 3], [f64; 3]) = (
     [0.48145466, 0.4578275, 0.40821073],
     [0.26862954, 0.26130258, 0.27577711],
 );
-/// One half for both.
+/// Mean and standard deviation of one half for every channel.
 pub(super) const HALVES: ([f64; 3], [f64; 3]) = ([0.5; 3], [0.5; 3]);
 
 /// A processor's file that cannot be used.
@@ -52,7 +52,7 @@ impl SettingsError {
     }
 }
 
-/// The settings of the image processor, and those of the processor around it. Keys that are null count as missing.
+/// The settings of the image processor, and of the processor that contains it. Keys that are null count as missing.
 pub(super) struct Fields<'a> {
     pub(super) image: &'a Value,
     pub(super) processor: &'a Value,
@@ -88,7 +88,7 @@ impl Fields<'_> {
         present(self.image, key).map_or(Ok(default), |value| number(key, value, max))
     }
 
-    /// The same, of the processor around it.
+    /// A whole number from 1 to `max` among the settings of the enclosing processor.
     pub(super) fn outer_number(
         &self,
         key: &str,

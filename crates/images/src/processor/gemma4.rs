@@ -1,6 +1,6 @@
 //! Gemma 4's processor: the largest picture of the same aspect ratio within a budget of tokens.
 //!
-//! Samples become 0 to 1; the tower itself makes -1 to 1 of them.
+//! The processor scales samples to 0 to 1, which the tower itself maps to -1 to 1.
 
 use super::fields::{Fields, HALVES, SettingsError};
 use super::layout::{Grid, Layout, Part, View};

@@ -36,11 +36,12 @@ pub struct View {
     pub height: u32,
     /// Its patches.
     pub grid: Grid,
-    /// The vectors that the tower makes of it: positions of the prompt.
+    /// The number of vectors that the tower makes of the view. Each takes a position of the prompt.
     pub tokens: u32,
 }
 
-/// A part of the text that replaces an image's placeholder, in order. The caller knows the marks' token ids.
+/// A part of the text that replaces an image's placeholder, in order. Marks are special tokens such as those at an
+/// image's begin and end; the caller knows their ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {
     /// Text, to be tokenized with its neighbours.
@@ -69,7 +70,7 @@ pub enum Part {
 pub struct Layout {
     /// In the order of their vectors.
     pub views: Vec<View>,
-    /// In place of the template's placeholder.
+    /// The text and tokens that replace the template's placeholder.
     pub parts: Vec<Part>,
 }
 

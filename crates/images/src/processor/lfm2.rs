@@ -1,4 +1,4 @@
-//! LFM2-VL's processor: large pictures are cut into tiles, followed by the whole in small.
+//! LFM2-VL's processor: it cuts large pictures into tiles, which a reduced view of the whole picture follows.
 
 use super::fields::{Fields, HALVES, SettingsError};
 use super::layout::{Grid, Layout, Part, View};
@@ -91,8 +91,8 @@ impl Lfm2 {
         }
     }
 
-    /// The columns and rows of tiles for a picture, by its aspect ratio. Of layouts that are equally close the last wins
-    /// whose pixels are less than twice the picture's.
+    /// The columns and rows of tiles whose aspect ratio is closest to the picture's. An equally
+    /// close later layout replaces the one found if it has less than twice the picture's pixels.
     fn tiles(&self, width: u32, height: u32) -> (u32, u32) {
         let aspect_ratio = f64::from(width) / f64::from(height);
         let area = f64::from(width) * f64::from(height);

@@ -1,5 +1,5 @@
-//! Processors of models whose vision tower is a GGUF file (mmproj). Such files have fewer settings than a folder: the
-//! others are those of the family's published checkpoints.
+//! Processors of models whose vision tower is a GGUF file (mmproj). Such files have fewer settings than a folder; the
+//! other settings are taken from the family's published checkpoints.
 
 use super::fields::SettingsError;
 use super::normalise::Normalisation;
@@ -7,12 +7,12 @@ use super::qwen::MAX_PIXELS;
 use super::{Gemma3, Gemma4, Lfm2, Pixtral, Processor, Qwen};
 use crate::resample::Filter;
 
-/// The limits of the settings in processors' files, which hold here too.
+/// Limits of settings, the same as for processors' files.
 const MAX_PATCH: u32 = 256;
 const MAX_MERGE: u32 = 16;
 const MAX_SIDE: u32 = 8192;
 const MAX_TOKENS: u32 = 4096;
-/// The largest budget of Gemma 4.
+/// Gemma 4's largest token budget of a picture.
 const MAX_BUDGET: u32 = 1120;
 
 /// The settings in a file; `None` where it has no key.
@@ -115,7 +115,7 @@ impl MmprojSettings<'_> {
         }
     }
 
-    /// The least and the most pixels, or the usual ones.
+    /// The minimum and maximum pixels in the file, or else the family's defaults.
     fn pixels(&self, (least, most): (u32, u32)) -> Result<(u32, u32), SettingsError> {
         let most = self.max_pixels.unwrap_or(most);
         // A usual bound yields to one of the file.
@@ -156,7 +156,7 @@ impl MmprojSettings<'_> {
         })
     }
 
-    /// Samples are 0 to 1, whatever the file's mean is: the tower itself makes -1 to 1 of them.
+    /// Scales samples to 0 to 1 and ignores the file's mean, since the tower itself maps them to -1 to 1.
     fn gemma4(&self, usual: Gemma4) -> Result<Gemma4, SettingsError> {
         let mut own = Gemma4 {
             patch: self.patch,

@@ -3,12 +3,12 @@
 /// How samples become floats.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Normalisation {
-    /// Only scaled, in f64, and rounded to f32.
+    /// Samples are scaled in f64 and rounded to f32; mean and deviation are not applied.
     Scale {
         /// Usually 1/255.
         scale: f64,
     },
-    /// Scaled in f64 and rounded to f32, then mean and deviation in f32: transformers' PIL processors.
+    /// Samples are scaled in f64 and rounded to f32, then normalised in f32, as transformers' PIL processors do.
     Rescaled {
         /// Usually 1/255.
         scale: f64,
@@ -17,8 +17,8 @@ pub enum Normalisation {
         /// For each channel.
         std: [f64; 3],
     },
-    /// `(x - mean / scale) / (std / scale)` in f32: processors that have no form in PIL. It differs from the other by an
-    /// ulp here and there.
+    /// `(x - mean / scale) / (std / scale)` in f32, as processors without a PIL version compute it. Some results differ
+    /// from [`Self::Rescaled`] by an ulp.
     Fused {
         /// Usually 1/255.
         scale: f64,
@@ -30,7 +30,7 @@ pub enum Normalisation {
 }
 
 impl Normalisation {
-    /// The same numbers in the fused form.
+    /// The fused form with the same scale, mean and deviation.
     pub(super) fn fused(self) -> Self {
         match self {
             Self::Rescaled { scale, mean, std } => Self::Fused { scale, mean, std },

@@ -8,17 +8,17 @@ use crate::resample::Filter;
 /// The order of patches, and of the values within one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Patches in blocks of `merge` x `merge`, block rows first; values by channel, frame, row, column. The frames are
-    /// equal.
+    /// Patches are ordered by block of `merge` x `merge` patches, row by row within each; values by channel, frame, row,
+    /// column. A picture repeats its pixels in all frames.
     Blocks {
         /// Side of a block in patches.
         merge: u32,
         /// Frames of a patch.
         frames: u32,
     },
-    /// Rows of patches; values by channel, row, column: the order of a convolution's weights.
+    /// Patches are ordered row by row; values by channel, row, column, as the weights of a convolution.
     ChannelsFirst,
-    /// Rows of patches; values by row, column, channel.
+    /// Patches are ordered row by row; values by row, column, channel.
     ChannelsLast,
 }
 
@@ -33,7 +33,7 @@ pub struct Patches {
     pub values: Vec<f32>,
 }
 
-/// Appends the floats of patches, each by the place (left, top) of its first pixel.
+/// Appends the normalised values of the patches whose top left pixels are at `(left, top)`.
 struct Cutter<'a> {
     picture: &'a Picture,
     table: &'a [[f32; 256]; 3],

@@ -1,4 +1,5 @@
-//! Pixtral's processor, which Mistral 3 and Ministral 3 have too: a bound on the longer side, and marks after rows.
+//! Pixtral's processor, which Mistral 3 and Ministral 3 use too: it bounds the longer side, and puts a special token
+//! (`[IMG_BREAK]`) after each row of vectors but the last, and `[IMG_END]` after the image.
 
 use super::fields::{CLIP, Fields, SettingsError};
 use super::layout::{Grid, Layout, Part, View};

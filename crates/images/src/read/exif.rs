@@ -2,7 +2,7 @@
 
 use crate::picture::Orientation;
 
-/// The mark of EXIF in a JPEG's APP1, which some writers of WebP keep.
+/// The signature of EXIF in a JPEG's APP1 segment, which some writers of WebP keep.
 pub(super) const MARK: &[u8] = b"Exif\0\0";
 
 const ORIENTATION: u16 = 0x0112;

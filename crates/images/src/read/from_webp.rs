@@ -19,7 +19,7 @@ const LOSSY_ALPHA_BYTES: u64 = 11;
 const LOSSLESS_BYTES: u64 = 8;
 /// A frame with alpha, the canvas and the output.
 const ANIMATED_BYTES: u64 = 15;
-/// A mark, two sides, two flags and a version.
+/// Bits of the header of lossless WebP: signature, width, height, alpha flag and version.
 const LOSSLESS_HEADER_BITS: usize = 8 + 28 + 4;
 
 /// A chunk: its name, and the place and length of its data.

@@ -26,11 +26,11 @@ use souffleur_base::error::RequestError;
 /// The names of the tokens of a model's images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageNames {
-    /// What templates write for an image.
+    /// The placeholder that templates write for an image.
     pub placeholder: String,
     /// The token at the position of a vector.
     pub pad: String,
-    /// The marks before and after an image; the template or the layout of an image has them.
+    /// The begin and end tokens of an image (its marks), which the template or the layout of the image writes.
     pub begin: Option<String>,
     pub end: Option<String>,
     /// Further marks of layouts, and tokens that no message may write. Those that the vocabulary lacks are ignored.
@@ -54,19 +54,19 @@ pub struct ImageMarks {
     names: Vec<String>,
     ids: Vec<u32>,
     of_images: OfImages,
-    /// The letters that hide each name in messages, and, last, those that keep a part of a name from its rest.
+    /// The nonce that replaces each name in messages; the last nonce separates a part of a name from its rest.
     nonces: Vec<String>,
     /// Finds the names, and then the nonces, in their order.
     in_rendered: AhoCorasick,
     in_messages: AhoCorasick,
     longest_name: usize,
-    /// Written for each name of the template in the text that `plain` encodes.
+    /// For each name, the stand-in that replaces it in the text that `plain` encodes.
     stand_ins: Vec<String>,
     /// The added tokens without `names`, and with `stand_ins`.
     plain: AddedVocabulary,
     /// The index in `names` of each stand-in's id in `plain`.
     of_stand_in: FxHashMap<u32, usize>,
-    /// The ids of tokens that have others in `plain`.
+    /// The model's ids of the tokens whose ids in `plain` are different.
     others: FxHashMap<u32, u32>,
 }
 
@@ -110,7 +110,7 @@ pub struct RenderedImages {
     written: Vec<(usize, usize)>,
 }
 
-/// Words that no client can guess: none of them is ever in an answer.
+/// Random words that replace names. No client can guess them, and no answer contains them.
 fn secret_word() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", random(), random())
@@ -312,7 +312,7 @@ fn matcher<'a>(
         .build(patterns)
 }
 
-/// The added tokens of a model without some, and with stand-ins for these. Ids may be others than the model's.
+/// A model's added tokens, of which some are replaced by stand-ins. Their ids may differ from the model's.
 fn without(
     text: &TextModel,
     names: &[String],
@@ -348,7 +348,7 @@ fn ids_of_stand_ins(plain: &AddedVocabulary, stand_ins: &[String]) -> FxHashMap<
     ids.collect()
 }
 
-/// The model's ids of the tokens that have others in `plain`.
+/// Maps ids in `plain` to the model's ids where the two differ.
 fn moved_ids(text: &TextModel, plain: &AddedVocabulary) -> Result<FxHashMap<u32, u32>, String> {
     let model = text.tokenizer.get_model();
     let ids = text.tokenizer.get_added_vocabulary().get_vocab();
