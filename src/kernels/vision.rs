@@ -70,7 +70,7 @@ impl<T> Copy for Columns<'_, T> {}
 /// The order of values in a row that [`VisionOps::join_rows`] makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinOrder {
-    /// A row after the other.
+    /// Rows are concatenated.
     Rows,
     /// The first columns of all rows, then the second columns.
     Columns,
@@ -125,7 +125,7 @@ pub trait VisionOps: Backend + Sized {
         activation: Activation,
     ) -> Self::Tensor;
 
-    /// Each value, or the nearest bound.
+    /// Clamps each value to the bounds.
     fn clamped(&mut self, x: &Self::Tensor, bounds: [f32; 2]) -> Self::Tensor;
 
     /// `(x - bias) * factor`, column by column.
@@ -142,8 +142,8 @@ pub trait VisionOps: Backend + Sized {
         norm: (&Self::Vector, f32),
     );
 
-    /// Rotates the first `n_heads` heads of each row. In each block of `block` elements of a head, the element i of the
-    /// first half and that of the second half are a pair.
+    /// Applies RoPE to the first `n_heads` heads of each row. In each block of `block` elements of a head, element i of the
+    /// first half and element i of the second half are a pair.
     ///
     /// # Shapes
     /// `rotations: [n, head_dim]`: the cosines of a head's pairs, in order, then their sines.
@@ -164,8 +164,8 @@ pub trait VisionOps: Backend + Sized {
     /// Keys and values: `[n, width]` each.
     ///
     /// # Panics
-    /// If the block does not begin at a multiple of [`BLOCK_PATCHES`], or ends at another number than a multiple or the
-    /// image's end.
+    /// If the block does not begin at a multiple of [`BLOCK_PATCHES`], or ends neither at a multiple nor at the image's
+    /// end.
     fn keep_keys(
         &mut self,
         keys: &mut ImageKeys<Self>,

@@ -25,8 +25,8 @@ pub struct TowerCheckpoint {
 }
 
 impl TowerCheckpoint {
-    /// Opens the tower in a model's folder. `None` if the configuration has none, or if the weights of the folder are
-    /// those of the text model alone.
+    /// Opens the tower in a model's folder. `None` if the configuration has no tower, or the folder has only the text
+    /// model's weights.
     ///
     /// # Errors
     /// As [`TowerConfig::read`]; [`LoadError::MissingTensor`], [`LoadError::WrongShape`].
@@ -89,8 +89,8 @@ impl TowerCheckpoint {
         })
     }
 
-    /// Bytes of the loaded weights: matrices in `dtype` or quantised, norms, biases and positions in f32. Matrices in a
-    /// file's blocks count as `dtype`.
+    /// Bytes of the loaded weights: matrices take `dtype` or are quantised; norms, biases and positions take f32.
+    /// Quantised matrices of a GGUF file are counted in `dtype`.
     pub fn weights_bytes(&self, dtype: Dtype, quantization: Option<Quantization>) -> u64 {
         self.config.weights_bytes(dtype, quantization)
     }
@@ -116,7 +116,7 @@ impl TowerCheckpoint {
         spec.unwrap_or_else(|| panic!("the list of tensors must have {part:?}"))
     }
 
-    /// Files of llama.cpp have the pairs of Pixtral's heads adjacent.
+    /// In llama.cpp's files, Pixtral's heads have the two elements of each RoPE pair adjacent.
     fn order(&self, part: Part) -> RowOrder {
         let head_dim = self.config.head_dim;
         match (self.source, self.config.family, part.stem) {
@@ -129,7 +129,7 @@ impl TowerCheckpoint {
     }
 }
 
-/// The first prefix with which the weights have the name; the first of all if there is none.
+/// The first prefix with which the weights contain the name; the first prefix if none does.
 fn found<'a>(weights: &Weights, prefixes: &[&'a str], name: impl Fn(&str) -> String) -> &'a str {
     let mut all = prefixes.iter();
     let found = all.find(|prefix| weights.stored(&name(prefix)).is_some());

@@ -29,12 +29,12 @@ pub enum TowerFamily {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TowerConfig {
     pub family: TowerFamily,
-    /// Width of a patch's vector between layers.
+    /// Hidden size: the width of a patch's vector between layers.
     pub hidden: usize,
     pub intermediate: usize,
     pub n_layers: usize,
     pub n_heads: usize,
-    /// Elements of a head; a multiple of four if the tower rotates heads.
+    /// Elements of a head; a multiple of four if the tower uses RoPE.
     pub head_dim: usize,
     /// Side of a patch in pixels.
     pub patch: usize,
@@ -42,17 +42,18 @@ pub struct TowerConfig {
     pub frames: usize,
     /// Side of the block of patches that becomes one vector.
     pub merge: usize,
-    /// Side of the square of learned positions; in Gemma 4, positions of each axis; 0 without them.
+    /// Side of the square of learned position embeddings; in Gemma 4, the number of embeddings of each axis; 0 if the
+    /// tower has none.
     pub positions: usize,
-    /// Of the norms in layers and after the last one.
+    /// Epsilon of the norms in layers and after the last one.
     pub eps: f32,
-    /// Of the MLPs.
+    /// Activation of the MLPs.
     pub activation: Activation,
     /// Base of the rotary frequencies.
     pub theta: f32,
     /// Width between the projector's linear layers.
     pub projector_width: usize,
-    /// Of the projector's own norm.
+    /// Epsilon of the projector's norm.
     pub projector_eps: f32,
     pub projector_activation: Activation,
     pub projector_bias: bool,

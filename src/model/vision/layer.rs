@@ -122,7 +122,7 @@ struct TowerAttention<B: VisionOps> {
     post_norm: Option<(B::Vector, f32)>,
 }
 
-/// The rotations of the heads of a block of patches, and the elements of a head in whose halves pairs are.
+/// The RoPE factors of a block of patches, and the number of elements of a head in whose halves the pairs are.
 pub(super) struct ImageRotations<B: VisionOps> {
     pub rows: B::Tensor,
     pub block: usize,

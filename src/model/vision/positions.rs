@@ -1,4 +1,4 @@
-//! Positions of patches: learned vectors, which are added to the patches, and rotations of heads by row and column.
+//! Positions of patches: learned position embeddings, which are added to the patches, and 2-D RoPE by row and column.
 //!
 //! Both are computed on the host, in f32, for each block of an image's patches.
 

@@ -114,7 +114,7 @@ impl<B: VisionOps> Tower<B> {
         Cut::new(&self.config, grid, self.unit_flops)
     }
 
-    /// The vectors of a block of patches, and the rotations of their heads. `rows`: the patches' indices in the image.
+    /// The embedded patches of a block, and their RoPE factors. `rows`: the patches' indices in the image.
     pub(super) fn embed(
         &self,
         backend: &mut B,

@@ -18,10 +18,10 @@ const _: () = assert!(
 /// Queries of an item.
 const QUERIES: usize = 8;
 
-/// Floats after the scores of a query: rows of scores must not begin in the same cache set.
+/// Floats of padding after a query's scores, so that rows of scores do not begin in the same cache set.
 const GAP: usize = LANES;
 
-/// The rows, one for each head, and the width of the packed keys and values of an image of `n` patches.
+/// The shape of the packed keys and values of an image of `n` patches: a row for each head, and its width.
 pub fn room(n: usize, heads: &ImageHeads) -> (usize, usize) {
     let sizes = Sizes::new(n, heads.head_dim);
     (heads.n_heads, sizes.key_len() + sizes.value_len())
@@ -30,7 +30,7 @@ pub fn room(n: usize, heads: &ImageHeads) -> (usize, usize) {
 /// Attends queries to all patches of an image, whose `n` keys and values are packed; see `VisionOps::attend_image`.
 ///
 /// # Panics
-/// If the columns are narrower than the heads, or the packed rows are those of other heads or another number of patches.
+/// If the columns are narrower than the heads, or `packed` was made for other heads or another number of patches.
 pub fn attend(
     (pool, isa): (&mut ThreadPool, Isa),
     scratch: &Scratch,
@@ -118,8 +118,8 @@ impl Sizes {
     }
 }
 
-/// Packs the keys and values of consecutive patches, from `first` on, of an image with `n`: each head into its row of
-/// `packed`, with zeros after the last key of a panel and the last column of a head.
+/// Packs the keys and values of consecutive patches, from index `first` on, of an image of `n` patches. Each head has a
+/// row of `packed`; zeros pad its last panel of keys and its last panel of columns.
 ///
 /// # Panics
 /// If the columns are narrower than the heads, or the patches are not whole panels of keys, as only the image's last may.
@@ -168,7 +168,7 @@ pub fn pack(
     });
 }
 
-/// The queries of a block, which become their results.
+/// The queries of a block, overwritten by their results.
 struct AttendBlock<'a> {
     /// `[QUERIES][head_dim]`.
     queries: &'a mut [f32],

@@ -1,4 +1,4 @@
-//! Row-wise kernels of vision towers: bounds, rotation, joined and pooled rows.
+//! Row-wise kernels of vision towers: clamping, RoPE, and joining or pooling rows.
 
 use crate::cpu::rows::{ELEMENT_COST, for_rows};
 use crate::cpu::tensor::{Shared, Tensor};
