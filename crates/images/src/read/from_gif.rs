@@ -11,7 +11,7 @@ use crate::picture::Orientation;
 
 /// The first block, or the table of colours before it.
 const FIRST_BLOCK: usize = 13;
-/// Tables of codes and colours.
+/// Memory of the decoder's LZW and colour tables.
 const DECODER_BYTES: u64 = 256 << 10;
 
 /// The place of a table of colours' end, by the flags that announce it.

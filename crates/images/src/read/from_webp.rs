@@ -66,7 +66,7 @@ fn lossless_size(file: &File, at: usize) -> Result<(u32, u32), ImageError> {
 }
 
 /// Checks that the bitstream in `chunk`, if it is one, has the size of its frame: the decoder allocates by either.
-/// Returns the bytes of its codes.
+/// Returns the bytes that its prefix codes take in the decoder.
 fn check_bitstream(
     file: &File,
     chunk: &Chunk,
@@ -105,7 +105,7 @@ fn count_bitstream(file: &File, chunk: &Chunk, n: &mut u32) -> Result<(), ImageE
     Ok(())
 }
 
-/// Checks the first frame of an animation. Returns the bytes of its codes.
+/// Checks the first frame of an animation. Returns the bytes that its prefix codes take in the decoder.
 fn check_frame(
     file: &File,
     frame: &Chunk,
@@ -173,7 +173,7 @@ fn canvas(file: &File, first: &Chunk) -> Result<Canvas, ImageError> {
     })
 }
 
-/// Reads the header, and counts the codes of lossless bitstreams no further than `max_bytes`.
+/// Reads the header, and counts the memory of a lossless bitstream's prefix codes, no further than `max_bytes`.
 pub(super) fn header(bytes: &[u8], max_bytes: u64) -> Result<Header, ImageError> {
     let file = File {
         kind: Kind::Webp,

@@ -1,23 +1,23 @@
 //! The memory that the prefix codes of a lossless WebP take in its decoder.
 //!
-//! A picture may have 65,536 groups of codes, and a code whose tables take 4 KiB may be written in a dozen bytes: a file of a
-//! few megabytes could make the decoder take a gigabyte. So the codes are counted here, in a pass over the bitstream's
-//! start that keeps no pixels.
+//! A picture may have 65,536 groups of prefix codes, and a code whose tables take 4 KiB may be written in a dozen
+//! bytes: a file of a few megabytes could make the decoder take a gigabyte. So this module counts the memory of the
+//! codes, in a pass over the bitstream's start that keeps no pixels.
 //!
 //! Source: Specification for WebP Lossless Bitstream, sections 4 to 6. A bitstream that ends or contradicts itself is
 //! counted up to there; the decoder refuses it.
 
-/// The order in which the lengths of the code for code lengths are written.
+/// The order in which the bitstream has the code lengths of the code that encodes code lengths.
 const LENGTH_ORDER: [usize; 19] = [
     17, 18, 0, 1, 2, 3, 4, 5, 16, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
 ];
 /// The symbols of green with lengths of copies, red, blue, alpha, and distances of copies.
 const ALPHABETS: [usize; 5] = [280, 256, 256, 256, 40];
-/// A group in the decoder's list, which doubles when it grows.
+/// Bytes of a group in the decoder's list, whose capacity doubles when it is full.
 const GROUP_BYTES: u64 = 840;
-/// The code's length from which on the decoder keeps nodes and not a table.
+/// Longer codes are in a tree in the decoder, and not in its table.
 const MAX_TABLE_BITS: usize = 10;
-/// A symbol with a longer code: two nodes.
+/// Bytes of a symbol with a longer code: two nodes of the tree.
 const LONG_CODE_BYTES: u64 = 32;
 const TWO_SYMBOLS_BYTES: u64 = 56;
 
@@ -56,9 +56,9 @@ impl Bits<'_> {
 
 /// A canonical prefix code.
 struct Code {
-    /// By length and number.
+    /// Ordered by code length, then by number.
     symbols: Vec<u16>,
-    /// The symbols of each length.
+    /// The number of symbols of each code length.
     counts: [u16; 16],
     /// Its tables in the decoder.
     bytes: u64,
@@ -138,7 +138,7 @@ impl Code {
     }
 }
 
-/// The lengths of a code's symbols, which are themselves coded.
+/// Reads the code length of each symbol. The lengths themselves are encoded with a prefix code.
 fn read_lengths(bits: &mut Bits, n_symbols: usize) -> Option<Vec<u8>> {
     let mut of_lengths = [0; 19];
     let n_lengths = 4 + bits.take(4)? as usize;
@@ -178,7 +178,7 @@ fn read_cache(bits: &mut Bits) -> Option<usize> {
     (1..=11).contains(&n_bits).then_some(1 << n_bits)
 }
 
-/// Reads a group of codes.
+/// Reads a group of prefix codes, one for each alphabet.
 fn read_group(bits: &mut Bits, n_cached: usize) -> Option<Vec<Code>> {
     let mut group = Vec::with_capacity(ALPHABETS.len());
     for (i, n_symbols) in ALPHABETS.into_iter().enumerate() {
@@ -220,7 +220,7 @@ fn subsampled((width, height): (u32, u32), n_bits: u32) -> (u32, u32) {
     (width.div_ceil(1 << n_bits), height.div_ceil(1 << n_bits))
 }
 
-/// The number of groups of codes, and the colours in their cache.
+/// Reads the number of groups of prefix codes, and the number of colours in the colour cache.
 fn n_groups(bits: &mut Bits, mut size: (u32, u32)) -> Option<(u32, usize)> {
     let mut has_transform = [false; 4];
     while bits.flag()? {
@@ -256,8 +256,8 @@ fn n_groups(bits: &mut Bits, mut size: (u32, u32)) -> Option<(u32, usize)> {
     Some((largest + 1, n_cached))
 }
 
-/// The bytes of the codes of a picture of `size`, width and height, after a header of `header_bits`. Counts no further
-/// than `most`, and not if the pixels alone take more.
+/// The bytes that the prefix codes of a picture of `size` (width, height) take in the decoder; they follow a header of
+/// `header_bits`. Counts no further than `most`, and returns 0 for a picture of more than `most` pixels.
 pub(super) fn code_bytes(data: &[u8], header_bits: usize, size: (u32, u32), most: u64) -> u64 {
     if u64::from(size.0) * u64::from(size.1) > most {
         return 0;

@@ -1,4 +1,4 @@
-//! The bits of a scan's codes.
+//! Reads the bits of a scan's entropy-coded data.
 
 use super::huffman::Huffman;
 use crate::limits::{ImageError, Kind};
@@ -80,7 +80,7 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// The symbol of the next code.
+    /// Reads the next Huffman code, and returns its symbol.
     ///
     /// # Errors
     /// The table has no such code.
@@ -112,7 +112,7 @@ impl<'a> Bits<'a> {
         Err(self.file.damaged("a scan ends before its last block"))
     }
 
-    /// Goes to the codes after the next restart marker, which has this number.
+    /// Skips to the data after the next restart marker, which must have this number.
     ///
     /// # Errors
     /// Another marker is there.

@@ -13,7 +13,7 @@ pub struct Component {
     pub table: usize,
     /// Samples across and down that belong to the picture.
     pub samples: (usize, usize),
-    /// Blocks across and down, those that fill the last units included.
+    /// Blocks across and down, including the padding of the last units (MCUs).
     pub blocks: (usize, usize),
 }
 

@@ -5,18 +5,18 @@ const SHORT_BITS: u32 = 9;
 
 /// Codes of 1 to 16 bits, for symbols of a byte.
 pub struct Huffman {
-    /// For the next [`SHORT_BITS`] bits the code's length (upper byte) and symbol; 0 for a longer code.
+    /// Indexed by the next [`SHORT_BITS`] bits: the code's length (upper byte) and symbol, or 0 if the code is longer.
     short: [u16; 1 << SHORT_BITS],
-    /// For each length one more than the largest code; 0 where there is none.
+    /// Indexed by length: the largest code of that length plus one, or 0 if there is none.
     ends: [u32; 17],
-    /// For each length the place of its first symbol, less its first code.
+    /// Indexed by length: added to a code of that length, it gives the index of the code's symbol.
     offsets: [i32; 17],
     symbols: Vec<u8>,
 }
 
 impl Huffman {
-    /// The table with `counts[l - 1]` codes of length `l`, or none if there are more than this length has. `symbols`
-    /// has the sum of `counts` bytes.
+    /// Makes the table with `counts[l - 1]` codes of length `l`; `None` if a length has too few codes for that.
+    /// `symbols` has the sum of `counts` bytes.
     pub fn new(counts: &[u8; 16], symbols: &[u8]) -> Option<Self> {
         let mut table = Self {
             short: [0; 1 << SHORT_BITS],
@@ -52,7 +52,7 @@ impl Huffman {
         self.short[first..first + n_rests].fill((length as u16) << 8 | u16::from(symbol));
     }
 
-    /// The length and the symbol of the code at the begin of these 16 bits; none if no code is there.
+    /// The length and symbol of the code with which these 16 bits begin; `None` if they begin with no code.
     pub fn find(&self, bits: u32) -> Option<(u32, u8)> {
         let short = self.short[(bits >> (16 - SHORT_BITS)) as usize];
         if short != 0 {

@@ -1,9 +1,9 @@
-//! JPEG: baseline, extended and progressive, with Huffman codes and 8 bits a sample.
+//! JPEG: baseline, extended and progressive, with Huffman coding and 8 bits a sample.
 //!
 //! No library gives the pixels of libjpeg-turbo, which Pillow and transformers read: others differ by up to four levels
 //! in pictures with halved chroma. So the arithmetic here is libjpeg's (`jidctint.c`, `jdsample.c`, `jdcolor.c`): its
-//! accurate inverse DCT, its triangle filter for chroma, and its tables of colours. Damaged codes are refused, where
-//! libjpeg warns.
+//! accurate inverse DCT, its triangle filter for chroma, and its tables of colours. Damaged entropy-coded
+//! data are refused, where libjpeg warns.
 
 mod bits;
 mod blocks;

@@ -18,7 +18,7 @@ pub struct Progressive {
     /// The value of the bit that the scan tells.
     bit: i16,
     shift: u8,
-    /// Blocks that follow without a code.
+    /// The rest of an end-of-band run: blocks for which the scan has no further codes.
     n_ended: u32,
 }
 
@@ -81,7 +81,7 @@ impl Progressive {
         }
     }
 
-    /// The number of blocks without a code that a symbol tells, this one included.
+    /// The length in blocks of an end-of-band run, this block included.
     fn ended(bits: &mut Bits, n_bits: usize) -> u32 {
         (1 << n_bits) + bits.take(n_bits as u32) as u32
     }

@@ -14,14 +14,14 @@ use crate::read::header::File;
 pub struct Member<'a> {
     /// Its place among the frame's components.
     pub component: usize,
-    /// The codes of its first coefficients and of the others.
+    /// Huffman tables of its DC and AC coefficients.
     pub codes: [Option<&'a Huffman>; 2],
-    /// The last first coefficient.
+    /// The DC coefficient of the previous block, to which the next one is a difference.
     pub last: i32,
 }
 
 impl<'a> Member<'a> {
-    /// A table of codes: 0 for the first coefficients, 1 for the others.
+    /// A Huffman table: 0 for DC coefficients, 1 for AC.
     ///
     /// # Errors
     /// The file has not defined it.

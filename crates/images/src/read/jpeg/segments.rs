@@ -20,7 +20,7 @@ pub struct Segment {
     pub marker: u8,
     /// Where its length is.
     pub at: usize,
-    /// Where it ends. A scan's codes begin there.
+    /// Where it ends. After a scan's header, its entropy-coded data begin there.
     pub end: usize,
 }
 
