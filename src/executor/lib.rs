@@ -102,7 +102,7 @@ pub trait Executor: Send {
         false
     }
 
-    /// Forgets all rows, the steps in flight, and what a step that panicked has left half done. Weights and KV memory
+    /// Forgets all rows, the steps in flight, and the partial work of a step that panicked. Weights and KV memory
     /// stay.
     ///
     /// Called after a lost step, after a panic in another method, and before the steps of another unit. Later plans

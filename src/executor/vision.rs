@@ -60,7 +60,7 @@ pub struct Encoder<B> {
 
 struct Current {
     job: Ticket,
-    /// Those who wait for the image own it.
+    /// The requests that wait for the image own it.
     input: Weak<dyn ImageInput>,
     n_done: u32,
     /// Why the tower cannot encode the image: the remaining units are skipped.

@@ -1,4 +1,4 @@
-//! Checks the images of a row: their true ids, their vectors, and that those without vectors come from the cache.
+//! Checks the images of a row: their true ids, their vectors, and that images without vectors come from the cache.
 
 use super::{Limits, Row};
 use souffleur_state::prompt_images::PromptImages;

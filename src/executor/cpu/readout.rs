@@ -14,7 +14,7 @@ use souffleur_state::sampling::{
 use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
 use souffleur_state::step::{RowResult, RowVerdict, StepPlan};
 
-/// Limit of rows of logits computed at once: enough for a batch of decodes, and little memory for a long prompt.
+/// Rows of logits that are computed at once. A batch of decodes fits, and a long prompt takes little memory.
 pub const LOGIT_ROWS: usize = 64;
 
 #[derive(Clone, Default)]
@@ -33,7 +33,7 @@ pub(super) struct Readout {
     peaks: Vec<Peak>,
     parts: Vec<Part>,
     outputs: Vec<RowOutput>,
-    /// One for each thread.
+    /// Buffers of each thread.
     buffers: Vec<Buffers>,
 }
 

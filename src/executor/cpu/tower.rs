@@ -17,9 +17,9 @@ use souffleur_state::step::StepPlan;
 
 struct CpuTower {
     tower: Tower<CpuBackend>,
-    /// The views that are not encoded to their end, in order.
+    /// The views whose encoding has not ended, in order.
     views: VecDeque<Encoding<CpuBackend>>,
-    /// Of the views before these.
+    /// The vectors of the views that precede `views`.
     vectors: Vec<f32>,
 }
 
@@ -82,7 +82,7 @@ impl ImageTower<CpuBackend> for CpuTower {
 }
 
 impl CpuExecutor {
-    /// Lets plans have slices of images, which `tower` encodes on the compute threads.
+    /// Enables slices of images in plans: `tower` encodes them on the compute threads.
     pub fn with_tower(self, tower: Box<dyn ImageTower<CpuBackend>>) -> Self {
         Self {
             encoder: Some(Encoder::new(tower, self.image_width)),

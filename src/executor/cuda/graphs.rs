@@ -12,7 +12,7 @@ const BUCKET_STEP: usize = 8;
 #[derive(Clone, Copy)]
 pub(super) struct Logits {
     pub(super) start: DevicePtr<f32>,
-    /// From one row to the next; ranks may pad the vocabulary.
+    /// Elements from one row of logits to the next; ranks may pad the vocabulary.
     pub(super) stride: u32,
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Layout {
     pub(super) row_outputs: Vec<RowOutput>,
     /// The prompt embeddings that the step reads.
     pub(super) prompt_embeds: Vec<VectorRun>,
-    /// The tokens that rotate by rows and columns of images.
+    /// The tokens of images, which have 3-D M-RoPE positions.
     pub(super) grid_tokens: Vec<GridToken>,
     decodes: Vec<DecodeRow>,
     segments: Vec<Segment>,

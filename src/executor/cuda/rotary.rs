@@ -1,7 +1,7 @@
 //! Rotary positions of a step's tokens, for models with M-RoPE.
 //!
-//! Text rotates by one number, so that a list of these is enough for decodes, and CUDA graphs read it from a buffer. An
-//! image's vectors rotate by three.
+//! Text has one M-RoPE position per token, so that a list of positions is enough for decodes, and CUDA graphs read it
+//! from a buffer. An image's vectors have three (time, row, column).
 
 use std::ops::Range;
 

@@ -10,7 +10,7 @@ use souffleur_base::error::StepError;
 use souffleur_state::step::{StepPlan, VisionSlice};
 
 impl CudaExecutor {
-    /// Lets plans have slices of images, which `tower` encodes.
+    /// Enables slices of images in plans: `tower` encodes them.
     pub fn with_tower(mut self, tower: HostTower) -> Self {
         self.tower = Some(tower);
         self

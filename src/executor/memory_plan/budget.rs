@@ -2,7 +2,7 @@
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Host memory, of which other programs need a share.
+    /// Host memory, part of which other programs need.
     Host,
     /// The memory of the GPU with this number; other programs need no share of it.
     Gpu(usize),
@@ -12,9 +12,9 @@ pub enum Place {
 /// not part of the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VisionBytes {
-    /// Part of the weights: those of the tower.
+    /// Weights of the tower, included in the model's weights.
     pub tower: u64,
-    /// Part of the reserve: activations of the image that is being encoded, and vectors of images.
+    /// Activations of the image that is being encoded, and vectors of images; included in the reserve.
     pub images: u64,
 }
 
