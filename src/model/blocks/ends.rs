@@ -1,4 +1,4 @@
-//! The decoder without its layers: embedding, rotations, final norm and output projection.
+//! The decoder without its layers: embedding, RoPE factors, final norm and output projection.
 
 use super::norm::Norm;
 use crate::layer_inputs::InputTable;
@@ -13,7 +13,7 @@ pub struct Ends<B: Backend> {
     inputs: Option<InputTable<B>>,
     rope: B::Rope,
     window_rope: Option<B::Rope>,
-    /// The identity rotation, for layers without RoPE.
+    /// RoPE that changes nothing, for layers without RoPE.
     no_rope: Option<B::Rope>,
     norm: Norm<B>,
     /// Factor on embeddings of tokens and on prompt embeddings.
@@ -80,7 +80,7 @@ impl<B: Backend> Ends<B> {
         })
     }
 
-    /// Begins a step: embeddings, rotations, and per-layer inputs if any.
+    /// Begins a step: computes embeddings, RoPE factors, and per-layer inputs if the model has them.
     pub fn embed(
         &self,
         backend: &mut B,

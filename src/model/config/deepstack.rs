@@ -9,10 +9,10 @@ use souffleur_base::error::LoadError;
 
 /// The layers of the vision tower whose outputs become such vectors.
 pub(crate) const INDEXES: &str = "deepstack_visual_indexes";
-/// Of Qwen3-VL, if its `vision_config` does not name them.
+/// Qwen3-VL's layers, if its `vision_config` does not name them.
 pub(crate) const USUAL_INDEXES: [usize; 3] = [8, 16, 24];
 
-/// The number of further vectors: of the tower's layers that the file names. 0 without a tower.
+/// The number of further vectors of each position, one for each layer that the file names; 0 without a tower.
 pub(super) fn from_json(
     json: &JsonFile,
     family: &Family,
@@ -32,7 +32,7 @@ pub(super) fn from_json(
     }
 }
 
-/// As [`from_json`], from `n_deepstack_layers`.
+/// As [`from_json`], read from `n_deepstack_layers`.
 pub(crate) fn from_gguf(
     keys: &Keys<'_>,
     family: &Family,

@@ -96,7 +96,8 @@ impl GemmaConfig {
     }
 }
 
-/// In Gemma 4 this key names the modality with bidirectional attention, in the other families text's.
+/// In Gemma 4, this key names the modality whose tokens attend in both directions; in the other families, it says
+/// whether text does.
 const BIDIRECTIONAL: &str = "use_bidirectional_attention";
 
 fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {

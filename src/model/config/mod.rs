@@ -82,7 +82,7 @@ pub struct ModelConfig {
     /// Context length in the file, in tokens; see [`Self::context_tokens`].
     pub max_position_embeddings: usize,
     pub rope: RopeConfig,
-    /// The sections of M-RoPE, which rotates images by their rows and columns.
+    /// The sections of M-RoPE, in which image tokens have 3-D positions: time, row and column.
     pub mrope: Option<MropeSections>,
     /// Further vectors of each position of an image, for the outputs of as many layers (DeepStack); fewer than layers.
     pub deepstack: usize,

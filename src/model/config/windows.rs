@@ -71,7 +71,7 @@ fn kinds<'a>(
     Ok(kinds)
 }
 
-/// For each layer, whether it has the window, for files without `layer_types`.
+/// Whether each layer has the window, in files without `layer_types`.
 fn by_layer(json: &JsonFile, family: &Family, layers: usize) -> Result<Vec<bool>, LoadError> {
     Ok(match family.windows.layers {
         WindowLayers::All => vec![true; layers],

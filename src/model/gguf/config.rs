@@ -240,7 +240,8 @@ fn refuse_unsupported(keys: &Keys<'_>, family: &Family) -> Result<(), LoadError>
     Ok(())
 }
 
-/// The head size, which keys and values share, and the rotated elements: all, or in some families the first ones.
+/// The head size, which keys and values share, and the number of elements with RoPE: all, or in some families only the
+/// first ones.
 fn head_dims(
     keys: &Keys<'_>,
     family: &Family,

@@ -12,7 +12,7 @@ use souffleur_base::error::LoadError;
 use souffleur_kernels::dtype::Dtype;
 use souffleur_kernels::tensor_view::TensorView;
 
-/// Limits of the divisors of frequencies; a very large divisor disables rotation.
+/// Limits of the divisors of frequencies; a very large divisor disables RoPE for its pair.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 
 /// YaRN's `mscale_all_dim`, or a tenth of it: see [`GgufFamily::yarn_mscales`].

@@ -38,7 +38,7 @@ pub(super) fn read(
     }
 }
 
-/// For each layer, whether it has RoPE. GGUF has no key for this; families with layers without RoPE have an interval.
+/// Whether each layer has RoPE. GGUF has no key for this; families with layers without RoPE have an interval.
 pub(super) fn rotated(family: &Family, layers: usize) -> Vec<bool> {
     match family.no_rope_interval {
         Some(interval) => all_but_every_nth(interval, layers),
@@ -46,7 +46,7 @@ pub(super) fn rotated(family: &Family, layers: usize) -> Vec<bool> {
     }
 }
 
-/// For each layer, whether it has the window: the listed layers, or all but the last of each period.
+/// Whether each layer has the window: as the file lists, or all layers but the last of each period.
 fn pattern(keys: &Keys<'_>, layers: usize, usual: usize) -> Result<Vec<bool>, LoadError> {
     if keys.metadata.is_list(&keys.key(PATTERN)) {
         return Ok(keys.flags(PATTERN, layers)?.unwrap_or_default());

@@ -90,8 +90,8 @@ impl Checkpoint {
         }
     }
 
-    /// Declares the types in which a file would store the tensors. Only estimates of sizes use them: if the checkpoint is
-    /// loaded, its weights are random and in `dtype`.
+    /// Declares the types in which a file would store the tensors. Only estimates of sizes use them: if the checkpoint
+    /// is loaded, its weights are random and in `dtype`.
     pub fn with_types(self, stored: impl Fn(&ModelConfig, &TensorSpec) -> Stored) -> Self {
         let tensors = self.config.tensors().into_iter();
         let types = tensors.map(|spec| {
@@ -104,8 +104,9 @@ impl Checkpoint {
         }
     }
 
-    /// Restricts the checkpoint to the part of the model that `rank` has: `config` describes this part, and only this part
-    /// of each tensor is loaded. Inputs that share a scale, in the files or after `quantization`, stay on one rank.
+    /// Restricts the checkpoint to the part of the model that `rank` has: `config` describes this part, and only this
+    /// part of each tensor is loaded. Inputs that share a scale, in the files or after `quantization`, stay on one
+    /// rank.
     ///
     /// # Errors
     /// If the ranks cannot share heads, widths or blocks: names the key or tensor that does not divide.
@@ -163,7 +164,7 @@ impl Checkpoint {
         })
     }
 
-    /// Element types of the weights, those with most bytes first; empty for random weights.
+    /// Element types of the weights, in descending order of bytes; empty for random weights.
     pub fn types(&self) -> &[TypeCount] {
         self.weights.as_ref().map_or(&[], Weights::types)
     }
@@ -439,7 +440,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Some(self.backend.rope(&rope.frequencies(config.rotary_dim)))
     }
 
-    /// The identity rotation, if some layers have no RoPE.
+    /// RoPE that changes nothing, if some layers have no RoPE.
     pub fn no_rope(&mut self) -> Option<B::Rope> {
         let has_some = self.config().rotated.contains(&false);
         has_some.then(|| self.backend.rope(&Rope::none()))

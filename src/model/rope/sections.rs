@@ -54,7 +54,7 @@ impl MropeSections {
         Ok(usual)
     }
 
-    /// As [`Self::from_json`], from `rope.dimension_sections`, whose fourth number is 0.
+    /// As [`Self::from_json`], read from `rope.dimension_sections`, whose fourth number must be 0.
     pub(crate) fn from_gguf(
         keys: &Keys<'_>,
         usual: Option<Self>,
@@ -81,7 +81,7 @@ impl MropeSections {
         }
     }
 
-    /// For each of `n_pairs` pairs, the number of the rotary position by which it rotates: 0 time, 1 row, 2 column.
+    /// The component of the 3-D M-RoPE position that each of `n_pairs` pairs uses: 0 time, 1 row, 2 column.
     pub fn axes(self, n_pairs: usize) -> Vec<usize> {
         let axis = |pair: usize| match pair % 3 {
             1 if pair < 3 * self.rows => 1,

@@ -121,7 +121,7 @@ fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
     Ok(channels)
 }
 
-/// The channels with the lowest sums of ranks; of equal sums the lower channel. A channel missing in a row ranks last.
+/// The channels with the lowest sums of ranks; ties go to the lower channel. A channel missing in a row ranks last.
 fn least_ranks(rows: &[Vec<u16>], wanted: usize, dim: usize) -> Vec<u16> {
     let mut sums = vec![0; dim];
     for row in rows {

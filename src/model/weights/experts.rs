@@ -9,15 +9,15 @@ use super::entry::Entry;
 use crate::config::experts::{ExpertNames, ExpertsConfig};
 use souffleur_base::error::LoadError;
 
-/// Names of stacks, and the projections in each, as indices into gate, up, down.
+/// Names of stacked expert tensors, and the projections in each: 0 gate, 1 up, 2 down.
 const STACKED: [(&str, &[usize]); 2] = [("gate_up_proj", &[0, 1]), ("down_proj", &[2])];
 
 impl Weights {
     /// Renames experts, and splits stacks.
     ///
     /// # Errors
-    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that differs from the configuration or has
-    /// unsupported codes.
+    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that differs from the configuration or is
+    /// quantised in an unsupported way.
     pub fn name_experts(
         &mut self,
         experts: &ExpertsConfig,
