@@ -65,9 +65,9 @@ impl StepPlan {
 /// accesses KV memory, so a page may get a new owner in the step that saves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockCopies {
-    /// From pages to buffers.
+    /// Copies from pages to buffers.
     pub saves: Vec<BlockSave>,
-    /// From buffers to pages of rows, after the table's edits.
+    /// Copies from buffers to pages of rows, after the page table's edits.
     pub loads: Vec<BlockLoad>,
 }
 
@@ -161,7 +161,7 @@ pub struct RowStart {
     pub vectors: Option<Arc<PromptVectors>>,
     /// The prompt's images, at whose positions `tokens` has keys.
     pub images: Option<Arc<PromptImages>>,
-    /// For an embedding request; the result of the prompt's last token includes the embedding.
+    /// `Some` for an embedding request: the result of the prompt's last token includes the embedding.
     pub pooling: Option<Pooling>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
     pub prefix: PageRun,

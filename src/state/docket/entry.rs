@@ -32,7 +32,7 @@ pub struct Entry {
     told_at_resume: usize,
     entered_s: f64,
     pub(super) running_since_s: Option<f64>,
-    /// Noted, and not yet sent to the client.
+    /// The terminal event, if it is noted but not yet sent to the client.
     pub(super) end: Option<RequestEnd>,
     pub(super) unit: UnitId,
     pub(super) place: Place,

@@ -34,8 +34,8 @@ impl WindowBudget {
         budget
     }
 
-    /// The window pages, in tokens, that a running request may still need: for its `remaining` tokens, up to a full
-    /// window, of which its private pages hold `held` tokens already.
+    /// The window pages, in tokens, that a running request may still need for its `remaining` tokens: at most a full
+    /// window, minus the `held` tokens in the request's private window pages.
     pub fn reserve(window: Window, remaining: f64, held: usize) -> f64 {
         let unfilled = window.tail_tokens().saturating_sub(held);
         remaining.min(unfilled as f64)

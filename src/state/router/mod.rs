@@ -117,9 +117,9 @@ struct Work {
 
 /// Leading blocks of a prompt that a replica has or will have.
 struct HiddenBlocks {
-    /// All of them.
+    /// The number of these blocks.
     known: usize,
-    /// Those whose prefill has not ended.
+    /// The number of these blocks whose prefill has not ended.
     pending: usize,
 }
 

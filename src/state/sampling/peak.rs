@@ -5,7 +5,7 @@ const LANES: usize = 64;
 /// Values per block: only the block with the highest value is searched for its token.
 const BLOCK: usize = 16 * LANES;
 
-/// An argmax; of equal logits, the token with the lowest id.
+/// An argmax. Among equal logits, it is the token with the lowest id.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peak {
     /// The token; undefined with `nan`.

@@ -15,13 +15,13 @@ pub struct LiveRequest {
     pub prompt: usize,
     /// Prompt tokens that came from the cache or the KV store at the last admission.
     pub cached: usize,
-    /// Prompt tokens computed since the last admission, those of steps in flight included.
+    /// Prompt tokens computed since the last admission, including steps in flight.
     pub computed: usize,
     /// Tokens generated.
     pub output: usize,
     /// Prompt tokens that came from the KV store, in this generation of the unit.
     pub loaded: usize,
-    /// KV pages that the request holds, those that it shares with the tree included.
+    /// KV pages that the request holds, including pages that it shares with the tree.
     pub pages: usize,
     pub retractions: u32,
     /// Lost steps that had the request.

@@ -158,10 +158,10 @@ impl SchedulerLimits {
 #[derive(Debug)]
 pub enum Next {
     Nothing,
-    /// To the tree, which looks up the prefixes for the policy; the plan follows.
+    /// Sent to the tree, which looks up the prefixes for the policy. The plan follows.
     ProbePrefixes(Box<ProbePrefixes>),
     PlanStep(Box<PlanStep>),
-    /// Straight to the pools: a decode that only appends pages.
+    /// Sent to the allocator directly: a decode that only appends pages.
     ReservePages(Box<ReservePages>),
     RunStep(Box<StepPlan>),
 }

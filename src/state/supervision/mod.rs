@@ -138,7 +138,7 @@ struct Unit {
     executor_since: u64,
     /// Units with the same device lose their executors together.
     device: u32,
-    /// Of the deaths since a generation was started last.
+    /// Requests suspected of the deaths since the last start of a generation.
     suspicion: Suspicion,
     /// The generation was started.
     runs: bool,
@@ -295,7 +295,7 @@ impl Supervision {
         units.map(|unit| self.advance(unit, level)).collect()
     }
 
-    /// Of several deaths before a start, the first one shows the cause.
+    /// Notes a suspicion. If several deaths precede a start, the first one shows the cause.
     fn suspect(&mut self, unit: UnitId, suspicion: Suspicion) {
         let unit = &mut self.units[unit.index()];
         let earlier = std::mem::replace(&mut unit.suspicion, Suspicion::Nothing);

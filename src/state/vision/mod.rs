@@ -87,7 +87,7 @@ pub struct Encodings {
     held: Held,
     /// The image of each ticket.
     tickets: FxHashMap<Ticket, ImageDigest>,
-    /// Numbers jobs, and places in the queue.
+    /// The next number of a job, or of a place in the queue.
     next: u64,
     news: Vec<VisionNews>,
 }

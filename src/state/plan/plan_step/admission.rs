@@ -464,7 +464,7 @@ enum NotNow {
 enum Refusal {
     Budget(Budget),
     NoWindows {
-        /// Window pages, in tokens.
+        /// Missing window pages, in tokens.
         missing: f64,
     },
     NoRow,

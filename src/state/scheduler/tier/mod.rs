@@ -52,7 +52,7 @@ pub enum StoreOrder {
     Find {
         seq: SeqId,
         namespace: Namespace,
-        /// The prompt, and the output before a retraction.
+        /// The prompt, followed by the output before a retraction.
         tokens: Arc<[u32]>,
     },
     /// Reads blocks into buffers; [`Scheduler::blocks_fetched`](super::Scheduler::blocks_fetched) takes the end.
@@ -116,7 +116,7 @@ pub struct TierStats {
 #[derive(Debug, Default)]
 pub struct SequenceTier {
     phase: TierPhase,
-    /// From [`PrefixFound`], as are `wanted` (its `worth`), `found_blocks` and `end_miss`.
+    /// Copied from [`PrefixFound`], as are `wanted` (its `worth`), `found_blocks` and `end_miss`.
     path: Arc<[BlockPlace]>,
     wanted: usize,
     found_blocks: usize,

@@ -1,6 +1,6 @@
 //! Estimates the time of the tower's work on this machine from past slices.
 //!
-//! As of prefills (`prefill_pace`), durations are inputs, and no clock is read.
+//! Durations are inputs, as in `prefill_pace`; no clock is read here.
 
 /// Weight of a new measurement in the moving average.
 const WEIGHT: f64 = 0.5;

@@ -14,7 +14,7 @@ use souffleur_base::ids::Ticket;
 
 #[derive(Debug)]
 pub struct SequenceVision {
-    /// In the order of the prompt.
+    /// The images' parts, in the order of the prompt.
     parts: SmallVec<[Part; 2]>,
     /// The number of releases of vectors when the request last found no room for its own.
     turned_away_at: Option<u64>,
