@@ -98,9 +98,9 @@ impl Drop for BodyCharge {
 
 /// The charges for a call's body while the call is served.
 pub(super) struct Charges {
-    /// For the parts of the prompt, until the prompt is encoded.
+    /// The charge for the parts of the prompt, held until the prompt is encoded.
     pub(super) prompt: BodyCharge,
-    /// For the tools and constraints of the call, which live as long as its requests.
+    /// The charge for the tools and constraints of the call, held as long as its requests.
     pub(super) request: BodyCharge,
 }
 

@@ -17,7 +17,7 @@ where
     require_key(cfg, resource(path, web::get().to(handler), "GET, HEAD"));
 }
 
-/// As [`get`], for what only admins may see: it requires the admin key, if the server has one.
+/// As [`get`], for admins: it requires the admin key, if the server has one.
 pub(super) fn get_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
     F: Handler<A>,

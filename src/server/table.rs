@@ -26,7 +26,7 @@ impl<B: Default + 'static> Table<B> {
         Self(Vec::new())
     }
 
-    /// A field that may be absent or null.
+    /// Adds a field that may be absent or null.
     pub(super) fn takes<T: 'static>(
         self,
         name: &'static str,
@@ -39,7 +39,7 @@ impl<B: Default + 'static> Table<B> {
         })
     }
 
-    /// A required field: its reader fails if the field is absent.
+    /// Adds a required field: its reader fails if the field is absent.
     pub(super) fn has<T: 'static>(
         self,
         name: &'static str,

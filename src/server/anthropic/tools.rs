@@ -61,7 +61,7 @@ fn function(index: usize, item: Value) -> Result<Option<FunctionWithPath>, ApiEr
     Ok(Some((path, function)))
 }
 
-/// The choice, and whether an answer may have more than one call.
+/// Reads the tool choice, and whether an answer may have more than one call.
 fn read_choice(fields: &mut Fields) -> Result<(Choice, bool), ApiError> {
     let automatic = Choice::Mode(Mode::Auto);
     let choice = match fields.take_tree(CHOICE)? {

@@ -32,7 +32,7 @@ const PREFLIGHT_MAX_AGE_S: usize = 7200;
 /// Data of a resource: a page for people, to which other sites may link.
 #[derive(Clone, Copy)]
 pub(super) struct Page {
-    /// Without the page, its path is as any other.
+    /// Whether the configuration serves the page. If not, its path is guarded as any other.
     pub(super) is_on: fn(&ServerConfig) -> bool,
 }
 

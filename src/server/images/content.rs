@@ -51,7 +51,7 @@ pub(crate) fn url_of(part: &mut Map<String, Value>, path: &str) -> Result<String
     }
 }
 
-/// Texts and images, in order.
+/// A message's texts and images, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
     parts: Vec<Part>,

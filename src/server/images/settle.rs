@@ -114,7 +114,7 @@ impl Pending {
         Ok(())
     }
 
-    /// The files, in the order of their arrival, with their indices.
+    /// Fetches the files, and returns them in the order of their arrival, with their indices.
     async fn files(
         self,
         media: &Media,

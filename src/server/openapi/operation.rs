@@ -103,6 +103,7 @@ impl Describe {
         self
     }
 
+    /// The operation requires this body in JSON.
     pub(crate) fn takes(mut self, body: Shape, example: Value) -> Self {
         let content = ContentBuilder::new()
             .schema(Some(body))

@@ -274,20 +274,20 @@ pub(crate) fn object() -> ObjectShape {
 }
 
 impl ObjectShape {
-    /// An optional field. Null counts as absent.
+    /// Adds an optional field. Null counts as absent.
     pub(crate) fn takes(mut self, name: &str, shape: Shape) -> Self {
         self.fields.push((name.to_owned(), shape.or_null()));
         self
     }
 
-    /// A required field.
+    /// Adds a required field.
     pub(crate) fn has(mut self, name: &str, shape: Shape) -> Self {
         self.required.push(name.to_owned());
         self.fields.push((name.to_owned(), shape));
         self
     }
 
-    /// An optional field that is never null.
+    /// Adds an optional field that is never null.
     pub(crate) fn may_have(mut self, name: &str, shape: Shape) -> Self {
         self.fields.push((name.to_owned(), shape));
         self

@@ -51,7 +51,7 @@ impl ActiveRequest {
 struct Waiting {
     id: u64,
     rids: Vec<RequestId>,
-    /// Those of them that the client has aborted.
+    /// The requests in `rids` that the client has aborted.
     aborted: Vec<RequestId>,
 }
 

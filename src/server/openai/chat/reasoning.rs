@@ -13,13 +13,13 @@ pub(crate) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high
 /// How an answer presents its reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reasoning {
-    /// In the text, as the model writes it.
+    /// The text contains the reasoning, as the model writes it.
     InText,
-    /// In a separate field, as it is generated.
+    /// A separate field has the reasoning; it is streamed as it is generated.
     Streamed,
-    /// In a separate field, all at once when it has ended.
+    /// A separate field has the reasoning; it is sent at once when it has ended.
     Whole,
-    /// Left out of the answer.
+    /// The answer has no reasoning.
     Hidden,
 }
 
