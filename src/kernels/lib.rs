@@ -451,7 +451,7 @@ pub struct QkvWeights<B: Backend> {
     /// Norm weights of each query head and each key head, `[key_dim]`; or of a token's query heads together, `[n_heads
     /// * key_dim]`, and of its key heads, `[n_kv_heads * key_dim]`.
     pub head_norms: Option<(B::Vector, B::Vector)>,
-    /// Whether a token's query heads are normalised together, those of all ranks, and its key heads likewise.
+    /// Whether all query heads of a token are normalised together, across ranks, and all its key heads likewise.
     pub norms_together: bool,
     /// Whether each value head is normalised, without a weight.
     pub norms_values: bool,
@@ -464,7 +464,7 @@ pub struct QueryWeights<B: Backend> {
     pub projection: Linear<B>,
     /// Norm weight of each query head, `[key_dim]`, or of all together, `[n_heads * key_dim]`.
     pub head_norm: Option<B::Vector>,
-    /// Whether a token's query heads are normalised together, those of all ranks.
+    /// Whether all query heads of a token are normalised together, across ranks.
     pub norms_together: bool,
     pub eps: f32,
 }

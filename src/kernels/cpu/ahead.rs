@@ -21,7 +21,7 @@ pub const fn is_int8_prefetched<S: Lanes>(rows: usize) -> bool {
     S::BYTE_QUADS && S::REGISTERS_PER_VECTOR == 1 && rows <= MAX_INT8_ROWS
 }
 
-/// Weights to prefetch while others are multiplied: otherwise a tile of few rows waits for memory, then computes.
+/// Weights to prefetch while a tile is multiplied. Without prefetching, a tile of few rows would wait for memory.
 #[derive(Clone, Copy)]
 pub enum Ahead {
     Nothing,

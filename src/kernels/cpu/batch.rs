@@ -30,7 +30,7 @@ impl Segment {
     }
 }
 
-/// Consecutive tokens of a row that also see later keys: those of an image, which attend to each other.
+/// Consecutive tokens of an image in a row: they attend to each other in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BidirectionalTokens {
     pub first_token: usize,
@@ -165,7 +165,7 @@ impl CpuBatch {
         &self.prompt_embeddings
     }
 
-    /// Rotates the row that was added last by its images' rows and columns, if the model has M-RoPE.
+    /// Sets the 3-D M-RoPE positions of the images in the row that was added last, if the model has M-RoPE.
     pub fn place_images(&mut self, images: &PromptImages) {
         let Some(&Segment { first_token, .. }) = self.segments.last() else {
             return;

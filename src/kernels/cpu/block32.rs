@@ -1,4 +1,5 @@
-//! Products with blocks of 32 signed bytes that share a scale: Q8_0, and Q5_0 with its codes widened to bytes.
+//! Products with blocks of 32 signed bytes that share a scale: Q8_0, and Q5_0 with its quantised values widened to
+//! bytes. The quantised values are called codes.
 //!
 //! For each two blocks, a panel has a line of f16 scales (all outputs of the first block, then of the second) and
 //! sixteen lines of codes. A word holds the codes of four inputs of an output, each plus 128. Activations are signed

@@ -9,7 +9,7 @@ use crate::HeadShape;
 /// Sums over tokens of the absolute values of one channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ChannelSums {
-    /// Of the product of query and key of the same token.
+    /// Sum of absolute products of query and key of the same token.
     pub qk: f64,
     pub q: f64,
     pub k: f64,

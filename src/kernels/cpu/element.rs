@@ -96,7 +96,7 @@ impl Element for f16 {
 
 /// Page-aligned elements, so each vector lies within one cache line.
 pub struct Elements<T> {
-    /// As long as the elements, and at least one byte.
+    /// Memory of the elements; at least one byte, even if there are none.
     map: MmapMut,
     bytes: usize,
     element: PhantomData<T>,

@@ -72,9 +72,9 @@ impl Encoding {
 /// Chooses the format in which weights are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatRule {
-    /// For weights that are not stored in blocks.
+    /// The format of weights that are not stored in blocks.
     plain: Format,
-    /// For an output (logits) matrix that is not stored in blocks.
+    /// The format of an output (logits) matrix that is not stored in blocks.
     logits: Format,
     blocks: BlockRule,
 }
@@ -179,7 +179,8 @@ pub enum WeightProduct {
     Bf16,
     /// Products of bytes with a scale for 128 inputs, with AMX if available.
     Int8,
-    /// Products of bytes with a scale for fewer inputs, or of codes that are unpacked to bytes; never with AMX.
+    /// Products of bytes with a scale for fewer inputs, or of quantised values that are unpacked to bytes; never with
+    /// AMX.
     Blocks,
 }
 

@@ -29,7 +29,7 @@ pub fn multiply(pool: &mut ThreadPool, isa: Isa, x: &mut Tensor, gate: &Tensor) 
 
 struct Multiply<'a> {
     out: &'a mut [f32],
-    /// As many as `out`, or one.
+    /// One gate for each element of `out`, or a single gate.
     gates: &'a [f32],
 }
 

@@ -7,7 +7,7 @@ use super::simd::{LANES, Lanes, MAGIC};
 use souffleur_base::kv_layout::SCALE_GROUP;
 
 const VECTOR_CODES: usize = 4 * LANES;
-/// The maximum of codes; a group's largest may be lower, as scales are rounded up.
+/// The largest int8 value. A group's largest may be lower, as scales are rounded up.
 const MAX_CODE: f32 = 127.0;
 /// The bits of infinity; the magnitude bits of NaNs are greater.
 const INFINITY_BITS: u32 = 0x7f80_0000;
@@ -50,7 +50,7 @@ impl Kept for i8 {
     }
 }
 
-/// Writes the codes of a group and returns its scale: NaN if one of the values is NaN or infinite.
+/// Quantises a group to int8 and returns its scale: NaN if one of the values is NaN or infinite.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -74,8 +74,8 @@ unsafe fn quantise<S: Lanes>(values: &[f32], out: &mut [i8]) -> bf16 {
     scale
 }
 
-/// The scale of a group from the bits of its largest magnitude, and the factor from values to codes. Scales are rounded
-/// up, so no code exceeds [`MAX_CODE`].
+/// The scale of a group, from the bits of its largest magnitude, and the factor from values to int8. Scales are rounded
+/// up, so no quantised value exceeds [`MAX_CODE`].
 #[inline(always)]
 fn scale_of(largest: u32) -> (bf16, f32) {
     if largest >= INFINITY_BITS {

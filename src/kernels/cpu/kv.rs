@@ -22,7 +22,7 @@ pub struct KvPool {
     layers: Vec<Storage>,
     /// Layouts of the layers that have paged buffers.
     layouts: Vec<Option<PagedKv>>,
-    /// For each layer, whether it uses window pages.
+    /// Whether each layer uses window pages.
     windowed: Vec<bool>,
     labels: Vec<Option<Labels>>,
     hides_labels: bool,

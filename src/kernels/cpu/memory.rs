@@ -80,7 +80,7 @@ fn new_chunk(bytes: usize) -> (Arc<MmapRaw>, usize) {
 
 pub struct WeightWords {
     chunk: Arc<MmapRaw>,
-    /// In bytes.
+    /// Offset in `chunk`, in bytes.
     start: usize,
     len: usize,
 }

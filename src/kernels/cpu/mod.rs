@@ -114,18 +114,18 @@ pub struct CpuSizes {
     pub numa: Numa,
     pub isa: Isa,
     pub kv: KvLayout,
-    /// Without the dummy page.
+    /// Number of KV pages, not counting the dummy page.
     pub n_pages: usize,
     pub page_size: usize,
     /// Including row 0.
     pub n_rows: usize,
-    /// Without the dummy slot.
+    /// Number of slots for recurrent states, not counting the dummy slot.
     pub n_state_slots: usize,
-    /// Without the dummy page.
+    /// Number of window pages, not counting the dummy page.
     pub n_window_pages: usize,
     /// Whether attention reads shared prefix pages once for all rows of a step.
     pub shared_prefix: bool,
-    /// For sparse attention; the KV layout must include its labels.
+    /// Enables sparse attention; the KV layout must include its labels.
     pub sparsity: Option<Arc<DoubleSparsity>>,
 }
 
@@ -149,7 +149,7 @@ pub struct CpuBackend {
     rule: FormatRule,
     weights: WeightArena,
     scratch: Scratch,
-    /// For tensors of images that are encoded in several steps.
+    /// Memory for tensors of images that are encoded in several steps.
     image_scratch: LastingScratch,
     kv: KvPool,
     /// `None` until [`CpuBackend::prepare_blocks`] is called.

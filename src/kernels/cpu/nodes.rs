@@ -15,7 +15,7 @@ pub type PerNode<T> = SmallVec<[T; USUAL_NODES]>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nodes {
-    /// For each node, the end of its range of threads.
+    /// The end of each node's range of threads.
     ends: Arc<[usize]>,
 }
 

@@ -5,7 +5,8 @@ use super::ranks::{RankLink, RanksLost};
 use super::tensor::Tensor;
 
 impl CpuBackend {
-    /// Makes this the backend of the link's rank, whose part of the model it must have; of a whole model without one.
+    /// Makes this the backend of the link's rank, whose part of the model it must have. Without a link, it must have
+    /// the whole model.
     pub fn join(&mut self, link: Option<RankLink>) {
         self.link = link;
     }

@@ -30,18 +30,18 @@ pub struct GroupRules {
     pub count: usize,
     /// How long a rank waits in a collective for the others.
     pub limit: Duration,
-    /// For tests, which plant faults there: called by each rank at each of these moments.
+    /// Called by each rank at each [`Moment`]: tests inject faults here.
     pub strike: Option<Arc<Strike>>,
 }
 
 pub type Strike = dyn Fn(Rank, Moment) + Send + Sync;
 
-/// What a rank does next.
+/// A rank's next operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     Load,
     Collective,
-    /// Of a CUDA graph.
+    /// The rank records a CUDA graph.
     Recording,
 }
 

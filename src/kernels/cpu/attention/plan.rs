@@ -106,11 +106,11 @@ pub struct Round {
 pub struct AttentionPlan {
     tokens: Vec<QueryToken>,
     pub tiles: Vec<Tile>,
-    /// In the order of rounds; within a round by node, longest first, so that the last items are short.
+    /// Ordered by round, then by node, then longest first, so that the last items are short.
     items: Vec<Item>,
     /// Items of each node in each round; a single number if heads are not assigned to nodes.
     node_items: Vec<usize>,
-    /// In order: a round begins when the previous one is done.
+    /// Rounds run in this order: each begins when the previous one is done.
     rounds: Vec<Round>,
     /// Tiles whose spans are merged at the end, and the multiply-adds of the merges.
     merges: (Vec<u32>, usize),

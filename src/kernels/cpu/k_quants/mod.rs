@@ -1,4 +1,5 @@
-//! Products with K-quants: superblocks of 256 inputs with codes of 2 to 6 bits and two levels of scales.
+//! Products with K-quants: superblocks of 256 inputs with quantised values (codes) of 2 to 6 bits and two levels of
+//! scales.
 //!
 //! For each superblock, **a panel** of sixteen outputs has lines of 64 bytes, one word per output:
 //!

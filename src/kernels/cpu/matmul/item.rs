@@ -136,7 +136,8 @@ impl NextTile<'_> {
 }
 
 impl<'a> Item<'a> {
-    /// One set of `n` panels from `panel` on or, if gated, a set of gate and a set of up panels; and how many sets.
+    /// The `n` panels from `panel` on or, if gated, a set of gate panels and a set of up panels; and the number of
+    /// sets.
     pub fn panels_from(&self, panel: usize, n: usize) -> ([Panels; 2], usize) {
         if self.output.write.is_gated() {
             (Panels::alternating(panel, n).into(), 2)

@@ -38,7 +38,7 @@ use super::threads::ThreadPool;
 /// # Shapes
 /// `x: [rows, inputs]`, `bias: [outputs]`, `out: [rows, outputs]`, or half as many outputs if gated.
 pub struct Product<'a> {
-    /// In each encoding that the weights need.
+    /// The activations in each encoding that the weights need.
     pub x: &'a [PackedRows],
     pub weight: &'a Stack,
     pub bias: Option<&'a [f32]>,

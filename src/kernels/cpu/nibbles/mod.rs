@@ -1,4 +1,5 @@
-//! Products with blocks of 32 four-bit codes: Q4_0, Q4_1, IQ4_NL, IQ4_XS, MXFP4, and Affine4 with zero points.
+//! Products with blocks of 32 quantised values (codes) of four bits: Q4_0, Q4_1, IQ4_NL, IQ4_XS, MXFP4, and Affine4
+//! with zero points.
 //!
 //! For each two blocks, a panel has one or two header lines ([`Header`]) and eight lines of codes, four per block. As
 //! in GGUF, line u holds inputs 4u to 4u + 3 of an output in the low halves of its bytes, and inputs 16 + 4u to 16 +

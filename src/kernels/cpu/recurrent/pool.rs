@@ -27,7 +27,7 @@ struct LayerStates {
     /// Elements from one state to the next; 0 in layers without states.
     stride: usize,
     len: usize,
-    /// Number of heads, which a state begins with, and elements of each head.
+    /// Number of heads at the start of a state; `head_len` elements each.
     heads: usize,
     head_len: usize,
     elements: Elements<f32>,

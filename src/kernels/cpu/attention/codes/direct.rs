@@ -1,4 +1,4 @@
-//! Attention to int8 keys and values for few queries: from the KV pool straight into registers.
+//! Attention to int8 keys and values for few queries, which reads them from the KV pool without packing.
 
 use super::super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
 use super::{

@@ -1,8 +1,8 @@
 //! Attention to int8 keys and values: integer products, which are exact, so the order of summation doesn't matter.
 //!
-//! Queries and softmax weights are quantised to 16-bit integers, with a scale for each row. A word of four codes
-//! becomes two words of i16 pairs: its even bytes and its odd bytes. The integer sum of a group is multiplied by the
-//! scales of the group and of the row; the groups of a key are added in ascending order.
+//! Queries and softmax weights are quantised to 16-bit integers, with a scale for each row. A word of four codes (int8
+//! values) becomes two words of i16 pairs: its even bytes and its odd bytes. The integer sum of a group is multiplied
+//! by the scales of the group and of the row; the groups of a key are added in ascending order.
 
 mod direct;
 mod narrow;
