@@ -76,9 +76,9 @@ impl ImageGrid {
 /// What a model can do with images in prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageSupport {
-    /// Positions of an image rotate as those of text.
+    /// Positions of an image have RoPE like text.
     Sequence,
-    /// Positions rotate by the image's grid (M-RoPE).
+    /// M-RoPE: positions of an image depend on its grid.
     Grid,
     /// As `Sequence`, and the vectors of an image attend to each other in both directions, in some layers or in all.
     Bidirectional,
@@ -108,7 +108,7 @@ impl ImageSupport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BidirectionalLayers {
     All,
-    /// Those with a sliding window, within it; attention of the others is causal.
+    /// Only the layers with a sliding window, and within the window; other layers attend causally.
     Windowed,
 }
 

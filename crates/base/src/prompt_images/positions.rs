@@ -1,7 +1,8 @@
 //! Rotary positions of sequences with images (M-RoPE): a function of the prompt's images alone.
 //!
-//! Text rotates by one number, an image's vectors by three: time, row and column. After an image, text continues from
-//! the largest of them. Hence a position after images rotates by its index minus a constant, in the output too.
+//! A rotary position has three components: time, row and column. They are equal in text, and differ in images. After an
+//! image, text continues from the largest component. Hence a rotary position after images is the token's index minus a
+//! constant, in the output too.
 //!
 //! Source: Qwen2-VL, arXiv 2409.12191, section 2.1; `get_rope_index` of Qwen3-VL and Qwen3.5 in transformers 5.
 

@@ -68,7 +68,7 @@ pub enum Part {
 /// The views of a picture, and the text that has them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layout {
-    /// In the order of their vectors.
+    /// The views, in the order of their vectors in the prompt.
     pub views: Vec<View>,
     /// The text and tokens that replace the template's placeholder.
     pub parts: Vec<Part>,

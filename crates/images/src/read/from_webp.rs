@@ -11,9 +11,9 @@ use crate::picture::Orientation;
 
 /// The first chunk, after RIFF's header.
 const FIRST_CHUNK: usize = 12;
-/// Bytes for each pixel that the decoder takes, its output included: planes of luma and chroma, and pixels.
+/// Bytes that the decoder takes for each pixel, including its output: planes of luma and chroma, and RGB.
 const LOSSY_BYTES: u64 = 5;
-/// The same with alpha, which is decoded as a lossless picture of four channels.
+/// As [`LOSSY_BYTES`], with alpha, which is decoded as a lossless picture of four channels.
 const LOSSY_ALPHA_BYTES: u64 = 11;
 /// Four channels, the pixels of transforms, and the three channels of the output.
 const LOSSLESS_BYTES: u64 = 8;

@@ -75,11 +75,12 @@ pub struct LockedPrefix {
 pub enum Thinning {
     /// All states that no pin keeps. Used to count the slots that later plans can get.
     Later,
-    /// Of these, states that no row of the plan starts from. Used to free a slot for a row's private state.
+    /// States in [`Self::Later`] from which no row of the plan starts. Used to free a slot for a row's private state.
     Any,
-    /// Of these, states where no prompt of the plan has an anchor (likely divergence). Used to free a slot for a copy.
+    /// States in [`Self::Any`] where no prompt of the plan has an anchor (likely divergence). Used to free a slot for a
+    /// copy.
     Unnamed,
-    /// Of these, only states on the grid, which long prefills save at regular distances.
+    /// States in [`Self::Unnamed`] on the grid, which long prefills save at regular distances.
     Grid,
 }
 

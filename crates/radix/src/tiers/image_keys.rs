@@ -1,9 +1,10 @@
-//! Keys of images: what a prompt has in place of token ids at the positions of an image.
+//! Keys of images, which a prompt has in place of token ids at the positions of an image. Some of the positions have
+//! marks, tokens such as those at an image's begin and end; the other positions have vectors.
 //!
 //! Equal prefixes of keys must mean equal K/V, and a search for two images with equal keys must need the secret. An
-//! image's hash is `HMAC-SHA256(secret, digest ‖ grid)`, which covers its vectors and their rotation. The key of a vector
-//! is a part of `SHA-256(hash ‖ offset)`, that of a mark of `SHA-256(hash ‖ offset ‖ id)`. The smallest image has 87 bits
-//! in its three positions, two of them marks.
+//! image's hash is `HMAC-SHA256(secret, digest ‖ grid)`, which covers its vectors and their RoPE positions. The key of
+//! a vector is a part of `SHA-256(hash ‖ offset)`, and the key of a mark a part of `SHA-256(hash ‖ offset ‖ id)`. The
+//! smallest image has 87 bits in its three positions, two of them marks.
 
 use sha2::{Digest, Sha256};
 

@@ -44,7 +44,7 @@ struct Node {
     block: u32,
     /// Number of nodes that follow this one.
     children: u32,
-    /// By [`BlockKind::index`].
+    /// Indexed by [`BlockKind::index`].
     records: [Option<Record>; 3],
 }
 

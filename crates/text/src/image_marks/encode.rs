@@ -12,7 +12,7 @@ use souffleur_base::error::RequestError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageTokens {
     pub tokens: Vec<u32>,
-    /// The positions of each image, its marks included.
+    /// The positions of each image, including its marks (tokens without a vector, as at begin and end).
     pub images: Vec<Range<u32>>,
 }
 

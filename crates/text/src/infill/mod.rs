@@ -1,8 +1,9 @@
 //! Fill in the middle: encodes a prompt that asks for the text between a prefix and a suffix.
 //!
 //! The prompt has the tokens of llama.cpp's `/infill`: other files, BOS if the vocabulary adds it, the prefix after its
-//! mark, the suffix after its mark, the middle's mark. (Models of Mistral: first the suffix, then the prefix, and no
-//! mark of the middle.) Each text is encoded alone, and names of marks in a text are ordinary letters.
+//! mark (a special token such as `<|fim_prefix|>`), the suffix after its mark, the middle's mark. (Models of Mistral:
+//! first the suffix, then the prefix, and no mark of the middle.) Each text is encoded alone, and names of marks in a
+//! text are ordinary letters.
 //!
 //! llama.cpp cuts every prefix to three quarters of a batch and every suffix to one quarter. The start of the cut
 //! prefix then moves with each typed line, and nothing after it stays cached. Here only a prompt of more than seven

@@ -113,7 +113,7 @@ pub struct Segments {
     pub restart: usize,
     /// Quantisation tables, in the order of a block's rows.
     pub quantisation: [Option<[u16; 64]>; 4],
-    /// Codes of the first coefficients and of the others.
+    /// Huffman tables: of DC coefficients, then of AC coefficients.
     pub huffman: [[Option<Box<Huffman>>; 4]; 2],
 }
 
