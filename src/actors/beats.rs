@@ -76,7 +76,7 @@ impl Watched {
 pub struct Beats {
     /// `None` if no thread is watched.
     timeout: Option<Duration>,
-    /// Of the units, by their ids.
+    /// The executors' beats, indexed by the unit's id.
     executors: Vec<Beat>,
     pub(crate) control: Beat,
     pub(crate) tokenizer: Beat,

@@ -53,11 +53,11 @@ pub struct MemberStatus {
 /// The restarts of one engine, each counted at one level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RestartCounts {
-    /// Of the control actors alone.
+    /// Restarts of the control actors alone.
     pub control: u64,
-    /// Of the control actors and the Tokenizer.
+    /// Restarts of the control actors and the Tokenizer.
     pub tokenizer: u64,
-    /// Of the control actors and the executor's thread.
+    /// Restarts of the control actors and the executor's thread.
     pub executor: u64,
 }
 
@@ -66,7 +66,7 @@ pub struct RestartCounts {
 pub struct Allowance {
     pub limit: usize,
     pub period: Duration,
-    /// As of the last restart.
+    /// Restarts that were left after the last one.
     left: usize,
     last_restart: Option<Instant>,
 }

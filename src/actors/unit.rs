@@ -62,7 +62,7 @@ pub struct Blueprint {
     /// Publishers of the changes of the units' caches, if they are published.
     pub kv_events: Option<KvEventPublishers>,
     pub tokenizer: TokenizerSettings,
-    /// Of the units, by their ids.
+    /// The units' executors, indexed by the unit's id.
     pub executors: Vec<UnitExecutor>,
     pub bind_thread: Arc<BindThread>,
     pub store: Option<Arc<StoreSetup>>,

@@ -53,7 +53,7 @@ pub(super) struct Inner {
     pub(super) model: ModelInfo,
     pub(super) replicas: usize,
     pub(super) ranks: usize,
-    /// Those of the replica with the fewest; `None` on a GPU and for a host's executor.
+    /// Compute threads of the replica with the fewest; `None` on a GPU and for a host's executor.
     pub(super) compute_threads: Option<usize>,
     pub(super) text: Option<Arc<TextModel>>,
     pub(super) images: Option<Arc<ImageReader>>,

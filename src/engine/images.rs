@@ -18,7 +18,7 @@ use souffleur_model::vision::{ImageKeys, TowerConfig};
 
 use crate::tower_file::FoundTower;
 
-/// The largest file of settings; those of models have a few kilobytes.
+/// The largest file of settings that is read. Models' files have a few kilobytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// The reader of the images of a model in Hugging Face layout, from its `preprocessor_config.json`,

@@ -251,7 +251,7 @@ impl From<ChatPrompt> for Prompt {
 /// ```
 #[derive(Clone, Debug)]
 pub struct ImagePrompt {
-    /// True token ids, also of the images' marks. Each vector has the position of a pad token.
+    /// True token ids. An image has its marks (tokens such as begin and end of image), and a pad token for each vector.
     pub tokens: Arc<[u32]>,
     /// In the order of their positions.
     pub images: Vec<PromptImage>,

@@ -28,7 +28,7 @@ pub enum ViewedRequests {
 }
 
 impl ViewedRequests {
-    /// Those that the console shows.
+    /// The requests that the console shows.
     pub const CONSOLE: Self = Self::First(64);
 }
 
@@ -59,9 +59,9 @@ pub struct GetRequests {
 /// Answers [`GetRequests`].
 #[derive(Clone, Debug, Default)]
 pub struct KnownRequests {
-    /// Those of the docket: the Scheduler has them, or gets them.
+    /// The docket's requests: the Scheduler has them, or gets them.
     pub entered: Vec<LiveRequest>,
-    /// Those whose prompt is encoded or whose grammar is compiled, and those that wait for this.
+    /// Requests whose prompt is being encoded or whose grammar is being compiled, or that wait for this.
     pub encoding: Vec<EncodingRequest>,
     /// The number of all requests.
     pub n_requests: usize,

@@ -10,7 +10,7 @@ use souffleur_state::vision::{VisionNews, VisionOrder};
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct VisionOrders {
-    /// In sequence.
+    /// The orders, to be applied in this order.
     pub orders: Vec<VisionOrder>,
 }
 
@@ -23,6 +23,6 @@ pub struct ImageEncoded(pub EncodedImage);
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct VisionTold {
-    /// In sequence; not empty.
+    /// The news, to be applied in this order; not empty.
     pub news: Vec<VisionNews>,
 }

@@ -318,7 +318,7 @@ fn refused(file: &ImageFile, error: &ImageError) -> RequestError {
     FieldError::new(field, format!("{field}: {error}")).into()
 }
 
-/// Rows and columns of vectors: those of the view if there is one, else one row.
+/// The grid of an image's vectors: the view's grid if there is only one view, else a single row.
 fn grid_of(layout: &Layout) -> ImageGrid {
     let columns = layout.n_vectors();
     let row = ImageGrid { rows: 1, columns };

@@ -5,7 +5,7 @@ use souffleur_model::text::ImageNames;
 
 use super::NamedPart;
 
-/// Rows and columns of the tiles whose marks vocabularies have.
+/// The most rows or columns of tiles for which vocabularies have a token.
 const MAX_TILES: u32 = 10;
 
 /// The names of a family's tokens. A part of a layout that the family lacks has no name.

@@ -333,7 +333,7 @@ impl Handler<TakeTreeNotes> for Router {
 impl Handler<GetLocks> for Router {
     type Result = ResponseFuture<Vec<u32>>;
 
-    /// Of the nodes of the first replica.
+    /// Answers for the nodes of the first replica.
     fn handle(&mut self, get: GetLocks, _: &mut Context<Self>) -> Self::Result {
         let unlocked = vec![0; get.nodes.len()];
         let first = self.running().next();

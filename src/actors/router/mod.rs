@@ -53,7 +53,7 @@ pub struct Router {
     waiting: Vec<RouteRequest>,
     /// Requests whose cached tokens were asked for so far.
     n_asked: u64,
-    /// Those for which a replica was chosen.
+    /// Requests for which a replica was chosen.
     n_chosen: u64,
     /// Requests with their cached tokens, by their numbers, while one that was asked for before has no answer.
     answered: BTreeMap<u64, (RouteRequest, Vec<Option<usize>>)>,

@@ -93,9 +93,9 @@ pub struct Tokenizer {
     settings: TokenizerSettings,
     /// The Watchdog gets it when the Tokenizer dies.
     estate: Box<Estate>,
-    /// Of each unit since it was started last; empty if no misses are diagnosed.
+    /// The misses of each unit since its last start; empty if no misses are diagnosed.
     misses: BTreeMap<UnitId, Misses>,
-    /// Of the units that were started.
+    /// Links to the units that were started.
     links: BTreeMap<UnitId, SchedulerLinks>,
     /// `None` with one unit, and before the first Router.
     router: Option<RouterStarted>,

@@ -221,7 +221,7 @@ async fn show_answer(
 /// The messages so far, in OpenAI's format.
 struct Conversation {
     messages: Vec<Value>,
-    /// Those of the first question.
+    /// The images of the first question.
     images: Vec<ImageFile>,
 }
 

@@ -74,7 +74,8 @@ pub(super) fn of_request(request: &Submission) -> Vec<ImageEntry> {
     entries.collect()
 }
 
-/// Adds the images to a request. Their marks are left out, since no plan depends on them.
+/// Adds the images to a request, without their marks (tokens such as begin and end of image), since no plan depends on
+/// these.
 ///
 /// # Errors
 /// The entries are invalid.
