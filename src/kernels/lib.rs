@@ -148,7 +148,7 @@ pub trait Backend {
     ///
     /// # Shapes
     /// Result `[n_tokens, width]`: `width / 2` cosines, then as many sines, both times the attention scale. `width` is
-    /// the number of rotated elements of a head, zero without rotation.
+    /// the number of elements of a head with RoPE, zero without RoPE.
     fn rotations(&mut self, rope: &Self::Rope, batch: &Self::Batch) -> Self::Tensor;
 
     /// RMSNorm of each row, as input of `reader`.

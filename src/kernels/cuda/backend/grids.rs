@@ -1,13 +1,13 @@
-//! M-RoPE: the vectors of images rotate by their time, row and column, text by one number.
+//! M-RoPE: the vectors of images have 3-D positions (time, row, column), text tokens one position.
 //!
-//! The kernel rotates every token by one number. The host then computes the rotations of the images' vectors and copies
-//! them over the kernel's: they are few, and a small part of the vectors themselves. So text rotates by the same kernel,
-//! with the same bits, whether a step has images or not.
+//! The kernel computes RoPE factors of every token from one position. The host then computes those of the images'
+//! vectors and overwrites the kernel's: they are few, and small compared with the vectors. So the same kernel serves
+//! text, with the same bits, whether a step has images or not.
 
 use super::{CudaBackend, Tensor};
 use crate::rope::Rope;
 
-/// A token of a step that rotates by three numbers.
+/// A token of a step with a 3-D M-RoPE position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GridToken {
     /// Its index in the step.
@@ -16,7 +16,7 @@ pub struct GridToken {
     pub position: [u32; 3],
 }
 
-/// The frequencies of a rotation and the axes of its pairs, on the host.
+/// The frequencies of RoPE, and the component of the position that each pair uses, on the host.
 pub(super) struct GridRope {
     inv_freq: Vec<f32>,
     axes: Vec<usize>,
@@ -50,7 +50,7 @@ impl CudaBackend {
         self.grid_tokens.append(tokens);
     }
 
-    /// Enqueues the copies of the step's rotations by rows and columns.
+    /// Enqueues copies of the RoPE factors of the step's tokens with 3-D positions.
     pub(super) fn rotate_grids(&mut self, rope: &GridRope, rotations: &Tensor) {
         let tokens = std::mem::take(&mut self.grid_tokens);
         let is_next = |a: &GridToken, b: &GridToken| b.token == a.token + 1;

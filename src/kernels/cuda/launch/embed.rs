@@ -1,4 +1,4 @@
-//! Launches of embed.cu: embedding lookup, row gather, and RoPE rotations of positions.
+//! Launches of embed.cu: embedding lookup, row gather, and RoPE factors of positions.
 
 use super::super::driver::{DevicePtr, DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
