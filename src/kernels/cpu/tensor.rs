@@ -1,8 +1,12 @@
 //! Activation tensors, whose memory comes from a free list of reused buffers.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::memory::Lines;
+
+/// Buffers of so few values are reused for all smaller ones: they are a page of memory.
+const LEAST_VALUES: usize = 1024;
 
 /// Buffers for reuse. A decoder allocates the same few sizes in every layer, so after the first layer of the largest
 /// step nothing is allocated.
@@ -15,17 +19,31 @@ impl Scratch {
     /// Returns a tensor with arbitrary content.
     pub fn tensor(&self, rows: usize, width: usize) -> Tensor {
         let len = rows * width;
-        let mut free = self
-            .free
-            .lock()
-            .expect("no thread may panic while it holds the lock");
-        let fitting = (0..free.len())
-            .filter(|&i| free[i].len() >= len)
-            .min_by_key(|&i| free[i].len());
+        let mut free = self.lock();
+        let fitting = smallest(&free, len..=usize::MAX);
         let chosen = fitting.or_else(|| (0..free.len()).max_by_key(|&i| free[i].len()));
-        let mut data = chosen.map(|i| free.swap_remove(i)).unwrap_or_default();
+        let data = chosen.map(|i| free.swap_remove(i)).unwrap_or_default();
         drop(free);
-        data.grow_to(len);
+        self.tensor_in(data, [rows, width])
+    }
+
+    /// As [`tensor`](Self::tensor), but its buffer is at most about twice as long as it needs.
+    fn close_tensor(&self, rows: usize, width: usize) -> Tensor {
+        let len = rows * width;
+        let mut free = self.lock();
+        let fitting = smallest(&free, len..=(2 * len).max(LEAST_VALUES));
+        let data = fitting.map(|i| free.swap_remove(i)).unwrap_or_default();
+        drop(free);
+        self.tensor_in(data, [rows, width])
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Lines<f32>>> {
+        let free = self.free.lock();
+        free.expect("no thread may panic while it holds the lock")
+    }
+
+    fn tensor_in(&self, mut data: Lines<f32>, [rows, width]: [usize; 2]) -> Tensor {
+        data.grow_to(rows * width);
         Tensor {
             rows,
             width,
@@ -35,8 +53,14 @@ impl Scratch {
     }
 }
 
-/// Buffers of tensors that last for several steps. They are reused as those of a [`Scratch`], and freed with the last
-/// tensor.
+/// The index of the smallest buffer of these lengths.
+fn smallest(free: &[Lines<f32>], lens: RangeInclusive<usize>) -> Option<usize> {
+    let fitting = (0..free.len()).filter(|&i| lens.contains(&free[i].len()));
+    fitting.min_by_key(|&i| free[i].len())
+}
+
+/// Buffers of tensors that last for several steps. They are reused, but none for a tensor of less than half its length:
+/// that would keep the rest of the memory from others. They are freed with the last tensor.
 #[derive(Default)]
 pub struct LastingScratch {
     free: Weak<Mutex<Vec<Lines<f32>>>>,
@@ -50,7 +74,7 @@ impl LastingScratch {
             None => Scratch::default(),
         };
         self.free = Arc::downgrade(&scratch.free);
-        scratch.tensor(rows, width)
+        scratch.close_tensor(rows, width)
     }
 }
 
@@ -175,5 +199,21 @@ mod tests {
         assert_eq!(scratch.tensor(1, 4).values().as_ptr(), place);
         drop(second);
         assert!(scratch.free.upgrade().is_none());
+    }
+
+    #[test]
+    fn a_lasting_tensor_takes_no_buffer_of_more_than_twice_its_length() {
+        let mut scratch = LastingScratch::default();
+        let (long, _kept) = (scratch.tensor(8, 1000), scratch.tensor(1, 1));
+        let place = long.values().as_ptr();
+        drop(long);
+        let short = scratch.tensor(3, 1000);
+        assert_ne!(short.values().as_ptr(), place);
+        assert!(short.data.len() < 3016);
+        assert_eq!(scratch.tensor(4, 1000).values().as_ptr(), place);
+        // The short one's buffer does not grow: another one is made.
+        drop(short);
+        let longer = scratch.tensor(9, 1000);
+        assert!(longer.data.len() < 9016 && longer.values().as_ptr() != place);
     }
 }
