@@ -16,6 +16,7 @@ mod report;
 mod steps;
 mod streams;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,9 +91,14 @@ impl ImageInput for Noise {
     }
 
     fn patches(&self, _: usize) -> Vec<f32> {
-        let mut rng = fastrand::Rng::with_seed(self.seed);
-        let n_patches = (self.side * self.side) as usize;
-        let values = (0..n_patches * PATCH_VALUES).map(|_| rng.f32() * 2.0 - 1.0);
+        self.patches_in(0, 0..(self.side * self.side) as usize)
+    }
+
+    fn patches_in(&self, _: usize, indices: Range<usize>) -> Vec<f32> {
+        let values = indices.flat_map(|index| {
+            let mut rng = fastrand::Rng::with_seed((self.seed << 32) + index as u64);
+            (0..PATCH_VALUES).map(move |_| rng.f32() * 2.0 - 1.0)
+        });
         values.collect()
     }
 

@@ -23,11 +23,11 @@ pub trait ImageTower<B>: Send {
     /// If the tower cannot encode the image.
     fn begin(&mut self, device: &mut B, input: &dyn ImageInput) -> Result<(), String>;
 
-    /// Runs the next unit.
+    /// Runs the next unit. `input` is the image's that was begun.
     ///
     /// # Errors
-    /// If there is none.
-    fn advance(&mut self, device: &mut B) -> Result<(), String>;
+    /// If there is none, or it cannot read the input.
+    fn advance(&mut self, device: &mut B, input: &dyn ImageInput) -> Result<(), String>;
 
     /// After the last unit: the vectors of all views, `[n_vectors, width]`, in their order.
     ///
@@ -127,9 +127,13 @@ impl<B> Encoder<B> {
         let Some(current) = &mut self.current else {
             return Ok(());
         };
+        let input = input.clone().or_else(|| current.input.upgrade());
         for _ in units.clone() {
             if current.failure.is_none() {
-                current.failure = self.tower.advance(device).err();
+                current.failure = match &input {
+                    Some(input) => self.tower.advance(device, &**input).err(),
+                    None => Some("has no pixels any more".to_owned()),
+                };
                 self.beat.beat();
             }
         }
@@ -235,7 +239,8 @@ mod tests {
             Ok(())
         }
 
-        fn advance(&mut self, device: &mut u32) -> Result<(), String> {
+        fn advance(&mut self, device: &mut u32, input: &dyn ImageInput) -> Result<(), String> {
+            assert_eq!(input.n_views(), 1);
             *device += 1;
             let sum = self.sum.as_mut().ok_or("was not begun")?;
             *sum += 1.0;
@@ -342,6 +347,23 @@ mod tests {
         let continued = encoder.run(&mut device, &slice(1, 4..5, 10.0));
         assert!(matches!(continued, Err(StepError::Lost(_))));
         assert!(vectors(&mut encoder).is_empty());
+    }
+
+    #[test]
+    fn later_slices_read_the_pixels_that_the_first_one_had() {
+        let (mut encoder, mut device) = (new_encoder(false), 0);
+        let first = slice(1, 0..3, 10.0);
+        assert_eq!(encoder.run(&mut device, &first), Ok(()));
+        let without = |units: std::ops::Range<u32>| VisionSlice {
+            input: None,
+            ..slice(1, units, 10.0)
+        };
+        assert_eq!(encoder.run(&mut device, &without(3..4)), Ok(()));
+        drop(first);
+        assert_eq!(encoder.run(&mut device, &without(4..5)), Ok(()));
+        assert_eq!(device, 4);
+        let failed = (1, Err("has no pixels any more".to_owned()));
+        assert_eq!(vectors(&mut encoder), [failed]);
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl ImageTower<()> for Mean {
         Ok(())
     }
 
-    fn advance(&mut self, _: &mut ()) -> Result<(), String> {
+    fn advance(&mut self, _: &mut (), _: &dyn ImageInput) -> Result<(), String> {
         Ok(())
     }
 

@@ -266,7 +266,7 @@ impl ImageTower<CpuBackend> for Counter {
         Ok(())
     }
 
-    fn advance(&mut self, _: &mut CpuBackend) -> Result<(), String> {
+    fn advance(&mut self, _: &mut CpuBackend, _: &dyn ImageInput) -> Result<(), String> {
         self.0 += 1;
         Ok(())
     }

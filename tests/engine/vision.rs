@@ -124,7 +124,7 @@ impl ImageTower<()> for TestTower {
         Ok(())
     }
 
-    fn advance(&mut self, _: &mut ()) -> Result<(), String> {
+    fn advance(&mut self, _: &mut (), _: &dyn ImageInput) -> Result<(), String> {
         let (picture, left) = self.image.as_mut().ok_or("was not begun")?;
         assert_ne!(picture.0, POISON, "a poisoned picture");
         *left = left.checked_sub(1).ok_or("has no further unit")?;

@@ -1,5 +1,6 @@
 //! The pixels of an image, until the tower needs their patches.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use souffleur_images::{Prepared, Processor};
@@ -36,6 +37,11 @@ impl ImageInput for Pixels {
 
     fn patches(&self, view: usize) -> Vec<f32> {
         self.processor.patches(&self.prepared, view).values
+    }
+
+    fn patches_in(&self, view: usize, indices: Range<usize>) -> Vec<f32> {
+        let patches = self.processor.patches_in(&self.prepared, view, indices);
+        patches.values
     }
 
     fn bytes(&self) -> usize {

@@ -101,7 +101,9 @@ fn images_have_positions_digests_and_pixels() {
             columns: 4
         }
     );
-    assert_eq!(input.patches(0).len(), 16 * 1536);
+    let patches = input.patches(0);
+    assert_eq!(patches.len(), 16 * 1536);
+    assert!(input.patches_in(0, 3..5) == patches[3 * 1536..5 * 1536]);
     let counted = reader.count(&text, &chat, 100).expect("images");
     assert_eq!(
         (&counted.tokens[..], counted.images.len()),

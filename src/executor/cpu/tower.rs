@@ -2,6 +2,7 @@
 //! view after another.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::vision::{Encoder, ImageTower, refuse_slice};
 use souffleur_base::error::{LoadError, StepError};
 use souffleur_kernels::cpu::CpuBackend;
 use souffleur_model::vision::{
-    Encoding, Tower, TowerCheckpoint, TowerConfig, TowerGrid, UNIT_FLOPS,
+    Encoding, Tower, TowerCheckpoint, TowerConfig, TowerError, TowerGrid, UNIT_FLOPS,
 };
 use souffleur_state::prompt_images::{ImageGrid, ImageInput};
 use souffleur_state::step::StepPlan;
@@ -19,6 +20,8 @@ struct CpuTower {
     tower: Tower<CpuBackend>,
     /// The views whose encoding has not ended, in order.
     views: VecDeque<Encoding<CpuBackend>>,
+    /// The index of the first of `views`.
+    view: usize,
     /// The vectors of the views that precede `views`.
     vectors: Vec<f32>,
 }
@@ -46,23 +49,25 @@ fn tower_grid(grid: ImageGrid) -> TowerGrid {
 }
 
 impl ImageTower<CpuBackend> for CpuTower {
-    fn begin(&mut self, backend: &mut CpuBackend, input: &dyn ImageInput) -> Result<(), String> {
+    fn begin(&mut self, _: &mut CpuBackend, input: &dyn ImageInput) -> Result<(), String> {
         self.forget();
         for view in 0..input.n_views() {
-            let (patches, grid) = (input.patches(view), tower_grid(input.grid(view)));
-            let begun = self.tower.begin(backend, &patches, grid);
-            let begun = begun.map_err(|error| format!("cannot be encoded: {error}"))?;
-            self.views.push_back(begun);
+            let begun = self.tower.begin(tower_grid(input.grid(view)));
+            self.views.push_back(begun.map_err(unencodable)?);
         }
         Ok(())
     }
 
-    fn advance(&mut self, backend: &mut CpuBackend) -> Result<(), String> {
+    fn advance(&mut self, backend: &mut CpuBackend, input: &dyn ImageInput) -> Result<(), String> {
         let view = self.views.front_mut().ok_or("has no further unit")?;
-        view.advance(&self.tower, backend, 1);
+        let index = self.view;
+        let patches = |indices: Range<usize>| input.patches_in(index, indices);
+        let advanced = view.advance(&self.tower, backend, 1, &patches);
+        advanced.map_err(unencodable)?;
         if view.is_done()
             && let Some(view) = self.views.pop_front()
         {
+            self.view += 1;
             self.vectors.append(&mut view.into_vectors(backend));
         }
         Ok(())
@@ -77,8 +82,13 @@ impl ImageTower<CpuBackend> for CpuTower {
 
     fn forget(&mut self) {
         self.views.clear();
-        self.vectors.clear();
+        self.view = 0;
+        self.vectors = Vec::new();
     }
+}
+
+fn unencodable(error: TowerError) -> String {
+    format!("cannot be encoded: {error}")
 }
 
 impl CpuExecutor {
@@ -139,6 +149,7 @@ pub(super) fn load_tower(
     Ok(Box::new(CpuTower {
         tower: Tower::load(checkpoint, backend)?,
         views: VecDeque::new(),
+        view: 0,
         vectors: Vec::new(),
     }))
 }

@@ -49,7 +49,7 @@ impl ImageTower<()> for FakeTower {
         Ok(())
     }
 
-    fn advance(&mut self, _: &mut ()) -> Result<(), String> {
+    fn advance(&mut self, _: &mut (), _: &dyn ImageInput) -> Result<(), String> {
         let image = self.image.as_mut().ok_or("was not begun")?;
         image.n_left = image.n_left.checked_sub(1).ok_or("has no further unit")?;
         Ok(())

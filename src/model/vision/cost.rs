@@ -46,16 +46,16 @@ impl TowerConfig {
     }
 
     /// The largest sum of the tensors that an encoding has at a time, in bytes, with this number of compute threads and
-    /// units of at most [`UNIT_FLOPS`].
+    /// units of at most [`UNIT_FLOPS`]. An image of several views needs no more than one view with all their patches:
+    /// the views before have only their vectors, and those after it nothing.
     pub fn encoding_bytes(&self, grid: TowerGrid, threads: usize) -> u64 {
         let n = grid.n_patches();
         let cut = Cut::new(self, grid, UNIT_FLOPS);
         let (block, vectors) = (cut.patches.largest(), cut.vectors.largest());
         let (hidden, attended, patch) = (self.hidden, self.attended(), self.patch_dim());
         let rotations = if self.rotates() { n * self.head_dim } else { 0 };
-        // The values of patches are on the host too, when they are copied.
-        let patches = n * (patch + patch.max(hidden));
-        let embed = patches + rotations + block * (patch + 3 * hidden + self.head_dim);
+        // The values of a block's patches and positions are on the host too, when they are copied.
+        let embed = n * hidden + rotations + block * (3 * patch + 4 * hidden + self.head_dim);
         let panels = n.next_multiple_of(LANES);
         let packed_values = n * self.n_heads * self.head_dim.next_multiple_of(LANES);
         // The residual stream, keys, values and queries.
@@ -66,13 +66,16 @@ impl TowerConfig {
         let mlp = block * (2 * hidden + n_inner * self.intermediate);
         let n_vectors = n / (self.merge * self.merge);
         let further = self.deepstack.len() * n_vectors * self.text_width;
-        let layer = kept + further + attention.max(mlp);
+        // Buffers of the embedding that are too long or too short for queries stay until the end.
+        let left = block * (patch + hidden);
+        let layer = left + kept + further + attention.max(mlp);
         let widths = self.projector_shapes().into_iter().flatten();
         let widest = widths.max().unwrap_or(0);
         let merger = vectors * (3 * self.joined() + 3 * widest);
         let all = further + n_vectors * self.text_width;
         // While a layer's output is projected, keys are kept too.
-        let projector = merger
+        let projector = left
+            + merger
             + if further > 0 {
                 kept + all
             } else {

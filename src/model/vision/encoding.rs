@@ -1,10 +1,16 @@
 //! The encoding of one image, in units.
 
+use std::ops::Range;
+
 use super::cut::{Cut, Unit};
 use super::deepstack::side_by_side;
 use super::layer::ImageRotations;
-use super::{Tower, TowerGrid};
+use super::{Tower, TowerError, TowerGrid};
 use souffleur_kernels::vision::{ImageKeys, VisionOps};
+
+/// Returns the patches of an image with these indices, in the order, and their values in the order and range, that the
+/// model's image processor gives them: `[indices.len(), patch_dim]`.
+pub type PatchesOf<'a> = dyn Fn(Range<usize>) -> Vec<f32> + 'a;
 
 /// An image that is being encoded: it owns the activations, and frees them when it is dropped.
 ///
@@ -15,7 +21,7 @@ pub struct Encoding<B: VisionOps> {
     cut: Cut,
     /// The next unit.
     unit: usize,
-    /// The image's patches, in order.
+    /// The image's patches that are embedded, in order.
     blocks: Vec<Block<B>>,
     /// Of the current layer; from the first layer to the last one.
     keys: Option<ImageKeys<B>>,
@@ -25,7 +31,7 @@ pub struct Encoding<B: VisionOps> {
 
 /// A block of patches.
 struct Block<B: VisionOps> {
-    /// The patches' values before they are embedded, and the residual stream afterwards.
+    /// The residual stream.
     rows: B::Tensor,
     rotations: Option<ImageRotations<B>>,
     /// Between the two parts of a layer.
@@ -33,18 +39,12 @@ struct Block<B: VisionOps> {
 }
 
 impl<B: VisionOps> Encoding<B> {
-    /// `patches` are the blocks of the cut.
-    pub(super) fn new(grid: TowerGrid, cut: Cut, patches: Vec<B::Tensor>) -> Self {
-        let blocks = patches.into_iter().map(|rows| Block {
-            rows,
-            rotations: None,
-            queries: None,
-        });
+    pub(super) fn new(grid: TowerGrid, cut: Cut) -> Self {
         Self {
             grid,
             cut,
             unit: 0,
-            blocks: blocks.collect(),
+            blocks: Vec::new(),
             keys: None,
             sets: Vec::new(),
         }
@@ -68,29 +68,49 @@ impl<B: VisionOps> Encoding<B> {
         self.remaining() == 0
     }
 
-    /// Computes the next units, at most `units`.
+    /// Computes the next units, at most `units`. The first ones read the patches, each those of its block.
+    ///
+    /// # Errors
+    /// [`TowerError::WrongValues`] if a block of patches has another length; the unit can be computed again.
     ///
     /// # Panics
     /// If another tower began this encoding.
-    pub fn advance(&mut self, tower: &Tower<B>, backend: &mut B, units: usize) {
+    pub fn advance(
+        &mut self,
+        tower: &Tower<B>,
+        backend: &mut B,
+        units: usize,
+        patches: &PatchesOf<'_>,
+    ) -> Result<(), TowerError> {
         assert_eq!(
             self.cut,
             tower.cut(self.grid),
             "an encoding must stay with its tower"
         );
         for _ in 0..units.min(self.remaining()) {
-            self.compute(tower, backend);
+            self.compute(tower, backend, patches)?;
             self.unit += 1;
         }
+        Ok(())
     }
 
-    fn compute(&mut self, tower: &Tower<B>, backend: &mut B) {
+    fn compute(
+        &mut self,
+        tower: &Tower<B>,
+        backend: &mut B,
+        patches: &PatchesOf<'_>,
+    ) -> Result<(), TowerError> {
         let unit = self.cut.unit(self.unit);
         let rows = self.cut.rows(unit);
         match unit {
-            Unit::Embed(block) => {
-                let block = &mut self.blocks[block];
-                (block.rows, block.rotations) = tower.embed(backend, &block.rows, self.grid, rows);
+            Unit::Embed(_) => {
+                let values = patches(rows.clone());
+                let (rows, rotations) = tower.embed(backend, &values, self.grid, rows)?;
+                self.blocks.push(Block {
+                    rows,
+                    rotations,
+                    queries: None,
+                });
             }
             Unit::Project { layer, block } => {
                 let grid = self.grid;
@@ -120,6 +140,7 @@ impl<B: VisionOps> Encoding<B> {
                 self.add(0, vectors);
             }
         }
+        Ok(())
     }
 
     /// The residual stream.

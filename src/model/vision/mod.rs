@@ -30,7 +30,7 @@ mod tower;
 pub use checkpoint::TowerCheckpoint;
 pub use config::{MAX_PATCHES, TowerConfig, TowerFamily};
 pub use cut::UNIT_FLOPS;
-pub use encoding::Encoding;
+pub use encoding::{Encoding, PatchesOf};
 pub use error::TowerError;
 pub use image_keys::ImageKeys;
 pub use search::tower_next_to;

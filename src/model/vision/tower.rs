@@ -68,34 +68,13 @@ impl<B: VisionOps> Tower<B> {
         &self.config
     }
 
-    /// Begins to encode an image, and copies its patches. They are in the order, and their values in the order and
-    /// range, that the model's image processor gives them.
-    ///
-    /// # Shapes
-    /// `patches: [grid.h * grid.w, patch_dim]`.
+    /// Begins to encode an image, whose patches are read when they are embedded.
     ///
     /// # Errors
     /// [`TowerError`], before memory is allocated.
-    pub fn begin(
-        &self,
-        backend: &mut B,
-        patches: &[f32],
-        grid: TowerGrid,
-    ) -> Result<Encoding<B>, TowerError> {
+    pub fn begin(&self, grid: TowerGrid) -> Result<Encoding<B>, TowerError> {
         self.config.n_vectors(grid)?;
-        let (got, expected) = (patches.len(), grid.n_patches() * self.config.patch_dim());
-        if got != expected {
-            return Err(TowerError::WrongValues { got, expected });
-        }
-        let cut = self.cut(grid);
-        let dim = self.config.patch_dim();
-        let blocks = (0..cut.patches.count()).map(|block| cut.patches.rows(block));
-        let blocks = blocks.map(|rows| {
-            let values = &patches[rows.start * dim..rows.end * dim];
-            self.upload(backend, values)
-        });
-        let blocks = blocks.collect();
-        Ok(Encoding::new(grid, cut, blocks))
+        Ok(Encoding::new(grid, self.cut(grid)))
     }
 
     fn upload(&self, backend: &mut B, patches: &[f32]) -> B::Tensor {
@@ -115,16 +94,27 @@ impl<B: VisionOps> Tower<B> {
     }
 
     /// The embedded patches of a block, and their RoPE factors. `rows`: the patches' indices in the image.
+    ///
+    /// # Shapes
+    /// `patches: [rows.len(), patch_dim]`.
+    ///
+    /// # Errors
+    /// [`TowerError::WrongValues`] for another number of values.
     pub(super) fn embed(
         &self,
         backend: &mut B,
-        patches: &B::Tensor,
+        patches: &[f32],
         grid: TowerGrid,
         rows: Range<usize>,
-    ) -> (B::Tensor, Option<ImageRotations<B>>) {
-        let operand = backend.operand(patches, &self.patch.weight);
+    ) -> Result<(B::Tensor, Option<ImageRotations<B>>), TowerError> {
+        let (got, expected) = (patches.len(), rows.len() * self.config.patch_dim());
+        if got != expected {
+            return Err(TowerError::WrongValues { got, expected });
+        }
+        let patches = self.upload(backend, patches);
+        let operand = backend.operand(&patches, &self.patch.weight);
         let mut x = backend.project(&operand, &self.patch);
-        drop(operand);
+        drop((operand, patches));
         let positions = self.positions.rows(&self.config, grid, rows.clone());
         if !positions.is_empty() {
             let positions = backend.upload(&positions, self.config.hidden);
@@ -140,7 +130,7 @@ impl<B: VisionOps> Tower<B> {
                 block: rotary_block(&self.config),
             }
         });
-        (kept(backend, &x, self.config.hidden), rotations)
+        Ok((kept(backend, &x, self.config.hidden), rotations))
     }
 
     /// Memory for the keys and values of a layer.

@@ -1,5 +1,7 @@
 //! Patches: the tower's input, in the order of transformers.
 
+use std::ops::Range;
+
 use super::normalise::Normalisation;
 use super::{Prepared, Processor};
 use crate::picture::Picture;
@@ -119,6 +121,15 @@ impl Processor {
     /// # Panics
     /// If the picture was prepared by another processor, or has no such view.
     pub fn patches(&self, prepared: &Prepared, view: usize) -> Patches {
+        let n_patches = prepared.layout.views[view].grid.n_patches();
+        self.patches_in(prepared, view, 0..n_patches as usize)
+    }
+
+    /// Those of a view's patches with these indices, in [`order`](Self::order).
+    ///
+    /// # Panics
+    /// As [`patches`](Self::patches), and if the view has fewer patches.
+    pub fn patches_in(&self, prepared: &Prepared, view: usize, indices: Range<usize>) -> Patches {
         let grid = prepared.layout.views[view].grid;
         let cutter = Cutter {
             picture: &prepared.views[view],
@@ -130,26 +141,20 @@ impl Processor {
             Order::Blocks { merge, frames } => (merge as usize, frames),
             Order::ChannelsFirst | Order::ChannelsLast => (1, 1),
         };
-        let (rows, columns) = (grid.h as usize, grid.w as usize);
+        let blocks_across = grid.w as usize / merge;
         let dim = cutter.side * cutter.side * 3 * frames as usize;
-        let mut values = Vec::with_capacity(rows * columns * dim);
-        for block_row in 0..rows / merge {
-            for block_column in 0..columns / merge {
-                for i in 0..merge * merge {
-                    let row = block_row * merge + i / merge;
-                    let column = block_column * merge + i % merge;
-                    let corner = (column * cutter.side, row * cutter.side);
-                    match order {
-                        Order::ChannelsLast => cutter.channels_last(corner, &mut values),
-                        _ => cutter.channels_first(corner, frames, &mut values),
-                    }
-                }
+        let n = indices.len();
+        let mut values = Vec::with_capacity(n * dim);
+        for index in indices {
+            let (block, i) = (index / (merge * merge), index % (merge * merge));
+            let row = block / blocks_across * merge + i / merge;
+            let column = block % blocks_across * merge + i % merge;
+            let corner = (column * cutter.side, row * cutter.side);
+            match order {
+                Order::ChannelsLast => cutter.channels_last(corner, &mut values),
+                _ => cutter.channels_first(corner, frames, &mut values),
             }
         }
-        Patches {
-            n: values.len() / dim,
-            dim,
-            values,
-        }
+        Patches { n, dim, values }
     }
 }

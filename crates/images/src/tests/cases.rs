@@ -134,7 +134,7 @@ impl Case {
             return Err(format!("pixels: {pixels}"));
         }
         let patches = (0..views.len()).map(|view| {
-            let values = processor.patches(prepared, view).values;
+            let values = in_blocks(processor, prepared, view);
             let bytes = values.iter().flat_map(|value| value.to_le_bytes());
             bytes.collect::<Vec<u8>>()
         });
@@ -144,6 +144,17 @@ impl Case {
         }
         Ok(())
     }
+}
+
+/// All patches of a view, computed in blocks that are no multiple of anything.
+fn in_blocks(processor: &Processor, prepared: &Prepared, view: usize) -> Vec<f32> {
+    let n_patches = prepared.layout.views[view].grid.n_patches() as usize;
+    let blocks = (0..n_patches).step_by(13);
+    let blocks = blocks.map(|start| start..n_patches.min(start + 13));
+    let blocks = blocks.flat_map(|block| processor.patches_in(prepared, view, block).values);
+    let values: Vec<f32> = blocks.collect();
+    assert!(values == processor.patches(prepared, view).values);
+    values
 }
 
 #[test]

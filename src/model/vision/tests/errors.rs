@@ -219,8 +219,10 @@ fn images_that_a_tower_cannot_encode_are_refused() {
     let refused = |name: &str, (h, w): (usize, usize), values: usize, expected: &str| {
         let mut backend = plain_backend();
         let tower = Tower::load(&checkpoint(name), &mut backend).expect("complete");
-        let begun = tower.begin(&mut backend, &vec![0.0; values], TowerGrid { h, w });
-        let error = begun.err().expect(expected).to_string();
+        let patches = |_: std::ops::Range<usize>| vec![0.0; values];
+        let begun = tower.begin(TowerGrid { h, w });
+        let advanced = begun.and_then(|mut begun| begun.advance(&tower, &mut backend, 1, &patches));
+        let error = advanced.expect_err(expected).to_string();
         assert!(error.contains(expected), "{error}\nexpected {expected}");
     };
     refused(

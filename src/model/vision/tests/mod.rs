@@ -1,6 +1,7 @@
 //! Tests of towers: against transformers, in units, with planted mistakes, from GGUF files, and of errors.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::bf16;
@@ -37,6 +38,14 @@ struct Image {
     grid: TowerGrid,
     patches: Vec<f32>,
     vectors: Vec<f32>,
+}
+
+impl Image {
+    /// The values of patches.
+    fn rows(&self, rows: Range<usize>) -> Vec<f32> {
+        let dim = self.patches.len() / self.grid.n_patches();
+        self.patches[rows.start * dim..rows.end * dim].to_vec()
+    }
 }
 
 fn fixture(name: &str) -> PathBuf {
@@ -132,9 +141,10 @@ fn encode(
     image: &Image,
     grid: TowerGrid,
 ) -> Vec<f32> {
-    let begun = tower.begin(backend, &image.patches, grid);
+    let begun = tower.begin(grid);
     let mut encoding = begun.expect("the tower encodes such images");
-    encoding.advance(tower, backend, usize::MAX);
+    let advanced = encoding.advance(tower, backend, usize::MAX, &|rows| image.rows(rows));
+    advanced.expect("the image has all patches");
     encoding.into_vectors(backend)
 }
 

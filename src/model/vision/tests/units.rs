@@ -27,7 +27,7 @@ fn bits_depend_neither_on_units_nor_on_neighbours_nor_on_threads() {
             let tower = Tower::load(&checkpoint, &mut shared).expect("complete");
             let tower = tower.with_unit_flops(unit_flops);
             for image in &images {
-                let begun = tower.begin(&mut shared, &image.patches, image.grid);
+                let begun = tower.begin(image.grid);
                 let work = checkpoint.config.work(image.grid, unit_flops);
                 assert_eq!(begun.expect("encoded").remaining(), work.len(), "{name}");
             }
@@ -45,22 +45,24 @@ fn in_turn(tower: &Tower<CpuBackend>, backend: &mut CpuBackend, images: &[Image]
     let mut encodings: Vec<Encoding<CpuBackend>> = Vec::new();
     // The last image a second time, which is dropped between the two parts of a layer.
     for image in images.iter().chain(images.last()) {
-        let begun = tower.begin(backend, &image.patches, image.grid);
+        let begun = tower.begin(image.grid);
         encodings.push(begun.expect("encoded"));
     }
     let mut dropped = encodings.pop();
     let n_units = |encoding: &Encoding<CpuBackend>| encoding.unit() + encoding.remaining();
     let most = encodings.iter().map(n_units).max().unwrap_or(0);
     for unit in 0..most {
-        for encoding in encodings.iter_mut().filter(|it| !it.is_done()) {
-            assert_eq!(encoding.unit(), unit);
-            encoding.advance(tower, backend, 1);
+        for (encoding, image) in encodings.iter_mut().zip(images) {
+            if !encoding.is_done() {
+                assert_eq!(encoding.unit(), unit);
+                advance(encoding, image, tower, backend);
+            }
         }
         if unit == 4 {
             dropped = None;
         }
-        if let Some(encoding) = &mut dropped {
-            encoding.advance(tower, backend, 1);
+        if let (Some(encoding), Some(image)) = (&mut dropped, images.last()) {
+            advance(encoding, image, tower, backend);
         }
     }
     let vectors = encodings.into_iter().map(|encoding| {
@@ -68,6 +70,39 @@ fn in_turn(tower: &Tower<CpuBackend>, backend: &mut CpuBackend, images: &[Image]
         encoding.into_vectors(backend)
     });
     vectors.collect()
+}
+
+/// Computes a unit.
+fn advance(
+    encoding: &mut Encoding<CpuBackend>,
+    image: &Image,
+    tower: &Tower<CpuBackend>,
+    backend: &mut CpuBackend,
+) {
+    let advanced = encoding.advance(tower, backend, 1, &|rows| image.rows(rows));
+    advanced.expect("the image has all patches");
+}
+
+#[test]
+fn each_patch_is_read_once_by_the_unit_that_embeds_it() {
+    let image = images("qwen").pop().expect("there are images");
+    let mut backend = plain_backend();
+    let tower = Tower::load(&checkpoint("qwen"), &mut backend).expect("complete");
+    let tower = tower.with_unit_flops(0);
+    let mut encoding = tower.begin(image.grid).expect("encoded");
+    let read = std::cell::RefCell::new(Vec::new());
+    let patches = |rows: std::ops::Range<usize>| {
+        read.borrow_mut().push(rows.clone());
+        image.rows(rows)
+    };
+    let n_patches = image.grid.n_patches();
+    let n_blocks = n_patches.div_ceil(16);
+    for unit in 0..encoding.remaining() {
+        let advanced = encoding.advance(&tower, &mut backend, 1, &patches);
+        assert_eq!(advanced, Ok(()));
+        assert_eq!(read.borrow().len(), n_blocks.min(unit + 1));
+    }
+    assert!(read.into_inner().into_iter().flatten().eq(0..n_patches));
 }
 
 #[test]
@@ -133,6 +168,21 @@ fn images_that_cannot_be_encoded_have_one_unit() {
     for (h, w) in [(0, 2), (3, 4), (1 << 31, 1 << 31), (usize::MAX, 2)] {
         assert_eq!(config.work(TowerGrid { h, w }, 1), [1], "{h} x {w}");
     }
+}
+
+#[test]
+fn views_need_no_more_memory_than_one_view_of_all_their_patches() {
+    let config = checkpoint("lfm2").config;
+    let (view, n_views) = (TowerGrid { h: 32, w: 32 }, 11);
+    let all = TowerGrid {
+        h: view.h,
+        w: view.w * n_views,
+    };
+    let n_vectors = all.n_patches() / (config.merge * config.merge);
+    // The list of vectors grows, so that it may have twice the room.
+    let vectors = 2 * n_vectors * config.out_width() * size_of::<f32>();
+    let views = config.encoding_bytes(view, 2) + vectors as u64;
+    assert!(views <= config.encoding_bytes(all, 2));
 }
 
 #[test]
