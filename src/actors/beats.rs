@@ -298,6 +298,10 @@ impl Executor for BeatingExecutor {
         self.inner.take_encoded()
     }
 
+    fn forget_unwanted(&mut self) {
+        self.inner.forget_unwanted();
+    }
+
     fn set_beat(&mut self, beat: Beat) {
         self.inner.set_beat(beat.clone());
         self.beat = beat;

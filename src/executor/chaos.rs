@@ -169,6 +169,10 @@ impl Executor for ChaosExecutor {
         self.inner.take_encoded()
     }
 
+    fn forget_unwanted(&mut self) {
+        self.inner.forget_unwanted();
+    }
+
     fn set_beat(&mut self, beat: Beat) {
         self.inner.set_beat(beat);
     }

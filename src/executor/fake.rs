@@ -451,6 +451,12 @@ impl Executor for FakeExecutor {
             .map_or_else(Vec::new, Encoder::take_encoded)
     }
 
+    fn forget_unwanted(&mut self) {
+        if let Some(encoder) = &mut self.vision {
+            encoder.forget_unwanted();
+        }
+    }
+
     fn reset(&mut self) -> Result<(), DeviceLost> {
         self.rows.clear();
         self.forget_image();

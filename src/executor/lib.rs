@@ -88,6 +88,11 @@ pub trait Executor: Send {
         Vec::new()
     }
 
+    /// Frees the memory of an image that is encoded in part and whose requests were cancelled. Called twice a second while
+    /// no step is in flight; a step does it by itself. By default there is none. An executor that wraps another one must
+    /// call the other one's method.
+    fn forget_unwanted(&mut self) {}
+
     /// Called once, before the first step. The engine counts each step as a sign of life; an executor whose steps can
     /// take longer than the watchdog's timeout must also beat during a step, for example at the end of each layer. An
     /// executor that wraps another one should call the other one's method.

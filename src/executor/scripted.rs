@@ -41,6 +41,10 @@ impl Executor for ScriptedExecutor {
         self.inner.take_encoded()
     }
 
+    fn forget_unwanted(&mut self) {
+        self.inner.forget_unwanted();
+    }
+
     fn reset(&mut self) -> Result<(), DeviceLost> {
         self.inner.reset()
     }

@@ -160,6 +160,10 @@ impl<E: Executor + ?Sized> Executor for Gated<E> {
         self.inner.take_encoded()
     }
 
+    fn forget_unwanted(&mut self) {
+        self.inner.forget_unwanted();
+    }
+
     fn is_lost(&self) -> bool {
         self.inner.is_lost()
     }

@@ -23,7 +23,8 @@ use souffleur_state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 
 /// Time that the thread waits for the next step before it polls the device for the end of the step in flight.
 const GLANCE: Duration = Duration::from_micros(20);
-/// Interval at which the thread asks whether the device was lost, while no step is in flight.
+/// Interval at which the thread asks whether the device was lost, and frees the memory of images that no request waits
+/// for, while no step is in flight.
 const IDLE_GLANCE: Duration = Duration::from_millis(500);
 
 /// The channels from a unit, and the mailbox for the answers.
@@ -159,14 +160,14 @@ impl StepRunner<'_> {
         Action::Finish
     }
 
-    /// Waits for a step, or for the loss of the device.
-    fn wait(&self) -> Action {
+    /// Waits for a step, or for the loss of the device, and meanwhile frees what no request needs.
+    fn wait(&mut self) -> Action {
         loop {
             match self.connection.steps.recv_timeout(IDLE_GLANCE) {
                 Ok(step) => return Action::Launch(step),
                 Err(RecvTimeoutError::Disconnected) => return Action::End,
                 Err(RecvTimeoutError::Timeout) if self.executor.is_lost() => return Action::Reset,
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.executor.forget_unwanted(),
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use actix::{Actor, Addr, Context, Handler};
 use actix_rt::System;
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{ExecutorThread, StepSender};
@@ -44,6 +44,8 @@ enum Fault {
     MissingRows,
     /// Waits for a message when the step begins, and for another one.
     Held(Receiver<()>),
+    /// None; tells each call of `forget_unwanted`.
+    Told(Sender<()>),
 }
 
 #[derive(Default)]
@@ -113,6 +115,7 @@ impl Executor for FaultyExecutor {
                 return Ok(Launch::Done(StepOutput { step, rows }));
             }
             Some(Fault::MissingRows) => self.fault = Some(Fault::MissingRows),
+            Some(Fault::Told(idle)) => self.fault = Some(Fault::Told(idle)),
             Some(Fault::Held(gate)) => {
                 // The test holds the sender.
                 gate.iter().take(2).for_each(drop);
@@ -128,6 +131,13 @@ impl Executor for FaultyExecutor {
     fn finish(&mut self) -> Result<StepOutput, StepError> {
         self.fault = None;
         panic!("planted");
+    }
+
+    fn forget_unwanted(&mut self) {
+        if let Some(Fault::Told(idle)) = &self.fault {
+            // The test may have ended.
+            let _ = idle.send(());
+        }
     }
 
     fn is_lost(&self) -> bool {
@@ -444,6 +454,22 @@ fn a_device_that_is_lost_while_no_step_runs_ends_the_thread() {
         assert_eq!((died.generation, died.panicked), (1, true));
         assert_eq!(&*died.cause, "the device is gone");
         assert!(!world.thread.is_alive());
+        drop(unit);
+        assert!(world.end().await.is_empty());
+    });
+}
+
+#[test]
+fn an_idle_thread_frees_what_no_request_needs() {
+    System::new().block_on(async {
+        let (idle, told) = unbounded();
+        let mut world = World::start(Some(Fault::Told(idle))).await;
+        let unit = world.connect();
+        send(&unit, opening(1));
+        world.assert_opened(1).await;
+        told.recv().expect("the executor lives");
+        send(&unit, decode(2));
+        world.answer().await.result.expect("the step ran");
         drop(unit);
         assert!(world.end().await.is_empty());
     });

@@ -511,6 +511,10 @@ impl Executor for CpuExecutor {
         encoder.map_or_else(Vec::new, Encoder::take_encoded)
     }
 
+    fn forget_unwanted(&mut self) {
+        self.forget_unwanted_image();
+    }
+
     fn set_beat(&mut self, beat: Beat) {
         if let Some(encoder) = &mut self.encoder {
             encoder.set_beat(beat.clone());

@@ -462,6 +462,12 @@ impl Executor for CudaExecutor {
         tower.map_or_else(Vec::new, HostTower::take_encoded)
     }
 
+    fn forget_unwanted(&mut self) {
+        if let Some(tower) = &mut self.tower {
+            tower.forget_unwanted();
+        }
+    }
+
     fn set_beat(&mut self, beat: Beat) {
         if let Some(tower) = &mut self.tower {
             tower.set_beat(beat.clone());

@@ -415,6 +415,11 @@ impl Executor for Ranks {
         std::mem::take(&mut self.encoded)
     }
 
+    /// Rank 0 has the tower.
+    fn forget_unwanted(&mut self) {
+        self.members[0].thread.order(Order::ForgetUnwanted);
+    }
+
     /// Rank 0 beats for all: it waits for the others several times in each layer.
     fn set_beat(&mut self, beat: Beat) {
         self.members[0].thread.order(Order::SetBeat(beat));

@@ -77,6 +77,8 @@ pub(super) enum Order {
     Recycle(Vec<RowResult>),
     /// Has no answer.
     SetBeat(Beat),
+    /// Has no answer.
+    ForgetUnwanted,
 }
 
 pub(super) enum Answer {
@@ -210,6 +212,7 @@ fn serve(
             Order::Reset => reporter.send(Answer::Reset(executor.reset())),
             Order::Recycle(rows) => executor.recycle(rows),
             Order::SetBeat(beat) => executor.set_beat(beat),
+            Order::ForgetUnwanted => executor.forget_unwanted(),
         }
     }
 }
