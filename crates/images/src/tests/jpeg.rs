@@ -118,3 +118,17 @@ fn pictures_of_two_components_are_refused_by_name() {
     let refused = read(&thirds, &Limits::default()).expect_err("2 does not divide 3");
     assert_eq!(refused.code(), "image_unsupported");
 }
+
+#[test]
+fn a_progressive_picture_without_its_last_scan_is_read() {
+    let whole = file("jpeg-progressive");
+    let scans = whole.windows(2).rposition(|pair| pair == [0xff, 0xda]);
+    let mut short = whole[..scans.expect("the file has scans")].to_vec();
+    assert!(segment(&short, 0xda) < short.len());
+    short.extend([0xff, 0xd9]);
+    let size = |bytes: &[u8]| {
+        let picture = read(bytes, &Limits::default()).expect("the file is complete");
+        (picture.width(), picture.height())
+    };
+    assert_eq!(size(&short), size(&whole));
+}

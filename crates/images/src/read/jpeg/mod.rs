@@ -3,7 +3,8 @@
 //! No library gives the pixels of libjpeg-turbo, which Pillow and transformers read: others differ by up to four levels
 //! in pictures with halved chroma. So the arithmetic here is libjpeg's (`jidctint.c`, `jdsample.c`, `jdcolor.c`): its
 //! accurate inverse DCT, its triangle filter for chroma, and its tables of colours. Damaged entropy-coded
-//! data are refused, where libjpeg warns.
+//! data are refused, where libjpeg warns. Progressive pictures without their last scans are not smoothed
+//! (`jdcoefct.c`).
 
 mod bits;
 mod blocks;
