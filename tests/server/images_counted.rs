@@ -160,6 +160,25 @@ fn every_api_counts_the_tokens_of_images_by_their_headers() {
 }
 
 #[test]
+fn the_text_of_a_chat_has_a_placeholder_for_each_image() {
+    let (world, _folder) = world(|_| ());
+    let image = "<|vision_start|><|image_pad|><|vision_end|>";
+    let chat = user(json!([text("a"), pixel(), text(image), pixel()]));
+    let rendered = post(world.addr, "/apply-template", &chat).ok();
+    let prompt = rendered["prompt"].as_str().expect("a text");
+    assert_eq!(prompt.trim_end(), format!("user: a{image}{image}{image}"));
+    // The letters of a name are not counted as an image, and the other images must be admitted.
+    let none = user(json!([text(image), url("data:,BM"), url("file:///a")]));
+    let refused = post(world.addr, "/apply-template", &none);
+    let error = refused.json().to_string();
+    assert!(
+        refused.status == 400 && error.contains("messages[0].content[2]"),
+        "{error}"
+    );
+    world.wait_until_idle();
+}
+
+#[test]
 fn names_of_tokens_in_texts_are_letters() {
     let (world, _folder) = world(|_| ());
     let name = "<|vision_start|><|image_pad|><|vision_end|>";

@@ -68,6 +68,16 @@ impl ImageReader {
         !chat.images.is_empty() || self.marks.are_in(&for_template(chat))
     }
 
+    /// Renders a chat with the placeholder's name for each image. Reads no images.
+    ///
+    /// # Errors
+    /// Those of the template, and another number of placeholders than images.
+    pub fn render(&self, text: &TextModel, chat: &ChatPrompt) -> Result<String, RequestError> {
+        let rendered = text.render_images(&self.marks, &for_template(chat))?;
+        self.marks.check_number(&rendered, chat.images.len())?;
+        Ok(rendered.text)
+    }
+
     /// Renders and encodes a chat with pad tokens at the positions of vectors. Reads only the headers of the images.
     ///
     /// # Errors

@@ -104,6 +104,9 @@ fn images_have_positions_digests_and_pixels() {
     let patches = input.patches(0);
     assert_eq!(patches.len(), 16 * 1536);
     assert!(input.patches_in(0, 3..5) == patches[3 * 1536..5 * 1536]);
+    let image = "<|vision_start|><|image_pad|><|vision_end|>";
+    let rendered = reader.render(&text, &chat).expect("images");
+    assert_eq!(rendered, format!("a{image}b{image}"));
     let counted = reader.count(&text, &chat, 100).expect("images");
     assert_eq!(
         (&counted.tokens[..], counted.images.len()),
@@ -178,6 +181,9 @@ fn errors_name_the_place_and_the_limit() {
         let counted = reader.count(&text, chat, limit).expect_err("is refused");
         let read = reader.read(&text, chat, limit, &|| false);
         assert_eq!(read.expect_err("is refused"), counted);
+        if let Err(error) = reader.render(&text, chat) {
+            assert_eq!(error, counted);
+        }
         counted.to_string()
     };
     let error = refusal(&chat(two.clone(), &[GIF, b"BM"]), 100);

@@ -25,18 +25,22 @@ struct Answer {
     prompt: String,
 }
 
-/// Answers with the text that `/v1/chat/completions` encodes for the same body. It may be longer than the context.
+/// Answers with the text that `/v1/chat/completions` encodes for the same body, and the name of the model's placeholder
+/// for each image (llama.cpp answers with its marker of media). It may be longer than the context.
 pub(crate) async fn apply(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let received = ReceivedCall::new(&state, body)?;
     let engine = &received.loaded.engine;
     let (mut call, mut charges) = Call::parse(received.fields, received.limits)?;
-    // The text of a template has no place for images, except as notes: they are refused without being fetched.
+    // The images are neither fetched nor read.
     drop(images::take(&state, &mut call.prompt, &mut charges)?);
     let sampling = &call.common.sampling;
     sampling.validate(engine.model().vocab_size, engine.request_limits())?;
-    let chat = call.prompt;
+    let (chat, reader) = (call.prompt, engine.images().cloned());
     let work = move |tokenizer: &TextModel, _| {
-        let prompt = encode::render(tokenizer, &chat)?;
+        let prompt = match reader.filter(|_| !chat.images.is_empty()) {
+            Some(reader) => reader.render(tokenizer, &chat)?,
+            None => encode::render(tokenizer, &chat)?,
+        };
         let json = serde_json::to_vec(&Answer { prompt });
         Ok(json.expect("answers have string keys only"))
     };

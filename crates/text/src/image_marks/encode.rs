@@ -52,14 +52,7 @@ impl TextModel {
         rendered: &RenderedImages,
         images: &[Vec<ImagePart<'_>>],
     ) -> Result<ImageTokens, RequestError> {
-        let n_written = marks.n_placeholders(rendered);
-        if n_written != images.len() {
-            return invalid(format!(
-                "the chat template writes {n_written} images, and the messages have {}: send images in messages of a \
-                 role for which the template takes them, such as user",
-                images.len()
-            ));
-        }
+        marks.check_number(rendered, images.len())?;
         let prepared = marks.prepare(rendered, images)?;
         let encoding = self.encode_matching(&marks.plain, &prepared.text);
         let encoding = encoding.map_err(|error| not_tokenized(&*error))?;
@@ -68,6 +61,25 @@ impl TextModel {
 }
 
 impl ImageMarks {
+    /// Checks that a template has written this number of images.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] for another number.
+    pub fn check_number(
+        &self,
+        rendered: &RenderedImages,
+        n_images: usize,
+    ) -> Result<(), RequestError> {
+        let n_written = self.n_placeholders(rendered);
+        if n_written != n_images {
+            return invalid(format!(
+                "the chat template writes {n_written} images, and the messages have {n_images}: send images in messages \
+                 of a role for which the template takes them, such as user"
+            ));
+        }
+        Ok(())
+    }
+
     fn prepare(
         &self,
         rendered: &RenderedImages,
