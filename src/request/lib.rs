@@ -346,7 +346,7 @@ pub struct Delta {
     /// One entry for each of `tokens` if log probabilities were requested.
     pub output_logprobs: Vec<TokenLogprobs>,
     /// One entry for each prompt token from the requested start on, in one or more deltas. The entry of the prompt's
-    /// first token has no log probability.
+    /// first token has no log probability, nor have those of images, which have the ids of pad tokens and marks.
     pub input_logprobs: Vec<TokenLogprobs>,
     pub usage: Usage,
 }

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::http::{get, post};
-use crate::images_counted::{PIXEL, n_pads, pixel, text, tokens, url, user, world_with};
+use crate::images_counted::{
+    BEGIN, END, PAD, PIXEL, n_pads, pixel, text, tokens, url, user, world_with,
+};
 use crate::mean_tower::see;
 use crate::world::World;
 
@@ -182,5 +184,27 @@ fn ollamas_prompts_and_chats_have_images_before_the_text() {
     let text = error["error"].as_str().expect("an error is a text");
     let expected = "messages[0].images[1]: the image's first bytes (42 4d)";
     assert!(refused.status == 400 && text.contains(expected), "{error}");
+    seeing.world.wait_until_idle();
+}
+
+#[test]
+fn images_have_their_ids_and_no_log_probabilities() {
+    let seeing = Seeing::new();
+    let body = json!({"text": "a<|vision_start|><|image_pad|><|vision_end|>bc", "image_data": PIXEL,
+        "return_logprob": true, "logprob_start_len": 0, "return_text_in_logprobs": true, "top_logprobs_num": 1,
+        "sampling_params": {"max_new_tokens": 1}});
+    let answer = seeing.post("/generate", &body);
+    let meta = &answer["meta_info"];
+    let triples = meta["input_token_logprobs"].as_array().expect("a list");
+    assert_eq!(meta["prompt_tokens"], triples.len());
+    let ids: Vec<u64> = triples.iter().filter_map(|it| it[1].as_u64()).collect();
+    let image = [BEGIN, PAD, PAD, PAD, PAD, END];
+    let place = ids.windows(image.len()).position(|part| part == image);
+    let place = place.expect("the image has its ids");
+    let (image, after) = triples[place..].split_at(image.len());
+    assert!(image.iter().all(|it| it[0].is_null()), "{image:?}");
+    assert_eq!(image[1][2], "<|image_pad|>");
+    assert!(meta["input_top_logprobs"][place + 1].is_null(), "{meta}");
+    assert!(!after.is_empty() && after.iter().all(|it| it[0].is_number()));
     seeing.world.wait_until_idle();
 }

@@ -22,9 +22,9 @@ const MARKS: [(&str, &str); 3] = [
     ("ú", "<|image_pad|>"),
 ];
 /// Their ids.
-const BEGIN: u64 = 182;
-const END: u64 = 183;
-const PAD: u64 = 184;
+pub const BEGIN: u64 = 182;
+pub const END: u64 = 183;
+pub const PAD: u64 = 184;
 const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{{ hint }}{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}\
     {% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
     {% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}";

@@ -142,6 +142,8 @@ pub struct ImageSpan {
     positions: Range<u32>,
     digest: ImageDigest,
     grid: ImageGrid,
+    /// The token id at the positions that have vectors.
+    pad: u32,
     /// Positions of marks, ascending, with their token ids.
     marks: Vec<(u32, u32)>,
     /// From the first position with a vector to the last.
@@ -231,6 +233,12 @@ impl PromptImages {
             .partition_point(|span| span.positions.start <= position);
         let span = &self.spans[after.checked_sub(1)?];
         span.positions.contains(&position).then_some(span)
+    }
+
+    /// The true token id at a position, where the prompt has a key; `None` outside of images.
+    pub fn id_at(&self, position: u32) -> Option<u32> {
+        let span = self.at(position)?;
+        Some(span.mark_at(position).unwrap_or(span.pad))
     }
 
     /// The prompt with a key at each position of an image. `of_image` returns the function that makes an image's keys,
@@ -356,6 +364,7 @@ impl ImageSpan {
             positions: positions.clone(),
             digest: image.digest,
             grid,
+            pad,
             marks: marks.map(|(at, id)| (at, *id)).collect(),
             pads: pads().next().unwrap_or(start)..pads().next_back().map_or(end, |last| last + 1),
             vectors: image.vectors.clone(),

@@ -16,6 +16,7 @@ use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
 use souffleur_state::scheduler::submission::Submission;
 
 use super::TokenizerSettings;
+use super::input_ids::InputIds;
 use super::output::{OutputSetup, OutputText};
 use super::prepare::no_embeddings;
 
@@ -91,6 +92,7 @@ pub(super) struct ActiveRequest {
     embedding: Option<Arc<[f32]>>,
     /// The first token of the requested prompt range, which has no log probability; `None` once delivered.
     first_input: Option<TokenLogprobs>,
+    input_ids: InputIds,
     is_streaming: bool,
     is_stalled: bool,
     started: Instant,
@@ -125,6 +127,7 @@ impl ActiveRequest {
             wants_embedding: submission.pooling.is_some(),
             embedding: None,
             first_input,
+            input_ids: InputIds::of(submission),
             is_streaming,
             is_stalled: false,
             started: Instant::now(),
@@ -283,6 +286,7 @@ impl ActiveRequest {
         let logprobs = logprobs.map(|logprobs| *logprobs).unwrap_or_default();
         delta.input_logprobs.extend(self.first_input.take());
         delta.input_logprobs.extend(logprobs.input);
+        self.input_ids.put_into(&mut delta.input_logprobs);
         delta.output_logprobs = logprobs.output;
         delta.output_logprobs.truncate(kept_now);
     }

@@ -7,6 +7,7 @@ mod estate;
 mod images;
 mod infill;
 mod inline;
+mod input_ids;
 mod intake;
 mod known;
 mod lanes;

@@ -285,3 +285,14 @@ fn a_log_has_runs_without_images() {
     assert!(none.spans().is_empty() && none.cached_until() == 0);
     assert_eq!(none.whole().map(|runs| runs.to_vec()), Some(runs));
 }
+
+#[test]
+fn true_ids_are_those_of_the_prompt() {
+    let (tokens, images) = prompt(&[(1, 2), (2, 2)], (2, 1));
+    let images = table(&tokens, &images).without_vectors();
+    for (position, token) in (0..).zip(&tokens) {
+        let is_text = *token == TEXT;
+        assert_eq!(images.id_at(position), (!is_text).then_some(*token));
+    }
+    assert_eq!(images.id_at(tokens.len() as u32), None);
+}
