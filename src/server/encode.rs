@@ -10,7 +10,7 @@ use actix_web::rt::task::spawn_blocking;
 use super::budget::Charges;
 use super::error::ApiError;
 use super::state::AppState;
-use souffleur_actors::pictures::{self, ImageReader, for_template};
+use souffleur_actors::pictures::{self, ImageReader, RenderedChat, for_template};
 use souffleur_base::error::RequestError;
 use souffleur_engine::EngineHandle;
 use souffleur_model::text::TextModel;
@@ -87,11 +87,10 @@ fn chat_tokens(
     prompt: &ChatPrompt,
     limit_tokens: usize,
 ) -> Result<Vec<u32>, RequestError> {
-    if let Some(tokens) = pictures::tokens_of(reader, tokenizer, prompt, limit_tokens)? {
-        return Ok(tokens);
+    match pictures::render(reader, tokenizer, prompt, limit_tokens)? {
+        RenderedChat::Tokens(tokens) => Ok(tokens),
+        RenderedChat::Text(rendered) => encode(tokenizer, &rendered, false, limit_tokens),
     }
-    let rendered = render(tokenizer, prompt)?;
-    encode(tokenizer, &rendered, false, limit_tokens)
 }
 
 pub(super) fn render(tokenizer: &TextModel, prompt: &ChatPrompt) -> Result<String, RequestError> {

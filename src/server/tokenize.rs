@@ -25,7 +25,7 @@ use super::openapi::shared;
 use super::spelling::SpellTokens;
 use super::state::AppState;
 use super::whole;
-use souffleur_actors::pictures::{self, ImageReader};
+use souffleur_actors::pictures::{self, ImageReader, RenderedChat};
 use souffleur_base::error::RequestError;
 use souffleur_base::field::{Field, check_count};
 use souffleur_model::text::TextModel;
@@ -242,15 +242,10 @@ fn encode(
     (adds_special, limit_tokens): (Option<bool>, usize),
 ) -> Result<Vec<u32>, RequestError> {
     let (prompt, adds_special) = match prompt {
-        Prompt::Chat(chat) => {
-            if let Some(tokens) = pictures::tokens_of(reader, tokenizer, chat, limit_tokens)? {
-                return Ok(tokens);
-            }
-            (
-                encode::render(tokenizer, chat)?.into(),
-                adds_special.unwrap_or(false),
-            )
-        }
+        Prompt::Chat(chat) => match pictures::render(reader, tokenizer, chat, limit_tokens)? {
+            RenderedChat::Tokens(tokens) => return Ok(tokens),
+            RenderedChat::Text(text) => (text.into(), adds_special.unwrap_or(false)),
+        },
         Prompt::Text(prompt) => (prompt.clone(), adds_special.unwrap_or(true)),
         Prompt::Tokens(tokens) => return Ok(tokens.to_vec()),
         // Neither endpoint reads other prompts.

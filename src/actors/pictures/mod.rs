@@ -63,11 +63,6 @@ impl ImageReader {
         })
     }
 
-    /// Whether this must render and encode a chat: it has images, or names of their tokens as text.
-    pub fn is_needed(&self, chat: &ChatPrompt) -> bool {
-        !chat.images.is_empty() || self.marks.are_in(&for_template(chat))
-    }
-
     /// Renders a chat with the placeholder's name for each image. Reads no images.
     ///
     /// # Errors
@@ -225,42 +220,60 @@ impl fmt::Debug for ImageReader {
     }
 }
 
-/// The tokens of a chat with images, of which only the headers are read, or with names of their tokens as text. `None`
-/// for other chats, which need no care. `reader` is that of a model with a tower.
+/// A chat that the template has rendered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RenderedChat {
+    /// The tokens of a chat with images, or with names of their tokens as letters.
+    Tokens(Vec<u32>),
+    /// The text of another chat, which is encoded as it is.
+    Text(String),
+}
+
+/// Renders a chat, and encodes it if that needs care. Of images only the headers are read. `reader` is that of a model
+/// with a tower.
 ///
 /// # Errors
 /// Those of [`ImageReader::count`].
-pub fn tokens_of(
+pub fn render(
     reader: Option<&ImageReader>,
     text: &TextModel,
     chat: &ChatPrompt,
     limit_tokens: usize,
-) -> Result<Option<Vec<u32>>, RequestError> {
-    match reader {
-        None => Ok(read_names(text, chat, limit_tokens)?.map(|(_, tokens)| tokens)),
-        Some(reader) if reader.is_needed(chat) => {
-            let counted = reader.count(text, chat, limit_tokens)?;
-            Ok(Some(counted.tokens))
-        }
-        Some(_) => Ok(None),
+) -> Result<RenderedChat, RequestError> {
+    if let Some(reader) = reader.filter(|_| !chat.images.is_empty()) {
+        let counted = reader.count(text, chat, limit_tokens)?;
+        return Ok(RenderedChat::Tokens(counted.tokens));
     }
+    let rendered = text.render_chat(&for_template(chat))?;
+    let names = read_names(reader, text, (chat, &rendered), limit_tokens)?;
+    Ok(match names {
+        Some(tokens) => RenderedChat::Tokens(tokens),
+        None => RenderedChat::Text(rendered),
+    })
 }
 
-/// The text and the tokens of a chat of a model that takes text only. `None` if the chat has no names of images' tokens,
-/// or the vocabulary lacks them.
+/// The tokens of a chat without images, in whose text names of images' tokens are letters. `None` if the text has no such
+/// name, or only those that the template writes: then the vocabulary reads it as it is.
 pub(crate) fn read_names(
+    reader: Option<&ImageReader>,
     text: &TextModel,
-    chat: &ChatPrompt,
+    (chat, rendered): (&ChatPrompt, &str),
     limit_tokens: usize,
-) -> Result<Option<(String, Vec<u32>)>, RequestError> {
-    let (names, prompt) = (text.media_names(), for_template(chat));
-    let Some(marks) = names.filter(|marks| marks.are_in(&prompt)) else {
+) -> Result<Option<Vec<u32>>, RequestError> {
+    let marks = match reader {
+        Some(reader) => Some(&reader.marks),
+        None => text.media_names(),
+    };
+    let Some(marks) = marks.filter(|marks| marks.are_in(rendered)) else {
         return Ok(None);
     };
-    let rendered = text.render_images(marks, &prompt)?;
+    let rendered = text.render_images(marks, &for_template(chat))?;
+    if !marks.are_letters_in(&rendered) {
+        return Ok(None);
+    }
     check_length(text, &rendered, 0, limit_tokens)?;
     let encoded = text.encode_images(marks, &rendered, &[])?;
-    Ok(Some((rendered.text, encoded.tokens)))
+    Ok(Some(encoded.tokens))
 }
 
 /// Refuses a text that is too long with the positions of its images.

@@ -73,7 +73,6 @@ fn images_have_positions_digests_and_pixels() {
     let text = text_model();
     let reader = reader(&text, 4);
     let chat = chat(json!([part("a"), image(), part("b"), image()]), &[GIF, GIF]);
-    assert!(reader.is_needed(&chat));
     let read = reader.read(&text, &chat, 100, &|| false).expect("images");
     let [first, second] = &read.prompt.images[..] else {
         panic!("two images");
@@ -155,19 +154,18 @@ fn names_in_a_chat_without_images_are_letters() {
     // Longer than the piece that is counted at a time.
     let long = chat(json!("<|image_pad|> ".repeat(1 << 14)), &[]);
     let chat = chat(json!("<|image_pad|>"), &[]);
-    assert!(reader.is_needed(&chat));
     let read = reader.read(&text, &chat, 100, &|| false).expect("text");
     assert!(read.prompt.images.is_empty() && !read.prompt.tokens.contains(&PAD));
     assert_eq!(read.text, "<|image_pad|>");
     let plain = ChatPrompt::of_user("image");
-    assert!(!reader.is_needed(&plain));
+    let tokens = read.prompt.tokens.to_vec();
     // With and without a tower the tokens are the same.
     for tower in [None, Some(&reader)] {
-        let found = tokens_of(tower, &text, &chat, 100).expect("text");
-        assert_eq!(found.as_deref(), Some(&*read.prompt.tokens));
-        let others = tokens_of(tower, &text, &plain, 100).expect("text");
-        assert_eq!(others, None);
-        let too_long = tokens_of(tower, &text, &long, 3).expect_err("too long");
+        let found = render(tower, &text, &chat, 100).expect("text");
+        assert_eq!(found, RenderedChat::Tokens(tokens.clone()));
+        let others = render(tower, &text, &plain, 100).expect("text");
+        assert_eq!(others, RenderedChat::Text("image".to_owned()));
+        let too_long = render(tower, &text, &long, 3).expect_err("too long");
         assert_eq!(too_long.code(), "context_length_exceeded");
     }
 }

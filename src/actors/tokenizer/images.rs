@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::TokenizerSettings;
 use super::prepare::check_prompt;
-use crate::pictures::{self, ImageReader};
+use crate::pictures::ImageReader;
 use souffleur_base::error::{FieldError, RequestError};
 use souffleur_metrics::images_received;
 use souffleur_model::text::TextModel;
-use souffleur_request::{ChatPrompt, ImagePrompt, ImageSupport, TextImages};
+use souffleur_request::{ChatPrompt, ImageFile, ImagePrompt, ImageSupport, TextImages};
 use souffleur_state::prompt_images::{ImageSpan, PromptImages};
 use souffleur_state::tiers::{ImageKeys, Secret};
 
@@ -71,7 +71,7 @@ pub(super) fn prepare(
     )))
 }
 
-/// A chat with images, or with names of their tokens as text.
+/// A chat, rendered and encoded.
 pub(super) struct PreparedChat {
     /// The text that the template has rendered.
     pub(super) text: String,
@@ -80,40 +80,24 @@ pub(super) struct PreparedChat {
     pub(super) images: Option<Arc<PromptImages>>,
 }
 
-/// Reads the images of a chat, and encodes it. `None` if the chat has neither images nor names of their tokens.
+/// Reads the images of a chat that has some, and encodes it.
 pub(super) fn prepare_chat(
     text: &TextModel,
     chat: &ChatPrompt,
     settings: &TokenizerSettings,
     is_cancelled: &dyn Fn() -> bool,
-) -> Result<Option<PreparedChat>, RequestError> {
-    let limit = settings.limits.max_prompt_tokens();
+) -> Result<PreparedChat, RequestError> {
     let Some(reader) = &settings.images.reader else {
-        if let Some(image) = chat.images.first() {
-            return Err(no_reader(&image.field, settings));
-        }
-        let read = pictures::read_names(text, chat, limit)?;
-        return Ok(read.map(|(text, tokens)| PreparedChat {
-            text,
-            tokens: tokens.into(),
-            images: None,
-        }));
+        return Err(no_reader(first_field(&chat.images), settings));
     };
-    if !reader.is_needed(chat) {
-        return Ok(None);
-    }
+    let limit = settings.limits.max_prompt_tokens();
     let read = reader.read(text, chat, limit, is_cancelled)?;
-    let (tokens, images) = if read.prompt.images.is_empty() {
-        (read.prompt.tokens, None)
-    } else {
-        let (keyed, images) = prepare(&read.prompt, settings)?;
-        (keyed, Some(images))
-    };
-    Ok(Some(PreparedChat {
+    let (tokens, images) = prepare(&read.prompt, settings)?;
+    Ok(PreparedChat {
         text: read.text,
         tokens,
-        images,
-    }))
+        images: Some(images),
+    })
 }
 
 /// Reads the images of a text, and encodes it.
@@ -124,15 +108,15 @@ pub(super) fn prepare_text(
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<(Arc<[u32]>, Arc<PromptImages>), RequestError> {
     let Some(reader) = &settings.images.reader else {
-        let field = prompt
-            .images
-            .first()
-            .map_or("images", |image| &*image.field);
-        return Err(no_reader(field, settings));
+        return Err(no_reader(first_field(&prompt.images), settings));
     };
     let limit = settings.limits.max_prompt_tokens();
     let read = reader.read_text(text, prompt, limit, is_cancelled)?;
     prepare(&read.prompt, settings)
+}
+
+fn first_field(images: &[ImageFile]) -> &str {
+    images.first().map_or("images", |image| &*image.field)
 }
 
 fn no_reader(field: &str, settings: &TokenizerSettings) -> RequestError {

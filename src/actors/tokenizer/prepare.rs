@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::call::{OutputForm, WeightedPrompt};
-use crate::pictures::for_template;
+use crate::pictures::{self, for_template};
 use souffleur_base::error::{FieldError, PromptTokens, RequestError};
 use souffleur_grammar::{AnswerFrame, CompileNotes, GrammarWish, ReasoningGate};
 use souffleur_metrics::{GrammarEnd, GrammarMetrics};
@@ -173,14 +173,21 @@ fn prepare_chat(
     settings: &TokenizerSettings,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<PreparedChat, RequestError> {
-    if let Some(prepared) = images::prepare_chat(tokenizer, chat, settings, is_cancelled)? {
-        return Ok(prepared);
+    if !chat.images.is_empty() {
+        return images::prepare_chat(tokenizer, chat, settings, is_cancelled);
     }
+    let limit = settings.limits.max_prompt_tokens();
     let text = tokenizer.render_chat(&for_template(chat))?;
-    let over_limit = tokenizer.count_chat_above(&text, settings.limits.max_prompt_tokens())?;
-    refuse_too_long(over_limit, settings)?;
+    let reader = settings.images.reader.as_deref();
+    let tokens = match pictures::read_names(reader, tokenizer, (chat, &text), limit)? {
+        Some(tokens) => tokens,
+        None => {
+            refuse_too_long(tokenizer.count_chat_above(&text, limit)?, settings)?;
+            encode_chat(tokenizer, chat, &text)?
+        }
+    };
     Ok(PreparedChat {
-        tokens: encode_chat(tokenizer, chat, &text)?.into(),
+        tokens: tokens.into(),
         text,
         images: None,
     })

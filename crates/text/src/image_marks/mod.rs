@@ -1,12 +1,13 @@
 //! Images in chats: where a template has them, and which tokens they become.
 //!
 //! A template writes the name of a token for each image, such as `<|image_pad|>`. The same letters in a message are
-//! text: they neither take an image's place nor become the token. So names in messages are replaced by nonces before the
-//! template is rendered, which tells the names that the template wrote from all others. The others are then encoded by
-//! a vocabulary that lacks these tokens, and has stand-ins for those of the template.
+//! text: they neither take an image's place nor become the token. So a copy of the template has secret stand-ins in the
+//! places of the names: every name in a text that the copy has rendered came from a message, as a whole or in part. The
+//! text is then encoded by a vocabulary that lacks these names, and has the stand-ins as tokens.
+//!
+//! Only a chat with images, or with a name in its rendered text, needs the copy.
 
 mod encode;
-mod hide;
 mod media;
 
 use std::collections::hash_map::RandomState;
@@ -19,8 +20,9 @@ use tokenizers::{AddedToken, AddedVocabulary};
 
 use super::TextModel;
 use crate::chat::ChatPrompt;
+use crate::refusal::invalid;
+use crate::template::ChatTemplate;
 pub use encode::ImageTokens;
-use hide::Hidden;
 use souffleur_base::error::RequestError;
 
 /// The names of the tokens of a model's images.
@@ -49,19 +51,21 @@ pub enum ImagePart<'a> {
 }
 
 /// Finds images in rendered chats, and keeps names in messages from being images.
+///
+/// Made for one [`TextModel`].
 #[derive(Debug)]
 pub struct ImageMarks {
     names: Vec<String>,
     ids: Vec<u32>,
     of_images: OfImages,
-    /// The nonce that replaces each name in messages; the last nonce separates a part of a name from its rest.
-    nonces: Vec<String>,
-    /// Finds the names, and then the nonces, in their order.
-    in_rendered: AhoCorasick,
-    in_messages: AhoCorasick,
-    longest_name: usize,
-    /// For each name, the stand-in that replaces it in the text that `plain` encodes.
+    /// Finds the names, in their order.
+    of_names: AhoCorasick,
+    /// Written for each name of the template in the text that `plain` encodes.
     stand_ins: Vec<String>,
+    /// Finds the stand-ins, in their order.
+    of_stand_ins: AhoCorasick,
+    /// The chat template with stand-ins in the places of names.
+    template: Option<ChatTemplate>,
     /// The added tokens without `names`, and with `stand_ins`.
     plain: AddedVocabulary,
     /// The index in `names` of each stand-in's id in `plain`.
@@ -164,22 +168,24 @@ impl ImageMarks {
 
     fn of(text: &TextModel, found: Found, of_images: OfImages) -> Result<Self, String> {
         let Found { names, ids } = found;
-        let (hiding, standing) = (secret_word(), secret_word());
-        let numbered = |word: &str, n: usize| format!("x{word}{n:03}z");
-        let nonces: Vec<String> = (0..=names.len()).map(|n| numbered(&hiding, n)).collect();
-        let stand_ins: Vec<String> = (0..names.len()).map(|n| numbered(&standing, n)).collect();
+        let word = secret_word();
+        let numbered = |n: usize| format!("x{word}{n:03}z");
+        let stand_ins: Vec<String> = (0..names.len()).map(numbered).collect();
         let plain = without(text, &names, &ids, &stand_ins)?;
         let failed = |error: aho_corasick::BuildError| error.to_string();
+        let of_names = matcher(&names).map_err(failed)?;
+        let marked = |source: &str| of_names.replace_all(source, &stand_ins);
+        let template = text.template.as_ref();
+        let template = template.map(|template| template.rewritten(marked));
         let marks = Self {
-            in_rendered: matcher(names.iter().chain(&nonces)).map_err(failed)?,
-            in_messages: matcher(names.iter()).map_err(failed)?,
-            longest_name: names.iter().map(String::len).max().unwrap_or(0),
+            template,
+            of_names,
+            of_stand_ins: matcher(&stand_ins).map_err(failed)?,
             of_stand_in: ids_of_stand_ins(&plain, &stand_ins),
             others: moved_ids(text, &plain)?,
             names,
             ids,
             of_images,
-            nonces,
             stand_ins,
             plain,
         };
@@ -206,10 +212,19 @@ impl ImageMarks {
         Ok(())
     }
 
-    /// Whether messages, tools or template arguments have one of the names as text, so that the chat must be rendered
-    /// and encoded here even if it has no images.
-    pub fn are_in(&self, prompt: &ChatPrompt<'_>) -> bool {
-        Hidden::is_needed(self, prompt)
+    /// Whether a text that the model's own template has rendered has one of the names, which a message may have brought
+    /// in.
+    pub fn are_in(&self, rendered: &str) -> bool {
+        self.of_names.is_match(rendered)
+    }
+
+    /// Whether a chat has names that the template did not write, or not alone: they are letters.
+    pub fn are_letters_in(&self, rendered: &RenderedImages) -> bool {
+        let mut names = self.of_names.find_iter(&*rendered.text);
+        names.any(|name| {
+            let place = (name.start(), name.pattern().as_usize());
+            rendered.written.binary_search(&place).is_err()
+        })
     }
 
     /// The token id at the positions of vectors.
@@ -225,7 +240,12 @@ impl ImageMarks {
 
     /// Finds the names in a text that no template has rendered: all of them are tokens.
     pub fn written_in(&self, text: &str) -> RenderedImages {
-        self.read(text)
+        let names = self.of_names.find_iter(text);
+        let written = names.map(|name| (name.start(), name.pattern().as_usize()));
+        RenderedImages {
+            text: text.to_owned(),
+            written: written.collect(),
+        }
     }
 
     /// The number of images that the text has places for.
@@ -239,21 +259,15 @@ impl ImageMarks {
         self.names.iter().position(|known| known == name)
     }
 
-    /// Finds the names that the template wrote, and puts the others back into the text.
+    /// Puts the names into the places of the stand-ins that the template wrote.
     fn read(&self, rendered: &str) -> RenderedImages {
         let (mut text, mut written) = (String::with_capacity(rendered.len()), Vec::new());
         let mut done = 0;
-        for found in self.in_rendered.find_iter(rendered) {
+        for found in self.of_stand_ins.find_iter(rendered) {
             text.push_str(&rendered[done..found.start()]);
-            let pattern = found.pattern().as_usize();
-            match pattern.checked_sub(self.names.len()) {
-                None => {
-                    written.push((text.len(), pattern));
-                    text.push_str(&self.names[pattern]);
-                }
-                // The last nonce hides nothing.
-                Some(nonce) => text.push_str(self.names.get(nonce).map_or("", String::as_str)),
-            }
+            let name = found.pattern().as_usize();
+            written.push((text.len(), name));
+            text.push_str(&self.names[name]);
             done = found.end();
         }
         text.push_str(&rendered[done..]);
@@ -293,19 +307,23 @@ impl TextModel {
         marks: &ImageMarks,
         prompt: &ChatPrompt<'_>,
     ) -> Result<RenderedImages, RequestError> {
-        let Some(template) = &self.template else {
+        let (Some(own), Some(marked)) = (&self.template, &marks.template) else {
             // Refuses the chat.
             return self.render_chat(prompt).map(|text| marks.read(&text));
         };
-        let hidden = Hidden::of(marks, prompt)?;
-        let rendered = template.render_with_images(&hidden.prompt(prompt))?;
-        Ok(marks.read(&rendered))
+        if let Ok(rendered) = marked.render_with_images(prompt) {
+            return Ok(marks.read(&rendered));
+        }
+        // Errors may quote the template, and no client may see a stand-in.
+        own.render_with_images(prompt)?;
+        invalid(
+            "the chat template exceeds its limits once its images are marked: send shorter messages"
+                .to_owned(),
+        )
     }
 }
 
-fn matcher<'a>(
-    patterns: impl Iterator<Item = &'a String>,
-) -> Result<AhoCorasick, aho_corasick::BuildError> {
+fn matcher(patterns: &[String]) -> Result<AhoCorasick, aho_corasick::BuildError> {
     let mut builder = AhoCorasick::builder();
     builder
         .match_kind(MatchKind::LeftmostLongest)

@@ -77,6 +77,36 @@ impl ChatTemplate {
         &self.source[..self.default_bytes]
     }
 
+    /// This template with other sources: those that `rewrite` returns for its own. It takes the same messages.
+    pub(super) fn rewritten(&self, rewrite: impl Fn(&str) -> String) -> Self {
+        let (default, tool_use) = self.source.split_at(self.default_bytes);
+        let (default, tool_use) = (rewrite(default), rewrite(tool_use));
+        let mut compile_error = self.compile_error.clone();
+        let mut templates = BTreeMap::new();
+        for name in self.templates.keys() {
+            let source = if *name == TOOL_USE {
+                &tool_use
+            } else {
+                &default
+            };
+            match Template::compile(source) {
+                Ok(template) => {
+                    templates.insert(*name, template);
+                }
+                Err(error) => compile_error = Some(error),
+            }
+        }
+        Self {
+            templates,
+            special: self.special.clone(),
+            expected: self.expected.clone(),
+            file: self.file.clone(),
+            compile_error,
+            default_bytes: default.len(),
+            source: default + &tool_use,
+        }
+    }
+
     /// Appends the calls of earlier answers to their content if the template leaves them out.
     pub(super) fn put_calls_into_content(&mut self, writer: CallWriter) {
         for expected in self.expected.values_mut() {

@@ -225,12 +225,8 @@ fn missing_tokens_are_named() {
     assert_eq!(error, "the vocabulary has no added token <image>");
     let marks = marks(&model);
     assert_eq!(marks.pad_id(), PAD);
-    let are_in = |messages: Value| marks.are_in(&ChatPrompt::new(&messages));
-    assert!(are_in(json!([{"a": ["x<|vision_end|>"]}])));
-    assert!(are_in(json!({"<|image_pad|>": 1})));
-    assert!(!are_in(
-        json!([{"a": ["<|extra|>", 1, null, "|image_pad|>"]}])
-    ));
+    assert!(marks.are_in("x<|vision_end|>"));
+    assert!(!marks.are_in("<|extra|>|image_pad|><"));
 }
 
 #[test]
@@ -245,7 +241,7 @@ fn names_are_found_in_tools_and_arguments_without_images() {
             template_kwargs: kwargs.as_object(),
             ..ChatPrompt::new(&messages)
         };
-        let is_in = marks.are_in(&prompt);
+        let is_in = marks.are_in(&model.render_chat(&prompt).expect("text"));
         (is_in, encode(&model, &prompt, &[]).expect("text").tokens)
     };
     let after = tokens(&[Ok("<|im_start|>user a<|im_end|>")]);
@@ -253,10 +249,10 @@ fn names_are_found_in_tools_and_arguments_without_images() {
         (r#"[{"name": "a", "n": 15}]"#, "", false),
         (r#"[{"name": "<|image_pad|>"}]"#, "", true),
         (r#"[{"<|vision_end|>": {}}]"#, "", true),
-        // A part of a name, which another text could complete.
+        // A part of a name.
         (r#"[{"name": "a<|image_"}]"#, "", false),
-        (r#"[{"name": "a<|image_"}]"#, "pad|>", true),
-        ("[]", "<|image_pad|>", true),
+        (r#"[{"name": "a<|image_"}]"#, "pad|>", false),
+        ("[]", "<|image_pad|>", false),
         ("[{}]", "<|vision_start|><|image_pad|>", true),
     ] {
         let (is_in, found) = found(json, json!({"hint": hint, "other": [1, true]}));
@@ -295,7 +291,8 @@ fn names_in_calls_and_reasoning_are_letters() {
             {"role": "assistant", "content": "b", "reasoning_content": name, "tool_calls": [call]},
         ]);
         let prompt = ChatPrompt::new(&messages);
-        assert!(marks(&model).are_in(&prompt));
+        let rendered = model.render_chat(&prompt).expect("text");
+        assert!(marks(&model).are_in(&rendered));
         let found = encode(&model, &prompt, &[]).expect("text");
         let letters = format!("{name}blook{{\"a\": \"{name}\"}}");
         let expected = tokens(&[Ok("<|im_start|>"), Err(letters.as_str()), Ok("<|im_end|>")]);
@@ -312,14 +309,72 @@ fn names_do_not_arise_when_a_template_trims_texts() {
     assert_eq!(found.tokens, tokens(&[Err("<|image_pad|>")]));
 }
 
+/// Templates of calls write keys between brackets.
+#[test]
+fn names_do_not_arise_from_a_text_and_the_template() {
+    for (before, after) in [
+        ("<parameter=", ">"),
+        ("<", ">"),
+        ("<|", "|>"),
+        ("<|image_", ""),
+    ] {
+        let place =
+            "{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}";
+        let template = format!(
+            "{{% for m in messages %}}{{% for p in m.content %}}{place}{before}{{{{ p.text | replace('~', '') }}}}{after}\
+             {{% endif %}}{{% endfor %}}{{% endfor %}}"
+        );
+        let model = model(&template);
+        let of_model = marks(&model);
+        for key in [
+            "x<|image_pad|",
+            "|image_pad|",
+            "|image_~pad|",
+            "image_pad",
+            "pad|>",
+        ] {
+            let all = format!("{before}{}{after}", key.replace('~', ""));
+            let letters = tokens(&[Err(all.as_str())]);
+            let messages = json!([{"role": "user", "content": [text(key)]}]);
+            let prompt = ChatPrompt::new(&messages);
+            let plain = model.render_chat(&prompt).expect("text");
+            assert_eq!(plain, all);
+            assert_eq!(
+                of_model.are_in(&plain),
+                all.contains("<|image_pad|>"),
+                "{all}"
+            );
+            let found = encode(&model, &prompt, &[]).expect("text");
+            assert_eq!(found.tokens, letters, "{all}");
+            // The place of an image stays.
+            let messages = json!([{"role": "user", "content": [text(key), image()]}]);
+            let prompt = ChatPrompt::new(&messages);
+            let found = encode(&model, &prompt, &[vec![ImagePart::Vectors(1)]]);
+            let found = found.expect("an image").tokens;
+            assert_eq!(found, [&letters[..], &[261, PAD, 262]].concat(), "{all}");
+        }
+    }
+}
+
+#[test]
+fn errors_of_templates_show_no_stand_in() {
+    let model = model(
+        "{% for m in messages %}{{ raise_exception('write ' ~ '<|image_pad|>' ~ ' once') }}{% endfor %}",
+    );
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let error = encode(&model, &ChatPrompt::new(&messages), &[]).expect_err("is refused");
+    assert!(error.ends_with("write <|image_pad|> once"), "{error}");
+}
+
 #[test]
 fn names_of_media_are_letters_for_models_that_take_text_only() {
     let model = model(TEMPLATE);
     let marks = model.media_names().expect("the vocabulary has names");
     let messages = json!([{"role": "user", "content": "a<|image_pad|><|vision_start|><|extra|>"}]);
     let prompt = ChatPrompt::new(&messages);
-    assert!(marks.are_in(&prompt));
+    assert!(marks.are_in(&model.render_chat(&prompt).expect("text")));
     let rendered = model.render_images(marks, &prompt).expect("text");
+    assert!(marks.are_letters_in(&rendered));
     let found = model.encode_images(marks, &rendered, &[]).expect("text");
     let letters = "a<|image_pad|><|vision_start|>";
     let head = Ok("<|im_start|>user ");
@@ -333,6 +388,10 @@ fn names_of_media_are_letters_for_models_that_take_text_only() {
     let found = own.encode_images(marks, &rendered, &[]).expect("text");
     assert_eq!(found.tokens.first(), Some(&PAD));
     assert_eq!(found.tokens.iter().filter(|id| **id == PAD).count(), 1);
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let rendered = own.render_images(marks, &ChatPrompt::new(&messages));
+    let rendered = rendered.expect("text");
+    assert!(marks.are_in(&rendered.text) && !marks.are_letters_in(&rendered));
     let plain = ModelDir::new(&super::byte_level()).load();
     assert!(plain.media_names().is_none());
 }
@@ -404,7 +463,7 @@ fn names_of_every_family_are_letters_in_texts_tools_and_arguments() {
             ..prompt
         };
         for marks in [&marks, model.media_names().expect("names of media")] {
-            assert!(marks.are_in(&prompt));
+            assert!(marks.are_in(&model.render_chat(&prompt).expect("text")));
             let rendered = model.render_images(marks, &prompt).expect("text");
             let found = model.encode_images(marks, &rendered, &[]).expect("text");
             assert_eq!(n_of_images(found), 0, "{all}");

@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::images;
 use crate::openai::answer::ReceivedCall;
 use crate::state::AppState;
-use souffleur_actors::pictures::{self, ImageReader, for_template};
+use souffleur_actors::pictures::{self, ImageReader, RenderedChat, for_template};
 use souffleur_base::error::RequestError;
 use souffleur_model::text::{KnownBeginning, TextModel};
 use souffleur_request::ChatPrompt;
@@ -60,11 +60,10 @@ fn count(
     prompt: &ChatPrompt,
     limit_tokens: usize,
 ) -> Result<usize, RequestError> {
-    if let Some(tokens) = pictures::tokens_of(reader, tokenizer, prompt, limit_tokens)? {
-        return Ok(tokens.len());
-    }
-    let for_template = for_template(prompt);
-    let rendered = tokenizer.render_chat(&for_template)?;
+    let rendered = match pictures::render(reader, tokenizer, prompt, limit_tokens)? {
+        RenderedChat::Tokens(tokens) => return Ok(tokens.len()),
+        RenderedChat::Text(text) => text,
+    };
     if let Some(prompt_tokens) = tokenizer.count_chat_above(&rendered, limit_tokens)? {
         return Err(RequestError::PromptTooLong {
             prompt_tokens,
@@ -77,7 +76,7 @@ fn count(
             tokens: &known.tokens,
             has_answer: known.has_answer,
         };
-        if let Some(tokens) = tokenizer.encode_after(known, &for_template, &rendered)? {
+        if let Some(tokens) = tokenizer.encode_after(known, &for_template(prompt), &rendered)? {
             return Ok(tokens.len());
         }
     }
