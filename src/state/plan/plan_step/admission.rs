@@ -3,7 +3,6 @@
 use smallvec::SmallVec;
 
 use super::Planning;
-use super::images::{covered, expected};
 use super::loads::reserve_if_chunked;
 use crate::cache::prefix_cache::{LockedPrefix, Thinning};
 use crate::cache::prefix_history::Departure;
@@ -171,7 +170,8 @@ impl Planning<'_> {
             }
             let limit = candidate.match_limit.min(candidate.tokens.len());
             let load = self.load_round(adder, candidate, prefix_len);
-            if self.waits_for_vectors(candidate, covered(candidate, prefix_len, load, limit)) {
+            let covered = self.covered(candidate, prefix_len, load, limit);
+            if self.waits_for_vectors(candidate, covered) {
                 return Err(NotNow::Encoding);
             }
             let admitted = self.continue_chunk(adder, candidate, prefix_len, load);
@@ -340,7 +340,8 @@ impl Planning<'_> {
             let at = shared_tokens(candidate, prefills[by], limit);
             return Err(NotNow::Held { by, at });
         }
-        if self.waits_for_vectors(candidate, expected(candidate, locked.tokens, limit)) {
+        let expected = self.expected(candidate, locked.tokens, limit);
+        if self.waits_for_vectors(candidate, expected) {
             self.cache.unlock(locked.lock);
             return Err(NotNow::Encoding);
         }
@@ -350,7 +351,8 @@ impl Planning<'_> {
         }
         let (locked, state) = self.with_state(locked);
         let load = self.load_after(candidate, locked.tokens, limit);
-        if self.waits_for_vectors(candidate, covered(candidate, locked.tokens, load, limit)) {
+        let covered = self.covered(candidate, locked.tokens, load, limit);
+        if self.waits_for_vectors(candidate, covered) {
             self.cache.forget_held_state(&locked.lock);
             self.cache.unlock(locked.lock);
             return Err(NotNow::Encoding);

@@ -15,29 +15,31 @@ impl Planning<'_> {
         }
         waits
     }
-}
 
-/// Tokens that the cache has, or the store is expected to have. A fetch begins after the vectors are there: buffers are
-/// few, and an encoding takes seconds.
-pub(super) fn expected(candidate: &Candidate, cached: usize, limit: usize) -> usize {
-    let stored = match candidate.stored {
-        StoredPrefix::None | StoredPrefix::Fetching => 0,
-        StoredPrefix::Found { tokens } => tokens,
-        StoredPrefix::Ready { until, .. } => until,
-    };
-    cached.max(stored.min(limit))
-}
+    /// Tokens that the cache has, or the store is expected to have: loads end with whole pages. A fetch begins after the
+    /// vectors are there: buffers are few, and an encoding takes seconds.
+    pub(super) fn expected(&self, candidate: &Candidate, cached: usize, limit: usize) -> usize {
+        let stored = match candidate.stored {
+            StoredPrefix::None | StoredPrefix::Fetching => 0,
+            StoredPrefix::Found { tokens } => tokens,
+            StoredPrefix::Ready { until, .. } => until,
+        };
+        let stored = stored.min(limit);
+        cached.max(stored - stored % self.page_size)
+    }
 
-/// Tokens that the cache and this load provide, later rounds of the load included.
-pub(super) fn covered(
-    candidate: &Candidate,
-    cached: usize,
-    load: Option<LoadGrant>,
-    limit: usize,
-) -> usize {
-    match load {
-        None => cached,
-        Some(load) if load.continues => expected(candidate, cached, limit),
-        Some(load) => load.to,
+    /// Tokens that the cache and this load provide, later rounds of the load included.
+    pub(super) fn covered(
+        &self,
+        candidate: &Candidate,
+        cached: usize,
+        load: Option<LoadGrant>,
+        limit: usize,
+    ) -> usize {
+        match load {
+            None => cached,
+            Some(load) if load.continues => self.expected(candidate, cached, limit),
+            Some(load) => load.to,
+        }
     }
 }
