@@ -19,10 +19,11 @@ use souffleur_state::control::ControlSetup;
 use souffleur_state::scheduler::stats::EngineStats;
 use tempfile::TempDir;
 
+use crate::embeddings::embeddings;
 use crate::identity::{assert_same, plain, start};
 use crate::images::{
-    REQUESTS, ask, at_once, check_retractions, folder, is_written, one_by_one, pictures, prompt,
-    refusal, request,
+    REQUESTS, ask, at_once, check_retractions, folder, is_written, one_by_one, pictures, pixels,
+    prompt, refusal, request,
 };
 use crate::kernel_paths::repeats_floats;
 use crate::requests::bits;
@@ -127,6 +128,45 @@ async fn an_image_that_no_step_can_compute_is_refused() {
     );
     assert!(text.contains("at most 19"), "{text}");
     bits(world.generate(ask(MODEL, &[(1, 2, 3)], 0))).await;
+    world.assert_no_leaks().await;
+    world.stop().await;
+}
+
+/// Keys tell each image apart, not the other images or parts to which its vectors attend.
+#[tokio::test]
+async fn images_that_touch_or_have_marks_within_are_refused() {
+    let world = start(of_model());
+    let valid = prompt(MODEL, &[(1, 2, 3), (2, 2, 3)], 0);
+    // Without the marks and the text between the vectors of the two images.
+    let mut touching = valid.clone();
+    touching.tokens = [&valid.tokens[..27], &valid.tokens[32..]].concat().into();
+    touching.images[0].positions = 20..27;
+    touching.images[1].positions = 27..34;
+    let text = refusal(&world, touching).await;
+    assert!(
+        text.contains("images[1] directly follows the vectors of images[0]"),
+        "{text}"
+    );
+    // A mark is enough.
+    let mut next = valid.clone();
+    next.tokens = [&valid.tokens[..28], &valid.tokens[32..]].concat().into();
+    next.images[1].positions = 28..35;
+    bits(world.generate(request(next.into(), 0))).await;
+    let mut divided = prompt(MODEL, &[(1, 2, 3)], 0);
+    let mut tokens = divided.tokens.to_vec();
+    tokens[23] = 9;
+    divided.tokens = tokens.into();
+    let five = (1, 1, 5);
+    divided.images[0].grid = ImageGrid {
+        rows: 1,
+        columns: 5,
+    };
+    divided.images[0].vectors = Some(embeddings(&folder(MODEL), &pixels(five)));
+    let text = refusal(&world, divided).await;
+    assert!(
+        text.contains("images[0] has a mark between its pad tokens"),
+        "{text}"
+    );
     world.assert_no_leaks().await;
     world.stop().await;
 }

@@ -139,10 +139,20 @@ fn refused(reason: String) -> RequestError {
 }
 
 /// The images of a model that attends to them in both directions: no chunk cuts a run of their vectors.
+///
+/// Each image is one run, and has a run of its own. Otherwise its K/V would depend on more than its keys.
 fn kept_whole(
     images: PromptImages,
     chunk_tokens: Option<usize>,
 ) -> Result<PromptImages, RequestError> {
+    let touches = |image: &ImageSpan| images.cuts_run(image.positions().start);
+    if let Some(index) = images.spans().iter().position(touches) {
+        return Err(refused(format!(
+            "images[{index}] directly follows the vectors of images[{}], and this model would attend to both as one \
+             image: send a mark or text between them",
+            index.saturating_sub(1)
+        )));
+    }
     let images = images.kept_whole();
     let runs = images.whole().into_iter().flat_map(|runs| runs.iter());
     let longest = runs.map(|run| run.len()).max().unwrap_or(0);
@@ -176,7 +186,8 @@ fn check(
             );
         }
     }
-    if support.rotates_by_grid() && !image.is_contiguous() {
+    let is_one_run = support.rotates_by_grid() || support == ImageSupport::Bidirectional;
+    if is_one_run && !image.is_contiguous() {
         return Err(
             "has a mark between its pad tokens, but this model's images are contiguous".to_owned(),
         );
