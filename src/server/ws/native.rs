@@ -258,7 +258,7 @@ impl Native {
         error: ApiError,
     ) -> Result<(), CloseReason> {
         connection.send(frames::error(rid, &error)).await?;
-        if error.code() == "overloaded" && self.active_requests.is_empty() {
+        if error.code() == "overloaded" && self.in_flight() == 0 {
             Err(CloseReason::Overload)
         } else {
             Ok(())
