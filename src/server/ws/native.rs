@@ -2,6 +2,10 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
 
 use super::connection::{CloseReason, Connection, MessageHandler, count_aborts};
 use super::fetches::Fetches;
@@ -15,10 +19,10 @@ use crate::lanes::Lane;
 use crate::native::{NativeCall, ReplyForm};
 use crate::open_requests::matches_id;
 use crate::sessions::{self, SessionParams, SessionTurn};
-use crate::transcript::Update;
+use crate::transcript::{TranscriptEnd, Update};
 use souffleur_base::ids::RequestId;
 use souffleur_engine::Canceller;
-use souffleur_request::Event;
+use souffleur_request::{Delta, Event, FinishReason};
 
 pub(super) struct ActiveRequest {
     canceller: Canceller,
@@ -53,13 +57,42 @@ struct Waiting {
     rids: Vec<RequestId>,
     /// The requests in `rids` that the client has aborted.
     aborted: Vec<RequestId>,
+    since: Instant,
+    /// Ends the fetch early.
+    stop: Option<oneshot::Sender<()>>,
+}
+
+impl Waiting {
+    /// Aborts the requests with this id or prefix of batches, and returns their number. Without any other request, the
+    /// fetch ends.
+    fn abort(&mut self, name: &str) -> usize {
+        let matching = self.rids.iter();
+        let matching = matching.filter(|rid| matches_id(name, rid.as_str()));
+        let new = matching.filter(|rid| !self.aborted.contains(rid));
+        let new: Vec<RequestId> = new.cloned().collect();
+        let n_aborted = new.len();
+        self.aborted.extend(new);
+        if self.is_aborted()
+            && let Some(stop) = self.stop.take()
+        {
+            // Otherwise the fetch has just ended.
+            let _ = stop.send(());
+        }
+        n_aborted
+    }
+
+    fn is_aborted(&self) -> bool {
+        self.aborted.len() == self.rids.len()
+    }
 }
 
 pub(super) struct FetchedCall {
     id: u64,
     /// The id in the client's message.
     rid: Option<String>,
-    call: Result<(NativeCall, Option<SessionParams>), ApiError>,
+    call: NativeCall,
+    session: Option<SessionParams>,
+    fetched: Result<(), ApiError>,
 }
 
 #[derive(Default)]
@@ -89,11 +122,20 @@ impl MessageHandler for Native {
         connection: &mut Connection<Rc<ActiveRequest>>,
         fetched: FetchedCall,
     ) -> Result<(), CloseReason> {
-        let FetchedCall { id, rid, call } = fetched;
+        let FetchedCall {
+            id,
+            rid,
+            call,
+            session,
+            fetched,
+        } = fetched;
         let place = self.waiting.iter().position(|waiting| waiting.id == id);
         let waiting = place.map(|place| self.waiting.remove(place));
-        let started = match call {
-            Ok((call, session)) => self.start(connection, call, session).await,
+        if let Some(waiting) = waiting.as_ref().filter(|waiting| waiting.is_aborted()) {
+            return send_aborted(connection, &call, waiting.since).await;
+        }
+        let started = match fetched {
+            Ok(()) => self.start(connection, call, session).await,
             Err(error) => Err(error),
         };
         match started {
@@ -209,16 +251,28 @@ impl Native {
         self.n_fetches += 1;
         let id = self.n_fetches;
         let rids = call.requests.iter().map(|request| request.rid.clone());
+        let (stop, stopped) = oneshot::channel();
         self.waiting.push(Waiting {
             id,
             rids: rids.collect(),
             aborted: Vec::new(),
+            since: Instant::now(),
+            stop: Some(stop),
         });
         self.fetches.add(async move {
             let (requests, charges) = (&mut call.requests, &mut call.charges);
-            let fetched = pending.fetch_for_texts(&state, requests, charges).await;
-            let call = fetched.map(|()| (call, session));
-            FetchedCall { id, rid, call }
+            let fetched = tokio::select! {
+                biased;
+                Ok(()) = stopped => Ok(()),
+                fetched = pending.fetch_for_texts(&state, requests, charges) => fetched,
+            };
+            FetchedCall {
+                id,
+                rid,
+                call,
+                session,
+                fetched,
+            }
         });
         Ok(())
     }
@@ -269,13 +323,35 @@ impl Native {
         let matching = |active: &&Rc<ActiveRequest>| matches_id(name, active.rid().as_str());
         let matching = self.active_requests.iter().filter(matching);
         let mut aborted = matching.map(|active| active.canceller.cancel()).count();
-        for waiting in &mut self.waiting {
-            let matching = waiting.rids.iter();
-            let matching = matching.filter(|rid| matches_id(name, rid.as_str()));
-            let matching: Vec<RequestId> = matching.cloned().collect();
-            aborted += matching.len();
-            waiting.aborted.extend(matching);
-        }
+        let waiting = self.waiting.iter_mut();
+        aborted += waiting.map(|waiting| waiting.abort(name)).sum::<usize>();
         count_aborts("client_abort", aborted as u64);
     }
+}
+
+/// Answers the requests of a call that the client has aborted before they started.
+async fn send_aborted(
+    connection: &mut Connection<Rc<ActiveRequest>>,
+    call: &NativeCall,
+    since: Instant,
+) -> Result<(), CloseReason> {
+    for request in &call.requests {
+        // No form has more to show of a request without tokens.
+        let form = ReplyForm::new(request.logprobs.as_ref(), None);
+        let end = TranscriptEnd {
+            reason: FinishReason::Abort,
+            e2e_latency_s: since.elapsed().as_secs_f64(),
+            prompt: Arc::default(),
+            embedding: None,
+            timings: None,
+        };
+        let update = Update {
+            delta: Delta::default(),
+            end: Some(end),
+        };
+        for frame in frames::update(&request.rid, &form, update) {
+            connection.send(frame).await?;
+        }
+    }
+    Ok(())
 }
