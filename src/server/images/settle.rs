@@ -24,6 +24,8 @@ use souffleur_request::{ChatPrompt, GenerateRequest, ImageFile, Prompt, TextImag
 const NOTE: &str = "[image omitted: this model takes text only]";
 /// The fetches of all requests that run at once.
 const MAX_FETCHES: usize = 8;
+/// Those of one call, which may have a thousand prompts: a slow host takes only a part of the slots from others.
+const MAX_FETCHES_OF_CALL: usize = MAX_FETCHES / 2;
 
 /// Fetches images for all requests of a server.
 pub(crate) struct Media {
@@ -121,11 +123,13 @@ impl Pending {
         charge: &mut BodyCharge,
     ) -> Result<Vec<(usize, Arc<[u8]>)>, ApiError> {
         let mut files = Vec::with_capacity(self.0.len());
-        let fetches = self.0.into_iter().map(|wanted| media.fetch(wanted));
-        let mut fetches: FuturesUnordered<_> = fetches.collect();
+        let mut later = self.0.into_iter().map(|wanted| media.fetch(wanted));
+        let first = later.by_ref().take(MAX_FETCHES_OF_CALL);
+        let mut fetches: FuturesUnordered<_> = first.collect();
         while let Some((index, bytes)) = fetches.try_next().await? {
             charge.grow(bytes.len())?;
             files.push((index, bytes.into()));
+            fetches.extend(later.next());
         }
         Ok(files)
     }
@@ -300,6 +304,8 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use futures_util::FutureExt;
+
     use super::*;
     use crate::budget::BodyBudget;
     use souffleur_media::{Connect, Resolve};
@@ -366,6 +372,32 @@ mod tests {
             expected.map(|(index, name)| -> (usize, Arc<[u8]>) { (index, name.as_bytes().into()) });
         assert_eq!(files, expected);
         server.join().expect("no panic");
+    }
+
+    #[actix_web::test]
+    async fn one_call_leaves_slots_to_others() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let local = Arc::new(Local(listener.local_addr().expect("an address")));
+        let domains = AllowedDomains::parse(&["images.example"]).expect("a host");
+        let fetcher = Fetcher::with(domains, FetchLimits::default(), local.clone(), local);
+        let media = Media {
+            fetcher: Arc::new(fetcher),
+            slots: Semaphore::new(MAX_FETCHES),
+        };
+        let wanted = (0..3 * MAX_FETCHES).map(|index| Wanted {
+            index,
+            url: MediaUrl::parse("http://images.example/a").expect("a URL"),
+            place: "a".into(),
+        });
+        let pending = Pending(wanted.collect());
+        let mut charge = BodyBudget::new(1 << 20).open();
+        let mut fetching = Box::pin(pending.files(&media, &mut charge));
+        assert!(fetching.as_mut().now_or_never().is_none());
+        let free = MAX_FETCHES - MAX_FETCHES_OF_CALL;
+        assert_eq!(media.slots.available_permits(), free);
+        // The host answers none.
+        drop(listener);
+        assert!(fetching.await.is_err());
     }
 
     #[test]
