@@ -128,8 +128,12 @@ struct World {
 
 impl World {
     fn new(max_vectors: usize) -> Self {
+        Self::of(&setup(max_vectors))
+    }
+
+    fn of(setup: &ControlSetup) -> Self {
         Self {
-            states: setup(max_vectors).build().expect("the pools are small"),
+            states: setup.build().expect("the pools are small"),
             encodings: Encodings::new(1 << 20),
             in_flight: VecDeque::new(),
             now: 0,
@@ -238,6 +242,8 @@ impl World {
             let error = StepError::Lost("the tower panicked".to_owned());
             self.states.scheduler.step_done(plan.step, Err(error));
         } else {
+            let is_timed = self.states.scheduler.wants_time_of(plan.step);
+            assert!(is_timed || plan.vision.is_none());
             self.run_slice(&plan);
             self.states.scheduler.step_took(plan.step, micros);
             let output = Self::results(&plan);
@@ -407,6 +413,25 @@ fn streams_wait_for_at_most_one_slice() {
     let filled = &world.slices[2..world.slices.len() - 1];
     assert!(filled.iter().all(|us| *us >= 300_000), "{filled:?}");
     world.assert_idle();
+}
+
+#[test]
+fn slices_grow_without_a_time_bound_of_steps() {
+    // By the text model's operations the rest of the image is one slice; by the default time, several units are.
+    for (flops_per_token, most) in [(FLOPS_PER_TOKEN, 3), (0, 12)] {
+        let mut setup = setup(4096);
+        setup.limits.rules.max_prefill_step_ms = None;
+        setup.limits.vision = Some(VisionLimits {
+            max_vectors: 4096,
+            flops_per_token,
+        });
+        let mut world = World::of(&setup);
+        let picture = world.submit(&[1], 1, 2);
+        world.run();
+        assert_eq!(world.n_tokens(picture), 2);
+        assert!(world.slices.len() <= most, "{:?}", world.slices);
+        world.assert_idle();
+    }
 }
 
 #[test]

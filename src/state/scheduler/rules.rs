@@ -68,10 +68,8 @@ impl Scheduler {
     }
 
     pub fn wants_time_of(&self, step: StepId) -> bool {
-        let is_measured = || {
-            self.pipeline.prefill_of(step).tokens() > 0 || self.pipeline.slice_flops_of(step) > 0
-        };
-        self.pace.is_some() && is_measured()
+        let is_paced = || self.pace.is_some() && self.pipeline.prefill_of(step).tokens() > 0;
+        self.pipeline.slice_flops_of(step) > 0 || is_paced()
     }
 
     /// The pace of a prefill, bounded if a request could decode.

@@ -1,7 +1,7 @@
 //! The most work of a slice: that of the longest prefill step, in operations and in time.
 
 use crate::plan::prefill_pace::MIN_TOKENS;
-use crate::scheduler::Scheduler;
+use crate::scheduler::{MAX_PREFILL_STEP_MS, Scheduler};
 
 /// The share of a prefill step's operations that a slice has before any is measured: the tower's kernels may be slower,
 /// and two slices are planned before the first one is measured.
@@ -16,18 +16,20 @@ struct LongestPrefill {
 
 impl Scheduler {
     /// The most operations of a slice of several units. A slice that costs no more operations than the longest prefill
-    /// step takes longer if the tower computes fewer in a second, so that the measured time of slices is a bound too.
+    /// step takes longer if the tower computes fewer in a second, so that the measured time of slices is a bound too,
+    /// unless steps have none.
     pub(super) fn slice_flops(&self) -> u64 {
         let Some(vision) = &self.vision else {
             return 0;
         };
         let LongestPrefill { tokens, seconds } = self.longest_prefill();
         let charged = (tokens as u64).saturating_mul(vision.limits.flops_per_token);
-        let measured = seconds.and_then(|seconds| vision.pace.flops_within(seconds));
-        match measured {
-            // Nothing relates the tower to the text model.
+        let bound_s = seconds.unwrap_or(f64::from(MAX_PREFILL_STEP_MS) / 1e3);
+        match vision.pace.flops_within(bound_s) {
+            // Nothing relates the tower to the text model, so that time is the only bound.
             Some(in_time) if charged == 0 => in_time,
-            Some(in_time) => charged.min(in_time),
+            Some(in_time) if seconds.is_some() => charged.min(in_time),
+            Some(_) => charged,
             None => charged / UNMEASURED,
         }
     }
