@@ -416,6 +416,27 @@ fn streams_wait_for_at_most_one_slice() {
 }
 
 #[test]
+fn a_cancelled_request_holds_no_room_closed() {
+    let mut world = World::new(2 * VECTORS as usize);
+    let first = world.submit(&[1], 1, 2);
+    let large = world.submit(&[2, 3], 2, 2);
+    let small = world.submit(&[4], 3, 2);
+    assert!(world.step());
+    let one = (VECTORS as usize, 1);
+    assert_eq!(world.states.scheduler.wanted_vectors(), one);
+    world.cancel(large);
+    // Of the first image's slices, only a few have been computed.
+    for _ in 0..3 {
+        assert!(world.step());
+    }
+    let both = (2 * VECTORS as usize, 2);
+    assert_eq!(world.states.scheduler.wanted_vectors(), both);
+    world.run();
+    assert_eq!((world.n_tokens(first), world.n_tokens(small)), (2, 2));
+    world.assert_idle();
+}
+
+#[test]
 fn slices_grow_without_a_time_bound_of_steps() {
     // By the text model's operations the rest of the image is one slice; by the default time, several units are.
     for (flops_per_token, most) in [(FLOPS_PER_TOKEN, 3), (0, 12)] {

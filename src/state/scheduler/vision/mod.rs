@@ -93,7 +93,7 @@ impl Vision {
         }
     }
 
-    /// Releases the vectors and orders of a request; false if it has none.
+    /// Releases the vectors and orders of a request, or its claim to the next room; false if it has none of them.
     fn release(&mut self, parts: &mut SequenceVision) -> bool {
         let (tickets, n_vectors) = parts.release();
         for ticket in &tickets {
@@ -101,7 +101,7 @@ impl Vision {
             self.orders.push(VisionOrder::Release { ticket: *ticket });
         }
         self.n_vectors = self.n_vectors.saturating_sub(n_vectors);
-        let has_any = !tickets.is_empty();
+        let has_any = !tickets.is_empty() || parts.was_turned_away(self.n_releases);
         self.n_releases += u64::from(has_any);
         has_any
     }
