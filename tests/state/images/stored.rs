@@ -53,6 +53,25 @@ fn an_image_in_the_store_is_not_encoded() {
     assert!(world.tower.encoded.is_empty());
 }
 
+/// Loads end with whole pages, and the last token of a prompt is always computed.
+#[test]
+fn an_image_that_ends_in_the_last_page_is_encoded_before_the_load() {
+    // Six pages, the last of which has the image's last vector.
+    let prompt = || Prompt::new(1, 10, &[2], &[200; 14]);
+    let setup = Setup {
+        page_size: 16,
+        ..setup()
+    };
+    let mut world = World::new(setup, Disk::default());
+    world.submit(prompt(), 1);
+    let mut world = world.restart();
+    assert_eq!(world.store.disk.blocks.len(), 6);
+    let number = world.submit(prompt(), 3);
+    world.assert_clean();
+    assert_eq!(world.views[number].retractions, 0);
+    assert_eq!(world.tower.encoded, [2]);
+}
+
 #[test]
 fn an_image_is_encoded_if_a_later_round_comes_back_short() {
     for limit in [0, 1] {
