@@ -355,3 +355,26 @@ async fn send_aborted(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fetch_ends_once_all_requests_of_its_call_are_aborted() {
+        let (stop, mut stopped) = oneshot::channel();
+        let mut waiting = Waiting {
+            id: 1,
+            rids: ["a-0", "a-1", "a-2"].map(RequestId::new).to_vec(),
+            aborted: Vec::new(),
+            since: Instant::now(),
+            stop: Some(stop),
+        };
+        assert_eq!((waiting.abort("b"), waiting.abort("a-1")), (0, 1));
+        assert_eq!((waiting.abort("a-1"), waiting.is_aborted()), (0, false));
+        assert!(stopped.try_recv().is_err());
+        assert_eq!((waiting.abort("a"), waiting.is_aborted()), (2, true));
+        assert_eq!(stopped.try_recv(), Ok(()));
+        assert_eq!(waiting.abort("a"), 0);
+    }
+}
