@@ -9,6 +9,7 @@ fn vectors_are_those_of_transformers_on_every_instruction_set() {
             let mut backend = backend(isa, 1, (Dtype::F32, None));
             let checkpoint = checkpoint(name);
             let tower = Tower::load(&checkpoint, &mut backend).expect("complete");
+            let mut most: f32 = 0.0;
             for image in images(name) {
                 let vectors = encode(&tower, &mut backend, &image, image.grid);
                 let n_vectors = checkpoint.config.n_vectors(image.grid);
@@ -17,7 +18,9 @@ fn vectors_are_those_of_transformers_on_every_instruction_set() {
                 let error = difference(&vectors, &image.vectors);
                 let grid = image.grid;
                 assert!(error < BOUND, "{isa:?}, {name}, {grid:?}: {error}");
+                most = most.max(error);
             }
+            eprintln!("{isa:?}, {name}: {most:.1e}");
         }
     }
 }
@@ -32,13 +35,16 @@ fn rounded_weights_give_similar_vectors() {
         for name in TOWERS {
             let mut backend = backend(Isa::detect(), 1, format);
             let tower = Tower::load(&checkpoint(name), &mut backend).expect("complete");
+            let mut most: f32 = 0.0;
             for image in images(name) {
                 let vectors = encode(&tower, &mut backend, &image, image.grid);
                 let error = difference(&vectors, &image.vectors);
                 let about = format!("{format:?}, {name}, {:?}: {error}", image.grid);
                 assert!(error < bound, "{about}");
                 assert!(error > BOUND, "{about}: nothing is rounded");
+                most = most.max(error);
             }
+            eprintln!("{format:?}, {name}: {most:.3}");
         }
     }
 }
