@@ -47,7 +47,7 @@ pub enum MediaError {
     },
     /// A host with an address that is not global.
     #[error(
-        "the host {host} has the address {address}, which is {kind}: only global addresses are fetched from"
+        "the host {host} has the address {address}, which is {kind}: only global addresses are fetched from, even of hosts in --allowed-media-domains; send the image as a data: URL"
     )]
     NotGlobal {
         /// The host.
@@ -67,7 +67,8 @@ pub enum MediaError {
     },
     /// The host answered with another status than 200.
     #[error(
-        "{host} answered with status {status}, must be 200: redirects are not followed, send the final URL"
+        "{host} answered with status {status}, must be 200: {}",
+        remedy(.status)
     )]
     Status {
         /// The host.
@@ -84,7 +85,7 @@ pub enum MediaError {
         reason: String,
     },
     /// The time limit of a fetch, waiting for others included, has passed.
-    #[error("fetching from {host} takes longer than {} s, which is the limit", .limit.as_secs())]
+    #[error("fetching from {host} did not end within {} s, the limit with the wait for other fetches: try again later, or send the image as a data: URL", .limit.as_secs())]
     TimedOut {
         /// The host.
         host: String,
@@ -118,5 +119,12 @@ impl MediaError {
         Self::BadUrl {
             reason: reason.into(),
         }
+    }
+}
+
+fn remedy(status: &u16) -> &'static str {
+    match status {
+        300..400 => "redirects are not followed, send the final URL",
+        _ => "check the URL, or send the image as a data: URL",
     }
 }

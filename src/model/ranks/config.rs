@@ -24,7 +24,7 @@ pub fn of_rank(config: &ModelConfig, rank: Rank) -> Result<ModelConfig, ConfigEr
     if let Some(experts) = &mut part.experts {
         experts.width = equal("moe_intermediate_size", experts.width)?;
         if let Some(width) = &mut experts.shared_width {
-            *width = equal("the width of the shared expert", *width)?;
+            *width = equal("shared expert width", *width)?;
         }
     }
     if let Some(recurrent) = &mut part.recurrent {
@@ -63,7 +63,7 @@ fn share(share: Share, (key, size): (&str, usize), rank: Rank) -> Result<usize, 
         ConfigError {
             key: "tp_size".to_owned(),
             reason: format!(
-                "is {}, but the model's {key} is {size}: it must be {expected} of the number of ranks",
+                "is {}, but the model's {key} is {size}, which must be {expected} of tp_size: choose another tp_size",
                 rank.count()
             ),
         }

@@ -111,7 +111,8 @@ fn ranges(spec: &TensorSpec, spans: &[Span], rank: Rank) -> Result<Vec<Range<usi
     let ranges = spans.iter().map(|span| {
         let units = span.share.of(span.units, rank).ok_or_else(|| {
             format!(
-                "is {}, but tensor {} has {} parts of {} that belong together: choose a number that divides them",
+                "is {}, but tensor {} can be cut only into {} parts of {} elements each: choose a tp_size that divides the \
+                 number of parts",
                 rank.count(),
                 spec.name,
                 span.units,

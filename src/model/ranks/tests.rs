@@ -229,7 +229,7 @@ fn heads_and_widths_that_do_not_divide_are_named() {
     let mut llama = fixture("llama");
     assert_eq!(
         error(&llama, 3),
-        "tp_size is 3, but the model's num_attention_heads is 4: it must be a multiple of the number of ranks"
+        "tp_size is 3, but the model's num_attention_heads is 4, which must be a multiple of tp_size: choose another tp_size"
     );
     llama.intermediate_size = 110;
     assert!(error(&llama, 4).contains("intermediate_size is 110"));
@@ -242,7 +242,7 @@ fn heads_and_widths_that_do_not_divide_are_named() {
     let refused = error(&heads, 4);
     assert!(
         refused.ends_with(
-            "num_key_value_heads is 6: it must be a multiple or a divisor of the number of ranks"
+            "num_key_value_heads is 6, which must be a multiple or a divisor of tp_size: choose another tp_size"
         ),
         "{refused}"
     );

@@ -110,7 +110,12 @@ impl ImageMarks {
                     ImagePart::Vectors(count) => (self.of_images.pad, *count),
                     ImagePart::Mark(name) => match self.index_of(name) {
                         Some(index) => (index, 1),
-                        None => return invalid(format!("the vocabulary has no token {name}")),
+                        None => {
+                            return invalid(format!(
+                                "an image of this size needs the token {name}, which the model's vocabulary lacks: send \
+                                 text alone, or use another conversion of this model"
+                            ));
+                        }
                     },
                 };
                 let stand_in = StandIn {
