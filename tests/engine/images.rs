@@ -314,11 +314,13 @@ async fn positions_of_images_have_no_log_probabilities() {
         top: 2,
         ..LogprobWish::default()
     });
+    let ids = prompt(model, &[(1, 2, 3)], 0).tokens;
     let (entries, tokens) = inputs(world.generate(request)).await;
     assert_eq!(entries.len(), tokens.len());
     for (at, (entry, token)) in (0..).zip(entries.iter().zip(&*tokens)) {
         let is_image = (TEXT..TEXT + 8).contains(&at);
-        assert_eq!((entry.token, is_key(*token)), (*token, is_image), "{at}");
+        let id = ids[at as usize];
+        assert_eq!((entry.token, is_key(*token)), (id, is_image), "{at}");
         let has_none = entry.logprob.is_none() && entry.top.is_empty();
         assert_eq!(has_none, is_image || at == 0, "{at}");
     }
@@ -369,9 +371,9 @@ async fn invalid_and_unsupported_images_are_refused() {
     for (world, missing) in [
         (
             start(plain(without, DtypeChoice::Auto)),
-            "a model of its family",
+            "no vision tower of this model's family",
         ),
-        (Build::default().start(), "an executor that takes vectors"),
+        (Build::default().start(), "its executor takes no vectors"),
     ] {
         let text = refusal(&world, valid()).await;
         assert!(text.contains(missing), "{text}, expected {missing}");
