@@ -293,7 +293,7 @@ pub(super) fn token_ids(name: &str, raw: &Raw) -> Result<Vec<u32>, ApiError> {
             .into());
     }
     let expected = raw.count_values();
-    let read = raw.parse_seed(name, ReadTokenIds { expected })?;
+    let read = raw.parse_with(name, ReadTokenIds { expected })?;
     Ok(field::token_ids(name, read)?)
 }
 

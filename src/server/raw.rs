@@ -76,7 +76,7 @@ impl Raw {
 
     /// Parses the value. Errors name the field and the position of the invalid text.
     pub(super) fn parse<'a, T: Deserialize<'a>>(&'a self, name: &str) -> Result<T, ApiError> {
-        self.parse_seed(name, std::marker::PhantomData)
+        self.parse_with(name, std::marker::PhantomData)
     }
 
     /// Parses the value in full; its values must have been counted before.
@@ -84,7 +84,8 @@ impl Raw {
         self.parse(name).map(|Tree(tree)| tree)
     }
 
-    pub(super) fn parse_seed<'a, S: DeserializeSeed<'a>>(
+    /// As [`Self::parse`], by a deserializer that has state, such as a limit.
+    pub(super) fn parse_with<'a, S: DeserializeSeed<'a>>(
         &'a self,
         name: &str,
         seed: S,
@@ -104,14 +105,14 @@ impl Raw {
 
     /// The first items of a list, at most `limit`, and the list's length.
     pub(super) fn items(&self, name: &str, limit: usize) -> Result<(Vec<Self>, usize), ApiError> {
-        let (items, len) = self.parse_seed(name, FirstItems(limit))?;
+        let (items, len) = self.parse_with(name, FirstItems(limit))?;
         let items = items.into_iter().map(|item| Self::of(&self.0, item));
         Ok((items.collect(), len))
     }
 
     /// The fields of an object in their order, duplicates included; empty if the value is not an object.
     pub(super) fn entries(&self) -> Vec<(String, Self)> {
-        let entries = self.parse_seed("an object", Entries).unwrap_or_default();
+        let entries = self.parse_with("an object", Entries).unwrap_or_default();
         let entries = entries.into_iter();
         entries
             .map(|(name, value)| (name, Self::of(&self.0, value)))

@@ -165,6 +165,6 @@ fn stop_sequences(
         let text = error.to_string().replacen("stop", NAME, 1);
         FieldError::new(NAME, text)
     };
-    raw.parse_seed(NAME, set)?.map_err(renamed)?;
+    raw.parse_with(NAME, set)?.map_err(renamed)?;
     Ok(Some(params.stop))
 }

@@ -198,7 +198,7 @@ pub(super) fn page_operation(_: &Facts) -> Operation {
         )
         .answers_as("text/plain", text(), "the text")
         .answers_as("text/html", text(), "the page, or the text `Ollama is running`")
-        .may_not_change()
+        .may_answer_304()
         .fails(404, "the console is off")
         .done()
 }
@@ -218,7 +218,7 @@ fn icon_operation(_: &Facts) -> Operation {
 fn file_operation(content_type: &str, about: &str) -> Operation {
     describe(Group::Server, "A file of the web console")
         .answers_as(content_type, text(), about)
-        .may_not_change()
+        .may_answer_304()
         .fails(404, "the console is off")
         .done()
 }

@@ -171,7 +171,7 @@ fn sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<SamplingParam
             name,
             limits,
         };
-        raw.parse_seed(name, set)??;
+        raw.parse_with(name, set)??;
     }
     let seed = fields.seed("seed")?;
     sampling.sampling_seed = seed.filter(|seed| ![RANDOM_SEED, u64::MAX].contains(seed));

@@ -65,7 +65,7 @@ pub(super) fn read(
             let text = error.to_string().replacen(own_name, &path, 1);
             FieldError::new(path.as_str(), text)
         };
-        raw.parse_seed(&path, set)?.map_err(renamed)?;
+        raw.parse_with(&path, set)?.map_err(renamed)?;
     }
     Ok(sampling)
 }

@@ -151,7 +151,7 @@ fn read_sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<Sampling
             name,
             limits,
         };
-        raw.parse_seed(name, set)??;
+        raw.parse_with(name, set)??;
     }
     check_samples(sampling.n)?;
     sampling.sampling_seed = fields.seed("seed")?;

@@ -12,7 +12,7 @@ pub(super) fn modalities(fields: &mut Fields) -> Result<(), ApiError> {
     let Some(raw) = fields.take_raw(NAME) else {
         return Ok(());
     };
-    let value = raw.parse_seed(NAME, Keep(1))?;
+    let value = raw.parse_with(NAME, Keep(1))?;
     match &value {
         Shallow::List { items, len: 1, .. } if items[0].as_str() == Some("text") => Ok(()),
         value if value.has_no_effect() => Ok(()),

@@ -154,7 +154,7 @@ impl Describe {
     }
 
     /// The operation answers 304 to clients that have its answer in their cache.
-    pub(crate) fn may_not_change(mut self) -> Self {
+    pub(crate) fn may_answer_304(mut self) -> Self {
         let response = ResponseBuilder::new().description("nothing has changed");
         self.operation = self.operation.response("304", response.build());
         self

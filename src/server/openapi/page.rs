@@ -116,7 +116,7 @@ pub(crate) fn file_operation(_: &Facts) -> Operation {
         .at("file", "its name")
         .answers_as("text/javascript", text(), "a script")
         .answers_as("text/css", text(), "the style sheet")
-        .may_not_change()
+        .may_answer_304()
         .fails(404, "the page has no such file, or is off")
         .done()
 }

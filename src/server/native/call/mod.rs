@@ -257,7 +257,7 @@ fn plain_params(name: &str, raw: &Raw, limits: &RequestLimits) -> Result<Samplin
         limits,
         read_elsewhere: &sampling::CONSTRAINTS,
     };
-    let sampling = raw.parse_seed(name, read)??;
+    let sampling = raw.parse_with(name, read)??;
     check_samples(sampling.n)?;
     Ok(sampling)
 }

@@ -65,7 +65,7 @@ fn prompt(
         limits,
         values: Vec::with_capacity(expected),
     };
-    let values = raw.parse_seed(name, read)??;
+    let values = raw.parse_with(name, read)??;
     Ok(Prompt::Vectors(Arc::new(PromptVectors::new(
         limits.dim, values,
     )?)))

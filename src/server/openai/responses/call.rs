@@ -273,7 +273,7 @@ impl Includes {
         let Some(raw) = fields.take_raw(NAME) else {
             return Ok(Self::default());
         };
-        let list = raw.parse_seed(NAME, Keep(MAX_INCLUDES))?;
+        let list = raw.parse_with(NAME, Keep(MAX_INCLUDES))?;
         let field = souffleur_base::field::Field::new(NAME, &list);
         let mut includes = Self::default();
         for name in field.list("a list of strings", MAX_INCLUDES, "names")? {
