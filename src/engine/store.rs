@@ -139,18 +139,19 @@ pub(super) fn store_setup(
     let unread = |error: LoadError| invalid("model_path", format!("cannot be read: {error}"));
     let recorded = recorded.map_err(unread)?;
     let hash_file = path.join(HASH_FILE);
-    let identify = move || -> Identify {
+    // A new `Identify` for each start of the store, which may be restarted.
+    let new_identify = move || -> Identify {
         let (parts, recorded) = (parts.clone(), recorded.clone());
         let hash_file = hash_file.clone();
         Box::new(move |stop: &Stop| match recorded {
-            Some(recorded) => identify(parts, &recorded, &hash_file, stop),
+            Some(recorded) => with_weights_digest(parts, &recorded, &hash_file, stop),
             None => Ok(parts.part("weights", "dummy")),
         })
     };
     Ok(Some(StoreSetup {
         config: store,
         geometry,
-        identify: Box::new(identify),
+        identify: Box::new(new_identify),
         desk: BlockDesk::default(),
     }))
 }
@@ -243,7 +244,8 @@ fn host_bytes(config: &EngineConfig, kv_bytes: u64) -> u64 {
     config.kv_host_bytes.unwrap_or(default)
 }
 
-/// As [`host_bytes`], but by default at most 1/`POOL_SHARE` of `available_bytes`. More than these bytes is an error.
+/// As [`host_bytes`], but a default is cut to 1/`POOL_SHARE` of `available_bytes`, and a configured size above
+/// `available_bytes` is an error.
 fn checked_host_bytes(
     config: &EngineConfig,
     kv_bytes: u64,
@@ -313,7 +315,7 @@ fn geometry(layout: &KvLayout, page_tokens: usize) -> Result<Geometry, String> {
     })
 }
 
-/// The blocks of `count` ranks, which hold the parts of all ranks in rank order, from those of one of them.
+/// Extends the geometry of one rank to `count` ranks: a block holds the parts of all ranks, in rank order.
 fn of_all_ranks(rank: Geometry, count: usize) -> Geometry {
     let repeated = |planes: Arc<[Plane]>| -> Arc<[Plane]> {
         let all = planes.len() * count;
@@ -362,7 +364,7 @@ fn weight_files(model_path: &Path) -> Result<Vec<PathBuf>, LoadError> {
 
 /// Adds the hash of the weights, which takes a second per gigabyte for a new file. Called after the engine has loaded
 /// its weights: if the files have not changed since `recorded`, the engine loaded these files.
-fn identify(
+fn with_weights_digest(
     parts: FingerprintParts,
     recorded: &Recorded,
     hash_file: &Path,

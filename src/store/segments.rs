@@ -1,7 +1,7 @@
 //! The record slots of one block kind: each file, of at most 1 GiB, is divided into equal slots of one record each.
 //!
-//! A slot is live (holds a record), dirty (free, but its old bytes still occupy disk space) or clean (free,
-//! and occupies none).
+//! A slot is live (holds a record) or free. The disk space of a free slot is still allocated, to its old bytes, or
+//! unallocated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -35,9 +35,12 @@ pub(super) struct Segments {
     /// Number of slots found at startup, by file number.
     found: BTreeMap<u64, u64>,
     n_live: u64,
-    dirty: BTreeSet<u64>,
-    clean: BTreeSet<u64>,
-    /// One past the last slot that is not clean. Slots of removed files before it are not used again.
+    /// Free slots whose disk space is allocated.
+    allocated: BTreeSet<u64>,
+    /// Free slots without disk space, which have been live.
+    unallocated: BTreeSet<u64>,
+    /// The first of the slots after all live and all listed free ones. Slots of removed files before it are not used
+    /// again.
     end: u64,
     /// Slots written since the last sync.
     unsynced: Vec<u64>,
@@ -59,8 +62,8 @@ impl Segments {
             open: Vec::new(),
             found: BTreeMap::new(),
             n_live: 0,
-            dirty: BTreeSet::new(),
-            clean: BTreeSet::new(),
+            allocated: BTreeSet::new(),
+            unallocated: BTreeSet::new(),
             end: 0,
             unsynced: Vec::new(),
         };
@@ -111,7 +114,7 @@ impl Segments {
             if file.len()? > end {
                 file.set_len(end)?;
             }
-            self.dirty
+            self.allocated
                 .extend((first..*last).filter(|slot| !live.contains(slot)));
         }
         Ok(())
@@ -119,8 +122,8 @@ impl Segments {
 
     pub fn clear(&mut self, files: &dyn Files) -> io::Result<()> {
         self.open.clear();
-        self.dirty.clear();
-        self.clean.clear();
+        self.allocated.clear();
+        self.unallocated.clear();
         self.unsynced.clear();
         (self.n_live, self.end) = (0, 0);
         for name in files.list(&self.folder)? {
@@ -133,7 +136,7 @@ impl Segments {
 
     /// Bytes that the slots take on the disk.
     pub fn bytes(&self) -> u64 {
-        (self.n_live + self.dirty.len() as u64) * self.size.slot_bytes()
+        (self.n_live + self.allocated.len() as u64) * self.size.slot_bytes()
     }
 
     pub fn size(&self) -> &RecordSize {
@@ -141,16 +144,16 @@ impl Segments {
     }
 
     /// Takes a free slot whose disk space is already allocated.
-    pub fn take_dirty(&mut self) -> Option<u64> {
-        let slot = self.dirty.pop_first()?;
+    pub fn take_allocated(&mut self) -> Option<u64> {
+        let slot = self.allocated.pop_first()?;
         self.n_live += 1;
         Some(slot)
     }
 
     /// Takes a free slot that needs more disk space.
-    pub fn take_clean(&mut self) -> u64 {
+    pub fn take_unallocated(&mut self) -> u64 {
         self.n_live += 1;
-        self.clean.pop_first().unwrap_or_else(|| {
+        self.unallocated.pop_first().unwrap_or_else(|| {
             self.end += 1;
             self.end - 1
         })
@@ -158,19 +161,20 @@ impl Segments {
 
     pub fn free(&mut self, slot: u64) {
         self.n_live = self.n_live.saturating_sub(1);
-        self.dirty.insert(slot);
+        self.allocated.insert(slot);
     }
 
-    /// Punches a hole over a dirty slot, which returns its space to the file system. `Ok(false)` without dirty slots.
+    /// Punches a hole over a free slot, which returns its space to the file system. `Ok(false)` if no free slot has
+    /// space.
     pub fn punch(&mut self, files: &dyn Files) -> io::Result<bool> {
-        let Some(slot) = self.dirty.last().copied() else {
+        let Some(slot) = self.allocated.last().copied() else {
             return Ok(false);
         };
         let (number, offset) = self.locate(slot);
         let range = offset..offset + self.size.slot_bytes();
         self.file(files, number)?.punch(range)?;
-        self.dirty.remove(&slot);
-        self.clean.insert(slot);
+        self.allocated.remove(&slot);
+        self.unallocated.insert(slot);
         Ok(true)
     }
 

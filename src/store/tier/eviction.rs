@@ -45,16 +45,17 @@ impl DiskTier {
         for _ in 0..MAX_ROUNDS {
             if self.index.len() < MAX_RECORDS {
                 let segments = &mut self.segments[kind.index()];
-                if let Some(slot) = segments.take_dirty() {
+                if let Some(slot) = segments.take_allocated() {
                     return Some(slot);
                 }
                 if self.bytes() + bytes <= self.limit() {
-                    return Some(self.segments[kind.index()].take_clean());
+                    return Some(self.segments[kind.index()].take_unallocated());
                 }
                 if self.punch() || self.remove_other_folder() {
                     continue;
                 }
             }
+            // Without holes, only a slot of the same kind can be used again.
             let only = (!self.can_punch).then_some(kind);
             self.evict(only, Some(needed))?;
         }
