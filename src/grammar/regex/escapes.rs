@@ -12,6 +12,7 @@ enum Escape {
     Class(ClassUnicode),
 }
 
+/// Errors complete "the pattern must not have …".
 impl Reader {
     /// Parses an escape outside of classes, after its backslash.
     pub(super) fn escape_atom(&mut self) -> Result<Node, String> {
@@ -85,7 +86,7 @@ impl Reader {
         }
     }
 
-    /// Parses `[:alpha:]` after its first bracket. Without such a class, the bracket is literal.
+    /// Parses `[:alpha:]` after its first bracket: a form of Rust's. Without such a class, the bracket is literal.
     fn posix(&mut self) -> Result<Escape, String> {
         let before = self.at;
         self.eat(":");
@@ -106,7 +107,7 @@ impl Reader {
     fn escape(&mut self) -> Result<Escape, String> {
         let letter = self.next().ok_or("a backslash at its end")?;
         if let Some(set) = class::escape(letter, self.dialect) {
-            return self.count_ranges(set).map(Escape::Class);
+            return self.within_range_limit(set).map(Escape::Class);
         }
         let code = match letter {
             'n' => 0x0a,
@@ -134,7 +135,8 @@ impl Reader {
         Ok(u32::from(letter) % 32)
     }
 
-    /// Parses `\x41`, `\u0041`, a UTF-16 surrogate pair or `\u{41}`; in Python's dialect also `\x{41}`, `\U00000041`.
+    /// Parses `\x41`, `\u0041`, a UTF-16 surrogate pair or `\u{41}`; in the dialect `Python`, which also takes Rust's
+    /// forms, also `\x{41}` and `\U00000041`.
     fn coded(&mut self, sign: char) -> Result<u32, String> {
         let is_python = self.dialect == Dialect::Python;
         let wrong = || unknown(sign);
@@ -165,7 +167,7 @@ impl Reader {
         hexadecimal(&digits?)
     }
 
-    /// Parses `\p{Letter}`; in Python's dialect also `\pL`.
+    /// Parses `\p{Letter}`; in the dialect `Python`, which also takes Rust's forms, also `\pL`.
     fn property(&mut self, is_negated: bool) -> Result<Escape, String> {
         let name = match self.eat("{") {
             true => self.until('}'),
@@ -175,7 +177,7 @@ impl Reader {
         let name = name.ok_or_else(|| unknown('p'))?;
         let set = class::property(&name);
         let set = set.ok_or_else(|| format!("the unknown property {name:?}"))?;
-        let set = self.count_ranges(set)?;
+        let set = self.within_range_limit(set)?;
         Ok(Escape::Class(if is_negated {
             class::negated(set)
         } else {

@@ -22,7 +22,8 @@ use write::Purpose;
 enum Dialect {
     /// ECMA-262 with the flag `u`, plus syntax that browsers accept without the flag; for patterns in JSON schemas.
     Ecma,
-    /// The common subset of Python's `re` and Rust's `regex`: `\d`, `\w` and `\s` are Unicode's.
+    /// The forms that Python's `re` and Rust's `regex` share, and some that only one of them has. `\d`, `\w` and `\s`
+    /// are Unicode's.
     Python,
 }
 

@@ -60,6 +60,7 @@ pub(super) struct Reader {
     options: Options,
 }
 
+/// Errors complete "the pattern must not have …".
 impl Reader {
     pub(super) fn peek(&self) -> Option<char> {
         self.letters.get(self.at).copied()
@@ -135,7 +136,11 @@ impl Reader {
         })
     }
 
-    pub(super) fn count_ranges(&mut self, set: ClassUnicode) -> Result<ClassUnicode, String> {
+    /// Counts the set's ranges, and returns the set.
+    ///
+    /// # Errors
+    /// If the expression's sets have more than [`MAX_RANGES`] ranges together.
+    pub(super) fn within_range_limit(&mut self, set: ClassUnicode) -> Result<ClassUnicode, String> {
         self.n_ranges += set.ranges().len();
         if self.n_ranges > MAX_RANGES {
             Err(format!("classes of more than {MAX_RANGES} ranges"))
@@ -147,12 +152,12 @@ impl Reader {
     /// Adds the other cases of the set's letters if case is ignored.
     ///
     /// # Errors
-    /// As [`Self::count_ranges`], because folding visits each character of each range.
+    /// As [`Self::within_range_limit`], because folding visits each character of each range.
     pub(super) fn folded(&mut self, mut set: ClassUnicode) -> Result<ClassUnicode, String> {
         if self.options.ignores_case {
             let mut letters = set.clone();
             letters.intersect(class::cased());
-            let mut letters = self.count_ranges(letters)?;
+            let mut letters = self.within_range_limit(letters)?;
             // Case folding fails only if the Unicode tables were not compiled in.
             let _ = letters.try_case_fold_simple();
             set.union(&letters);

@@ -16,16 +16,20 @@ pub(super) struct Vocabulary {
     /// Number of logits, larger than the number of tokens.
     pub(super) size: usize,
     pub(super) pieces: Vec<TokenPiece>,
-    /// Tokens that close brackets and other structures, the outermost first.
+    /// Tokens that lead a walk to its end outside of texts, in the order in which they are tried.
     pub(super) closers: Vec<u32>,
-    /// Tokens that end a string, or bring its end nearer.
+    /// The same inside of texts.
     pub(super) text_closers: Vec<u32>,
     markers: HashMap<String, u32>,
     by_bytes: HashMap<Vec<u8>, Vec<u32>>,
     compiler: OnceLock<GrammarCompiler>,
 }
 
+/// Closing brackets and quotes, then characters that finish or advance a date (`Z`, the zone), a duration (`W`, weeks),
+/// a tag, an object or a number.
 const CLOSERS: [&str; 10] = ["}", "]", "\"", ")", "Z", "W", ">", ":", ",", "0"];
+/// The closing quote, then characters that formats require (`@` in an email address, `:` in a URI), that begin a
+/// closing tag or end a line, or that bring a text to its minimum length.
 const TEXT_CLOSERS: [&str; 8] = ["\"", "@", ":", "<", "/", "\n", "a", "0"];
 
 impl Vocabulary {
@@ -97,8 +101,8 @@ impl Vocabulary {
         String::from_utf8_lossy(&bytes.copied().collect::<Vec<u8>>()).into_owned()
     }
 
-    /// The tokens that add exactly this text, markers of this name first.
-    pub(super) fn tokens_of(&self, text: &[u8]) -> Vec<u32> {
+    /// Each token that alone is exactly this text, a marker of this name first.
+    pub(super) fn single_tokens_of(&self, text: &[u8]) -> Vec<u32> {
         let name = std::str::from_utf8(text).unwrap_or_default();
         let marker = self.markers.get(name).copied();
         let plain = self.by_bytes.get(text).into_iter().flatten();

@@ -55,7 +55,7 @@ pub(super) fn feed(
         // The longest allowed token that is a prefix of the text.
         let fits = |token: &u32| allowed == Allowed::All || mask.allows(*token);
         let (token, length) = (1..=rest.len().min(64)).rev().find_map(|length| {
-            let candidates = vocabulary.tokens_of(&rest[..length]);
+            let candidates = vocabulary.single_tokens_of(&rest[..length]);
             Some((candidates.into_iter().find(fits)?, length))
         })?;
         progress = match state.commit(token) {
@@ -149,7 +149,7 @@ fn draw(
         .filter(|&eos| mask.allows(eos));
     let allows = |text: &str| {
         vocabulary
-            .tokens_of(text.as_bytes())
+            .single_tokens_of(text.as_bytes())
             .iter()
             .any(|&token| mask.allows(token))
     };
