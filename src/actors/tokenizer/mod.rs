@@ -378,7 +378,7 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
             prefixes,
             admissions,
         } = ready;
-        self.keep_of_unit(from, &mut batch);
+        self.drop_results_of_moved(from, &mut batch);
         if !self.estate.docket.note(from, &batch) {
             self.metrics.resumes().stale();
             tracing::debug!(

@@ -58,9 +58,9 @@ impl Tokenizer {
     }
 
     /// Drops late results of requests that have moved to another unit, which computes them again.
-    pub(super) fn keep_of_unit(&self, from: Incarnation, batch: &mut Vec<RequestTokens>) {
+    pub(super) fn drop_results_of_moved(&self, from: Incarnation, batch: &mut Vec<RequestTokens>) {
         if self.settings.has_replicas {
-            self.estate.docket.keep_of_unit(from.unit, batch);
+            self.estate.docket.drop_results_of_moved(from.unit, batch);
         }
     }
 

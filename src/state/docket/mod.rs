@@ -173,7 +173,7 @@ impl Docket {
                 let is_open =
                     |intake: IntakeId| self.entries.get(&intake).is_some_and(Entry::is_open);
                 let last = &mut self.last_deaths;
-                let suspects = last.stalled(at.unit, cause, &posted, is_open);
+                let suspects = last.without_progress(at.unit, cause, &posted, is_open);
                 desk.blame.died(suspicion, suspects.into_iter())
             }
         };

@@ -1,4 +1,4 @@
-//! Requests of an engine with replicas, before the Router has chosen their units.
+//! Gives requests of an engine with replicas to units, and takes them back when a unit dies.
 
 use super::Docket;
 use super::entry::{Entry, Place};
@@ -16,8 +16,8 @@ impl Docket {
         self.enter(request, UNROUTED, now_s);
     }
 
-    /// Gives a request that has no unit to one, which need not run yet. False if it has ended, or has a unit, or if the
-    /// unit has died since it was chosen.
+    /// Assigns a request without a unit to `to`, which need not run yet. False if the request has ended or has a unit,
+    /// or if `to` has died since it was chosen.
     pub fn route(&mut self, intake: IntakeId, to: UnitId) -> bool {
         if self.desks.get(&to).is_some_and(|desk| desk.is_down) {
             return false;
@@ -61,8 +61,9 @@ impl Docket {
                 let is_open =
                     |intake: IntakeId| self.entries.get(&intake).is_some_and(Entry::is_open);
                 let last = &mut self.last_deaths;
-                let stalled = last.stalled(from, cause, &posted, is_open);
-                moved.retain(|intake| !stalled.contains(intake));
+                let suspects = last.without_progress(from, cause, &posted, is_open);
+                // Those without progress since another death by this cause may have caused both: they stay.
+                moved.retain(|intake| !suspects.contains(intake));
             }
         }
         for intake in &moved {
@@ -89,9 +90,9 @@ impl Docket {
         self.desks.entry(UNROUTED).or_default().held.insert(intake);
     }
 
-    /// Drops results of a unit for requests that have moved away from it: they are computed again. Those of requests
-    /// that have ended stay, since [`Docket::note`] learns from them that no older step is in flight.
-    pub fn keep_of_unit(&self, unit: UnitId, batch: &mut Vec<RequestTokens>) {
+    /// Drops results of a unit for requests that have moved away from it: they are computed again. Results of ended
+    /// requests stay: they show [`Docket::note`] that the Scheduler has passed the steps before them (`Desk::fence`).
+    pub fn drop_results_of_moved(&self, unit: UnitId, batch: &mut Vec<RequestTokens>) {
         let has_moved = |intake: IntakeId| {
             let entry = self.entries.get(&intake);
             entry.is_some_and(|entry| entry.unit != unit)

@@ -22,7 +22,7 @@ struct LastDeath {
 impl LastDeaths {
     /// Takes a death that no request is named for. Returns those of the requests `posted`, with their numbers of told
     /// tokens, that were told hardly more since another death by the same cause: only they may have caused both.
-    pub(super) fn stalled(
+    pub(super) fn without_progress(
         &mut self,
         unit: UnitId,
         cause: &Signature,

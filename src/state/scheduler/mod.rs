@@ -148,7 +148,7 @@ impl SchedulerLimits {
         })
     }
 
-    /// Pins hold at most half of the states that remain after one for each row.
+    /// One state is reserved for each row; pins hold at most half of the others.
     fn max_pinned_states(&self) -> usize {
         let total = self.states.map_or(0, |states| states.total_slots);
         total.saturating_sub(self.total_rows) / 2

@@ -5,7 +5,7 @@ use super::*;
 /// Notes the results that concern the unit, as the owner does.
 fn note_of_unit(docket: &mut Docket, update: RequestTokens) {
     let mut batch = vec![update];
-    docket.keep_of_unit(UNIT, &mut batch);
+    docket.drop_results_of_moved(UNIT, &mut batch);
     assert!(docket.note(at(3), &batch));
 }
 
@@ -32,7 +32,7 @@ fn results_of_requests_that_have_moved_are_dropped() {
     assert!(docket.route(moved[1], UnitId::new(1)));
     assert!(docket.route(moved[2], UNIT));
     let mut batch: Vec<RequestTokens> = moved.iter().map(|intake| news(*intake, &[9])).collect();
-    docket.keep_of_unit(UNIT, &mut batch);
+    docket.drop_results_of_moved(UNIT, &mut batch);
     let kept: Vec<IntakeId> = batch.iter().map(|update| update.intake).collect();
     assert_eq!(kept, moved[2..]);
 }

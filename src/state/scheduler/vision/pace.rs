@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_fill_the_time_that_the_last_ones_took() {
+    fn the_operations_for_a_time_follow_the_measured_rate() {
         let mut pace = TowerPace::default();
         assert_eq!(pace.flops_within(0.5), None);
         // 1 GFLOP/s.
