@@ -189,7 +189,7 @@ pub enum Entry {
         resumed: Box<ResumeEntry>,
         images: Vec<ImageEntry>,
     },
-    /// The next image to encode, or none.
+    /// The Vision actor told the Scheduler which image steps encode from now on, or that there is none.
     VisionRun(Option<EncodingEntry>),
     /// The vectors of these tickets' images are in memory.
     Encoded {
@@ -212,8 +212,9 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// Replaces older variants of requests that continue or have images by the ones that express all of them.
-    pub(crate) fn with_all_of_images(self) -> Self {
+    /// Converts `SubmitImages` to `SubmitBidirectional`, and `Resume` and `ResumeImages` to `ResumeBidirectional`,
+    /// which can express them too, so that a replay handles one form.
+    pub(crate) fn widened(self) -> Self {
         match self {
             Self::SubmitImages { submitted, images } => Self::SubmitBidirectional {
                 submitted,
@@ -379,7 +380,7 @@ impl Entry {
 pub struct EncodingEntry {
     job: Ticket,
     tickets: Vec<Ticket>,
-    /// Operations of each unit.
+    /// Floating-point operations of each part of the tower's work, in order.
     work: Vec<u64>,
 }
 

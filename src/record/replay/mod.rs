@@ -263,7 +263,7 @@ impl Replay<'_> {
                 unit.submit(submitted, &ImagesEntry::default(), seen)?;
                 return Ok(None);
             }
-            Err(other) => other.with_all_of_images(),
+            Err(other) => other.widened(),
         };
         match entry {
             Entry::Planned(recorded) => return self.planned(&recorded),
