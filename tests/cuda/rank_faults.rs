@@ -135,7 +135,7 @@ fn start(gpus: &[usize], faults: &Arc<Faults>) -> Result<EngineHandle, StartErro
     };
     let (dir, gpus, faults) = (config.model_path.clone(), claims(gpus), faults.clone());
     let rules = GroupRules {
-        strike: Some(Arc::new(move |rank: Rank, moment: Moment| {
+        fault_hook: Some(Arc::new(move |rank: Rank, moment: Moment| {
             faults.strike(rank, moment);
         })),
         ..GroupRules::new(gpus.len(), LIMIT)

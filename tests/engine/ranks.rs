@@ -247,7 +247,7 @@ fn start_faulty(faults: &Arc<Faults>) -> Result<EngineHandle, StartError> {
         faults.clone(),
     );
     let rules = GroupRules {
-        strike: Some(Arc::new(move |rank: Rank, moment: Moment| {
+        fault_hook: Some(Arc::new(move |rank: Rank, moment: Moment| {
             faults.strike(rank, moment);
         })),
         ..GroupRules::new(2, LIMIT)

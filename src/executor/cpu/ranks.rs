@@ -92,7 +92,7 @@ impl CpuExecutor {
                 link.rank().count()
             )));
         }
-        link.strike(Moment::Load);
+        link.inject_fault(Moment::Load);
         let checkpoint = Checkpoint::open(dir, options.dtype, options.load_format)?;
         let part = checkpoint.of_rank(link.rank(), options.quantization);
         let part = part.map_err(|error| LoadError::Memory(error.to_string()))?;

@@ -105,7 +105,7 @@ impl Seat {
 
     fn load_part(self, host: RankLink, reporter: &Reporter) -> Result<CudaExecutor, LoadFailure> {
         let rank = host.rank();
-        host.strike(Moment::Load);
+        host.inject_fault(Moment::Load);
         let modules = (self.modules)(&self.device)?;
         let part = open(&self.dir, &self.options)?.of_rank(rank, None);
         let part = part.map_err(|error| LoadError::Device(error.to_string()))?;

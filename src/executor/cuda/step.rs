@@ -51,7 +51,7 @@ impl CudaExecutor {
         let compute = self.compute.clone();
         let mut logits = Logits::NULL;
         let graph = compute.capture(|| {
-            self.backend.strike(Moment::Recording);
+            self.backend.inject_fault(Moment::Recording);
             logits = self.decode(bucket)?;
             Ok::<_, CudaFailure>(())
         })?;

@@ -31,10 +31,10 @@ pub struct GroupRules {
     /// How long a rank waits in a collective for the others.
     pub limit: Duration,
     /// Called by each rank at each [`Moment`]: tests inject faults here.
-    pub strike: Option<Arc<Strike>>,
+    pub fault_hook: Option<Arc<FaultHook>>,
 }
 
-pub type Strike = dyn Fn(Rank, Moment) + Send + Sync;
+pub type FaultHook = dyn Fn(Rank, Moment) + Send + Sync;
 
 /// A rank's next operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl GroupRules {
         Self {
             count,
             limit,
-            strike: None,
+            fault_hook: None,
         }
     }
 }
@@ -164,7 +164,7 @@ impl RankLink {
         Ok(out)
     }
 
-    /// Waits for the threads of all ranks. This is none of the moments of [`GroupRules::strike`].
+    /// Waits for the threads of all ranks. This is none of the moments of [`GroupRules::fault_hook`].
     ///
     /// # Errors
     /// If a rank does not take part.
@@ -173,10 +173,10 @@ impl RankLink {
         Ok(())
     }
 
-    /// See [`GroupRules::strike`].
-    pub fn strike(&self, moment: Moment) {
-        if let Some(strike) = &self.group.rules.strike {
-            strike(self.rank, moment);
+    /// A hook of tests ([`GroupRules::fault_hook`]), which may inject a fault at this moment.
+    pub fn inject_fault(&self, moment: Moment) {
+        if let Some(hook) = &self.group.rules.fault_hook {
+            hook(self.rank, moment);
         }
     }
 
@@ -200,7 +200,7 @@ impl RankLink {
     /// Shows `values` to the others, and waits until all ranks are in the same collective. Returns the index of the
     /// ranks' buffers.
     fn meet(&mut self, values: &[f32], call: Call) -> Result<usize, RanksLost> {
-        self.strike(Moment::Collective);
+        self.inject_fault(Moment::Collective);
         self.join_in(values, call)
     }
 

@@ -19,7 +19,8 @@ pub struct CollectiveGroup {
 }
 
 /// The calls that some ranks have made and others have not, in order. NCCL compares no calls: ranks whose calls differ
-/// would wait for each other, or add up unrelated values. Calls in recordings are compared once.
+/// would wait for each other, or add up unrelated values. Calls captured in a CUDA graph
+/// are compared at the capture only.
 #[derive(Default)]
 struct CallLog {
     /// The number of calls that all ranks have made.
@@ -84,7 +85,8 @@ struct End {
 }
 
 impl CollectiveGroup {
-    /// Ends the collectives of all ranks: their streams pass the collectives that run. An earlier reason stays.
+    /// Ends the collectives of all ranks: running collectives return without a valid result, so that the streams
+    /// continue. An earlier reason stays.
     pub fn end_by(&self, by: Option<Rank>, reason: &str) {
         let reason = reason.to_owned();
         let _ = self.end.set(End { by, reason });
@@ -188,9 +190,9 @@ impl CudaLink {
         self.host.rank()
     }
 
-    /// See [`GroupRules::strike`](crate::cpu::ranks::GroupRules::strike).
-    pub fn strike(&self, moment: Moment) {
-        self.host.strike(moment);
+    /// See [`RankLink::inject_fault`].
+    pub fn inject_fault(&self, moment: Moment) {
+        self.host.inject_fault(moment);
     }
 
     /// Ends the collectives of all ranks, with the reason.
@@ -198,7 +200,7 @@ impl CudaLink {
         self.group.end_by(Some(self.rank()), reason);
     }
 
-    /// As [`Self::fail`], as the rank uses the link no more.
+    /// Calls [`Self::fail`], because this rank no longer uses the link.
     pub fn end(&self) {
         self.fail(&format!("rank {} has stopped", self.rank().index()));
     }
@@ -209,7 +211,7 @@ impl CudaLink {
     }
 
     fn begin(&self, name: &'static str, call: Call) -> Result<(), NcclError> {
-        self.strike(Moment::Collective);
+        self.inject_fault(Moment::Collective);
         let number = self.n_calls.get();
         self.n_calls.set(number + 1);
         let noted = self.group.calls().note(self.rank(), number, call);

@@ -414,7 +414,8 @@ impl<E: Extensions> Lanes for Avx512<E> {
                 _mm512_unpacklo_epi16(high.0, high.1),
                 _mm512_unpackhi_epi16(high.0, high.1),
             ];
-            // The first halves of two vectors, then their second halves.
+            // Each result joins halves of two vectors: the first two the first halves (0x44), the others the second
+            // halves (0xee).
             [
                 _mm512_shuffle_i64x2::<0x44>(quads[0], quads[1]),
                 _mm512_shuffle_i64x2::<0x44>(quads[2], quads[3]),

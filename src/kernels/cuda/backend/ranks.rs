@@ -46,10 +46,10 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// See [`CudaLink::strike`].
-    pub fn strike(&self, moment: Moment) {
+    /// See [`CudaLink::inject_fault`].
+    pub fn inject_fault(&self, moment: Moment) {
         if let Some(ranks) = &self.ranks {
-            ranks.link.strike(moment);
+            ranks.link.inject_fault(moment);
         }
     }
 
