@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use actix_rt::Arbiter;
 use souffleur::actors::kv_store::StoreSetup;
@@ -160,11 +160,24 @@ async fn stays_off(folder: &TempDir) {
 /// A store that an error disables, or that is stopped, has not died.
 async fn ends_without_a_death(folder: &TempDir) {
     let config = config(folder);
-    let gone = || -> Identify { Box::new(|_| Err("the weights are gone".to_owned())) };
+    let is_asked = Arc::new(AtomicBool::new(false));
+    let asked = is_asked.clone();
+    let gone = move || -> Identify {
+        let asked = asked.clone();
+        Box::new(move |_| {
+            asked.store(true, Ordering::SeqCst);
+            Err("the weights are gone".to_owned())
+        })
+    };
     let (parts, starts) = parts(&config, move |_| Some(gone()));
     let before = deaths_of("kv_store_thread");
     let (world, arbiter) = start(config, parts, None).await;
-    world.until(|stats| stats.running_requests == 0).await;
+    world.until(|_| is_asked.load(Ordering::SeqCst)).await;
+    // The store's actor learns of the error next, which no statistics show: this request takes longer.
+    let outcome = collect(world.generate(ask(8, 1))).await;
+    assert!(matches!(outcome.end, Event::Finished(_)), "{outcome:?}");
+    let stats = world.assert_no_leaks().await;
+    assert!(!tier(&stats).serves);
     world.stop().await;
     arbiter.stop();
     assert_eq!(deaths_of("kv_store_thread"), before);
