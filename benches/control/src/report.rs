@@ -1,4 +1,4 @@
-//! Prints one table: this engine's times, the peers' times, and the names of faster peers.
+//! Prints one table: this engine's times, the peers' times, and what was faster: kv-index, TGI (scaled) or the goal.
 
 use std::fmt::Write;
 
@@ -78,7 +78,7 @@ pub struct Row {
     /// Text Generation Inference's earlier time, scaled by kv-index's time now over its earlier time.
     tgi_scaled_us: Option<f64>,
     wish_us: Option<f64>,
-    /// The faster peers, and `wish` if the goal was not reached.
+    /// Which of kv-index, TGI (scaled) and the goal (`wish`) are faster; times of another day are not compared.
     missed: Vec<&'static str>,
 }
 
