@@ -266,12 +266,8 @@ def opaque(image):
 
 
 def picture(width, height, kind, seed, orientation):
-    """The upright RGB picture, as Pillow reads the file; but grey pictures of 16 bits, which Pillow clips to white."""
+    """The upright RGB picture, as Pillow reads the file."""
     image = Image.open(io.BytesIO(png(width, height, kind, seed, orientation)))
-    if kind == "grey16":
-        info = image.getexif()
-        image = Image.fromarray((samples(width, height, kind, seed)[..., 0] >> 8).astype(np.uint8))
-        image.getexif()[0x0112] = info.get(0x0112, 1)
     return opaque(ImageOps.exif_transpose(image))
 
 

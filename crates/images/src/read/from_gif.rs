@@ -1,4 +1,5 @@
-//! The first frame of a GIF. Pixels that it leaves open are white.
+//! The first frame of a GIF. Where it does not cover the screen there is colour 0 of its table, as in Pillow, or white if
+//! it has a transparent colour. The screen's own background colour is used by neither.
 
 use std::io::Cursor;
 use std::num::NonZeroU64;
@@ -108,8 +109,13 @@ pub(super) fn pixels(bytes: &[u8], header: &Header) -> Result<Vec<u8>, ImageErro
     let frame = decoder.read_next_frame().map_err(|e| error(bytes, &e))?;
     let frame = frame.ok_or_else(|| ImageError::damaged(Kind::Gif, "it has no frame"))?;
     let palette = frame.palette.as_deref().or(screen_palette.as_deref());
-    let mut rgb = vec![255; header.pixels() * 3];
+    let palette = palette.unwrap_or_default();
+    let open = match frame.transparent {
+        Some(_) => [255; 3],
+        None => *palette.first_chunk().unwrap_or(&[0; 3]),
+    };
+    let mut rgb = open.repeat(header.pixels());
     let size = (header.stored.0 as usize, header.stored.1 as usize);
-    draw(frame, palette.unwrap_or_default(), size, &mut rgb);
+    draw(frame, palette, size, &mut rgb);
     Ok(rgb)
 }

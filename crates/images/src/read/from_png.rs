@@ -1,4 +1,5 @@
-//! PNG. Samples of 16 bits lose their lower 8, as in Pillow's colour pictures (Pillow clips grey ones to white instead).
+//! PNG. Samples of 16 bits are read as Pillow reads them: those of colours, and grey ones with alpha, lose their lower 8
+//! bits, while those that are grey alone keep their value up to 255, and all above are white.
 
 use std::io::Cursor;
 
@@ -15,6 +16,10 @@ const FIRST_CHUNK: usize = 8;
 const CHUNK_FRAME: usize = 12;
 /// The decoder's window and its buffers for other chunks.
 const DECODER_BYTES: u64 = 512 << 10;
+
+/// Bits of a sample and colour type, at [`FORMAT`] in a file, of grey samples of 16 bits without alpha.
+const DEEP_GREY: [u8; 2] = [16, 0];
+const FORMAT: std::ops::Range<usize> = 24..26;
 
 /// Where the rows and columns of Adam7's passes begin, and how far apart they are: x, dx, y, dy.
 const PASSES: [(u32, u32, u32, u32); 7] = [
@@ -96,9 +101,22 @@ fn error(bytes: &[u8], error: &png::DecodingError) -> ImageError {
     }
 }
 
-/// Appends a row of 8-bit samples to `rgb`.
-fn append_row(row: &[u8], colour: ColorType, rgb: &mut Vec<u8>) {
+/// Appends a row of grey samples of 16 bits to `rgb`, clipped to 8. The decoder adds an alpha of 0 or 65,535 to each if
+/// the file names a transparent grey, which is white here.
+fn append_deep_grey(row: &[u8], has_alpha: bool, rgb: &mut Vec<u8>) {
+    for pixel in row.chunks_exact(if has_alpha { 4 } else { 2 }) {
+        let is_clear = has_alpha && pixel[2] == 0;
+        let is_white = is_clear || pixel[0] > 0;
+        rgb.extend([if is_white { 255 } else { pixel[1] }; 3]);
+    }
+}
+
+/// Appends a row of 8-bit samples, or of [`DEEP_GREY`] ones, to `rgb`.
+fn append_row(row: &[u8], (colour, is_deep_grey): (ColorType, bool), rgb: &mut Vec<u8>) {
     match colour {
+        ColorType::Grayscale | ColorType::GrayscaleAlpha if is_deep_grey => {
+            append_deep_grey(row, colour == ColorType::GrayscaleAlpha, rgb);
+        }
         ColorType::Grayscale | ColorType::Indexed => {
             rgb.extend(row.iter().flat_map(|grey| [*grey; 3]));
         }
@@ -127,7 +145,12 @@ pub(super) fn pixels(bytes: &[u8], header: &Header) -> Result<Vec<u8>, ImageErro
     let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), limits);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
-    decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
+    let is_deep_grey = bytes.get(FORMAT) == Some(&DEEP_GREY[..]);
+    decoder.set_transformations(if is_deep_grey {
+        Transformations::EXPAND
+    } else {
+        Transformations::EXPAND | Transformations::STRIP_16
+    });
     let mut reader = decoder.read_info().map_err(|e| error(bytes, &e))?;
     let info = reader.info();
     let is_interlaced = info.interlaced;
@@ -136,7 +159,7 @@ pub(super) fn pixels(bytes: &[u8], header: &Header) -> Result<Vec<u8>, ImageErro
         let variant = "an animation whose first frame does not fill it";
         return Err(ImageError::unsupported(Kind::Png, variant));
     }
-    let (colour, _) = reader.output_color_type();
+    let samples = (reader.output_color_type().0, is_deep_grey);
     let stride = header.stored.0 as usize * 3;
     let mut rgb = Vec::with_capacity(header.pixels() * 3);
     if is_interlaced {
@@ -148,10 +171,10 @@ pub(super) fn pixels(bytes: &[u8], header: &Header) -> Result<Vec<u8>, ImageErro
         let row = reader.next_interlaced_row().map_err(|e| error(bytes, &e))?;
         let row = row.ok_or_else(|| ImageError::damaged(Kind::Png, "it has too few rows"))?;
         match row.interlace() {
-            InterlaceInfo::Null(_) => append_row(row.data(), colour, &mut rgb),
+            InterlaceInfo::Null(_) => append_row(row.data(), samples, &mut rgb),
             InterlaceInfo::Adam7(pass) => {
                 row_rgb.clear();
-                append_row(row.data(), colour, &mut row_rgb);
+                append_row(row.data(), samples, &mut row_rgb);
                 expand_interlaced_row(&mut rgb, stride, &row_rgb, pass, 24);
             }
         }

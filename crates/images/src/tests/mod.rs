@@ -9,6 +9,7 @@ mod mmproj;
 mod names;
 mod png_writer;
 mod prefix_codes;
+mod samples;
 mod settings;
 
 use std::fs;
