@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::Family;
 use super::normalise::Normalisation;
 use crate::resample::Filter;
 
@@ -196,17 +197,25 @@ impl Fields<'_> {
     }
 
     /// Refuses settings that no processor here follows.
-    pub(super) fn check_common(&self) -> Result<(), SettingsError> {
+    pub(super) fn check_common(&self, family: &Family) -> Result<(), SettingsError> {
+        // LFM2-VL's scales in any case, and published files have false.
+        if !matches!(family, Family::Lfm2) {
+            self.check_flag("do_resize", true)?;
+        }
         for (key, needed) in [
-            ("do_resize", true),
             ("do_rescale", true),
             ("do_center_crop", false),
             ("do_pan_and_scan", false),
         ] {
-            if self.bool(key, needed)? != needed {
-                return Err(SettingsError::bad_value(key, !needed, needed.to_string()));
-            }
+            self.check_flag(key, needed)?;
         }
         Ok(())
+    }
+
+    fn check_flag(&self, key: &str, needed: bool) -> Result<(), SettingsError> {
+        if self.bool(key, needed)? == needed {
+            return Ok(());
+        }
+        Err(SettingsError::bad_value(key, !needed, needed.to_string()))
     }
 }

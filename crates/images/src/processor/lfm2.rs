@@ -1,5 +1,7 @@
 //! LFM2-VL's processor: it cuts large pictures into tiles, which a reduced view of the whole picture follows.
 
+use serde_json::Value;
+
 use super::fields::{Fields, HALVES, SettingsError};
 use super::layout::{Grid, Layout, Part, View};
 use super::normalise::Normalisation;
@@ -19,6 +21,9 @@ pub struct Lfm2 {
     pub min_tokens: u32,
     /// The most tokens of a whole picture.
     pub max_tokens: u32,
+    /// The most tokens of a picture with its tiles, which the rounding of sides does not exceed either; `u32::MAX` for
+    /// none.
+    pub most_tokens: u32,
     /// Side of a tile in pixels.
     pub tile: u32,
     /// The least tiles of a picture that is cut.
@@ -37,18 +42,27 @@ pub struct Lfm2 {
 
 impl Lfm2 {
     pub(super) fn read(fields: &Fields) -> Result<Self, SettingsError> {
-        let splits = fields.bool("do_image_splitting", true)?;
-        let max_tiles = fields.number("max_tiles", 10, 32)?;
+        // Older checkpoints have some of the keys in the file of the enclosing processor.
+        let outer = Fields {
+            image: fields.processor,
+            processor: &Value::Null,
+        };
+        let number = |key, default, max| fields.number(key, outer.number(key, default, max)?, max);
+        let bool = |key, default| fields.bool(key, outer.bool(key, default)?);
+        let tolerance = outer.factor("max_pixels_tolerance", 2.0)?;
+        let splits = bool("do_image_splitting", true)?;
+        let max_tiles = number("max_tiles", 10, 32)?;
         let settings = Self {
-            patch: fields.number("encoder_patch_size", 16, 64)?,
-            merge: fields.number("downsample_factor", 2, 8)?,
-            min_tokens: fields.number("min_image_tokens", 64, 4096)?,
-            max_tokens: fields.number("max_image_tokens", 256, 4096)?,
-            tile: fields.number("tile_size", 512, 1024)?,
-            min_tiles: fields.number("min_tiles", 2, 32)?,
+            patch: number("encoder_patch_size", 16, 64)?,
+            merge: number("downsample_factor", 2, 8)?,
+            min_tokens: number("min_image_tokens", 64, 4096)?,
+            max_tokens: number("max_image_tokens", 256, 4096)?,
+            most_tokens: u32::MAX,
+            tile: number("tile_size", 512, 1024)?,
+            min_tiles: number("min_tiles", 2, 32)?,
             max_tiles: if splits { max_tiles } else { 1 },
-            has_thumbnail: fields.bool("use_thumbnail", true)?,
-            tolerance: fields.factor("max_pixels_tolerance", 2.0)?,
+            has_thumbnail: bool("use_thumbnail", true)?,
+            tolerance: fields.factor("max_pixels_tolerance", tolerance)?,
             filter: fields.filter(Filter::Bilinear)?,
             normalisation: fields.normalisation(true, HALVES)?.fused(),
         };
@@ -111,8 +125,8 @@ impl Lfm2 {
         best
     }
 
-    /// The whole picture as one view.
-    fn whole(&self, width: u32, height: u32) -> Result<View, ImageError> {
+    /// The whole picture as one view of at most `most_tokens`, which are at least 1.
+    fn whole(&self, width: u32, height: u32, most_tokens: u32) -> Result<View, ImageError> {
         let unit = self.unit();
         let pixels_of_token = unit * unit;
         let bounds = Bounds {
@@ -124,7 +138,8 @@ impl Lfm2 {
             round_to(width, unit).max(unit),
             round_to(height, unit).max(unit),
         );
-        let (scaled_width, scaled_height) = bounds.fit((width, height), rounded);
+        let (scaled_width, scaled_height) =
+            bounds.fit_tokens((width, height), rounded, most_tokens);
         // A long strip exceeds the bounds, which round up to whole tokens; the tower has room for a tile's.
         let limit = u64::from(bounds.max_pixels).max(u64::from(self.tile) * u64::from(self.tile));
         let pixels = u64::from(scaled_width) * u64::from(scaled_height);
@@ -148,12 +163,17 @@ impl Lfm2 {
     }
 
     pub(super) fn layout(&self, width: u32, height: u32) -> Result<Layout, ImageError> {
-        let whole = self.whole(width, height)?;
         if !self.is_cut(width, height) {
+            let whole = self.whole(width, height, self.most_tokens)?;
             return Ok(Layout::single(whole, &[Part::Begin], &[Part::End]));
         }
         let (columns, rows) = self.tiles(width, height);
         let tile = self.view(self.tile, self.tile);
+        // The bound has room for the tiles and `max_tokens`.
+        let left = self
+            .most_tokens
+            .saturating_sub(columns * rows * tile.tokens);
+        let whole = self.whole(width, height, left.max(1))?;
         let mut views = vec![tile; (columns * rows) as usize];
         let mut parts = vec![Part::Begin];
         for row in 1..=rows {
@@ -196,6 +216,7 @@ impl Lfm2 {
             let expected = "at least 1";
             return Err(SettingsError::bad_value("tokens", max_tokens, expected));
         }
+        self.most_tokens = self.most_tokens.min(max_tokens);
         self.max_tokens = self.max_tokens.min(max_tokens);
         self.min_tokens = self.min_tokens.min(self.max_tokens);
         let tile = (self.tile / self.unit()).pow(2);

@@ -84,19 +84,19 @@ impl Processor {
             image: image.unwrap_or(&preprocessor),
             processor: &processor,
         };
-        fields.check_common()?;
         let class = fields.class();
-        Ok(match family(class.as_deref(), model_type) {
-            Some(Family::Qwen) => Self::Qwen(Qwen::read(&fields, model_type)?),
-            Some(Family::Gemma3) => Self::Gemma3(Gemma3::read(&fields)?),
-            Some(Family::Gemma4) => Self::Gemma4(Gemma4::read(&fields)?),
-            Some(Family::Pixtral) => Self::Pixtral(Pixtral::read(&fields)?),
-            Some(Family::Lfm2) => Self::Lfm2(Lfm2::read(&fields)?),
-            None => {
-                return Err(SettingsError::UnknownProcessor {
-                    name: class.unwrap_or_else(|| format!("of {model_type}")),
-                });
-            }
+        let Some(family) = family(class.as_deref(), model_type) else {
+            return Err(SettingsError::UnknownProcessor {
+                name: class.unwrap_or_else(|| format!("of {model_type}")),
+            });
+        };
+        fields.check_common(&family)?;
+        Ok(match family {
+            Family::Qwen => Self::Qwen(Qwen::read(&fields, model_type)?),
+            Family::Gemma3 => Self::Gemma3(Gemma3::read(&fields)?),
+            Family::Gemma4 => Self::Gemma4(Gemma4::read(&fields)?),
+            Family::Pixtral => Self::Pixtral(Pixtral::read(&fields)?),
+            Family::Lfm2 => Self::Lfm2(Lfm2::read(&fields)?),
         })
     }
 
@@ -159,6 +159,11 @@ enum Family {
     Lfm2,
 }
 
+/// Whether a model is of LFM2-VL; the older name has a hyphen.
+fn is_lfm2(model_type: &str) -> bool {
+    matches!(model_type, "lfm2_vl" | "lfm2-vl")
+}
+
 /// The family of a processor's class, or else of a model's type.
 fn family(class: Option<&str>, model_type: &str) -> Option<Family> {
     match class {
@@ -167,6 +172,8 @@ fn family(class: Option<&str>, model_type: &str) -> Option<Family> {
         Some("Gemma4ImageProcessor") => return Some(Family::Gemma4),
         Some("PixtralImageProcessor") => return Some(Family::Pixtral),
         Some("Lfm2VlImageProcessor") => return Some(Family::Lfm2),
+        // That of the tower, which some published files of LFM2-VL name.
+        Some("Siglip2ImageProcessor") if is_lfm2(model_type) => return Some(Family::Lfm2),
         Some(_) => return None,
         None => {}
     }
@@ -177,7 +184,7 @@ fn family(class: Option<&str>, model_type: &str) -> Option<Family> {
         "gemma3" => Some(Family::Gemma3),
         "gemma4" => Some(Family::Gemma4),
         "pixtral" | "mistral3" => Some(Family::Pixtral),
-        "lfm2_vl" => Some(Family::Lfm2),
+        model_type if is_lfm2(model_type) => Some(Family::Lfm2),
         _ => None,
     }
 }

@@ -23,6 +23,8 @@ pub struct Qwen {
     pub min_pixels: u32,
     /// The most pixels of a scaled picture.
     pub max_pixels: u32,
+    /// The most tokens of a picture, which the rounding of its sides does not exceed either; `u32::MAX` for none.
+    pub max_tokens: u32,
     /// The filter.
     pub filter: Filter,
     /// The floats.
@@ -52,6 +54,7 @@ impl Qwen {
             merge: fields.number("merge_size", 2, 16)?,
             min_pixels,
             max_pixels,
+            max_tokens: u32::MAX,
             filter: fields.filter(Filter::Bicubic)?,
             normalisation: fields.normalisation(true, channels)?,
         };
@@ -81,7 +84,7 @@ impl Qwen {
             max_pixels: self.max_pixels,
         };
         let rounded = (round_to(width, bounds.unit), round_to(height, bounds.unit));
-        let (width, height) = bounds.fit((width, height), rounded);
+        let (width, height) = bounds.fit_tokens((width, height), rounded, self.max_tokens);
         let grid = Grid::of(width, height, self.patch);
         let view = View {
             width,
@@ -101,6 +104,7 @@ impl Qwen {
             return Err(SettingsError::bad_value("tokens", max_tokens, expected));
         }
         let pixels = u32::try_from(pixels).unwrap_or(u32::MAX);
+        self.max_tokens = self.max_tokens.min(max_tokens);
         self.max_pixels = self.max_pixels.min(pixels);
         self.min_pixels = self.min_pixels.min(self.max_pixels);
         Ok(())

@@ -43,4 +43,27 @@ impl Bounds {
         }
         rounded
     }
+
+    /// As [`fit`](Self::fit), with at most `max_tokens` squares of `unit` pixels, at least 1. `fit` alone exceeds the
+    /// bounds where it rounds up: sides below a unit, and pictures that are enlarged.
+    pub(super) fn fit_tokens(
+        &self,
+        (width, height): (u32, u32),
+        rounded: (u32, u32),
+        max_tokens: u32,
+    ) -> (u32, u32) {
+        let fitted = self.fit((width, height), rounded);
+        let units = |side: u32| u64::from(side / self.unit);
+        if units(fitted.0) * units(fitted.1) <= u64::from(max_tokens) {
+            return fitted;
+        }
+        let area = f64::from(width) * f64::from(height);
+        let side_of_token = (area / f64::from(max_tokens)).sqrt();
+        // A side of one unit leaves all tokens for the other.
+        let side = |side: u32| {
+            let units = (f64::from(side) / side_of_token).floor() as u32;
+            units.clamp(1, max_tokens) * self.unit
+        };
+        (side(width), side(height))
+    }
 }

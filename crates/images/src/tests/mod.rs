@@ -4,6 +4,7 @@ mod cases;
 mod files;
 mod hostile;
 mod jpeg;
+mod lfm2;
 mod memory;
 mod mmproj;
 mod names;

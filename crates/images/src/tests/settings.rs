@@ -117,6 +117,42 @@ fn tokens_can_be_bounded() {
     );
 }
 
+/// Sides are rounded up to a token, and small pictures are enlarged: neither exceeds the bound.
+#[test]
+fn narrow_and_small_pictures_are_within_the_bound_too() {
+    let sizes = [
+        (6400, 64),
+        (64, 6400),
+        (3999, 20),
+        (300, 100),
+        (100, 301),
+        (1, 1),
+        (199, 1),
+        (900, 2000),
+        (8000, 8000),
+    ];
+    for model_type in ["qwen3_5", "qwen2_vl", "lfm2_vl", "mistral3"] {
+        for most in [1, 2, 5, 63, 64, 65, 100, 256, 1000, 3000] {
+            let processor = Processor::from_files(None, None, model_type);
+            let mut processor = processor.expect("the defaults are valid");
+            processor.limit_tokens(most).expect("there is room");
+            for (width, height) in sizes {
+                let layout = processor.layout(width, height).expect("the picture fits");
+                let n_vectors = layout.n_vectors();
+                assert!(
+                    (1..=most).contains(&n_vectors),
+                    "{model_type}: {n_vectors} of {most} tokens for {width} x {height}"
+                );
+                let has_pixels = layout
+                    .views
+                    .iter()
+                    .all(|view| view.width > 0 && view.height > 0);
+                assert!(has_pixels, "{model_type}: {width} x {height}");
+            }
+        }
+    }
+}
+
 #[test]
 fn long_strips_take_no_more_memory_than_pictures() {
     let strip = |width: u32, height: u32| {
