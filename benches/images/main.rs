@@ -143,7 +143,7 @@ fn start(arguments: &Arguments, model_path: &Path) -> anyhow::Result<(EngineHand
         threads: arguments.threads,
         max_total_tokens: Some(of_streams + others),
         max_running_requests: Some(arguments.streams + 2),
-        image_max_tokens: n_vectors,
+        image_max_tokens: Some(n_vectors),
         ..EngineConfig::default()
     };
     let mut parts = EngineParts::from_model(&config, Progress::silent())?;

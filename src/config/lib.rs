@@ -383,12 +383,13 @@ crate::keys! {
         #[flag(CLIENTS.takes("PIXELS"))]
         #[range(1..=MAX_IMAGE_PIXELS)]
         max_image_pixels: usize = 16 << 20,
-        /// Maximum number of tokens that an image becomes; larger ones are scaled down to fit.
+        /// Maximum number of tokens that an image becomes; larger ones are scaled down to fit. 256 if not given; 280 with
+        /// Gemma 4.
         ///
-        /// More tokens show more detail, and take longer to encode. Gemma 3 has 256 for every image.
+        /// More tokens show more detail, and take longer to encode. Gemma 3 has as many for every image: less is refused.
         #[flag(CLIENTS.takes("TOKENS"))]
         #[range(1..)]
-        image_max_tokens: u32 = 256,
+        image_max_tokens: Option<u32> = None,
         /// Accepts and returns token ids only; no tokenizer is loaded.
         #[flag(MODEL)]
         skip_tokenizer_init: bool = false,

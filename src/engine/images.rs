@@ -9,13 +9,14 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use souffleur_actors::pictures::ImageReader;
-use souffleur_base::error::{LoadError, load_error};
+use souffleur_base::error::{LoadError, StartError, load_error};
 use souffleur_config::EngineConfig;
 use souffleur_images::{Filter, Limits, MmprojSettings, Processor};
 use souffleur_model::origin::ModelFiles;
 use souffleur_model::text::TextModel;
 use souffleur_model::vision::{ImageKeys, TowerConfig};
 
+use crate::image_sizes;
 use crate::tower_file::FoundTower;
 
 /// The largest file of settings that is read. Models' files have a few kilobytes.
@@ -26,42 +27,57 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 ///
 /// # Errors
 /// [`LoadError`] with the file: settings that are not supported, or a vocabulary without the tokens of images.
+/// [`ConfigError`](souffleur_base::error::ConfigError) for fewer tokens than an image can have.
 pub fn image_reader(
     dir: &Path,
     text: &TextModel,
     tower: &[u8],
     config: &EngineConfig,
-) -> Result<ImageReader, LoadError> {
-    reader(dir, of_folder(dir)?, text, (tower, config))
+) -> Result<ImageReader, StartError> {
+    let mut processor = of_folder(dir)?;
+    image_sizes::limit(&mut processor, config)?;
+    Ok(reader(dir, processor, text, (tower, config))?)
 }
 
 /// The reader for the images of chats that the tower encodes. Without one, which the log explains, only hosts send
 /// images.
 ///
 /// # Errors
-/// If the configuration names the tower.
+/// If the configuration names the tower, or fewer tokens than an image can have.
 pub(super) fn reader_of(
     tower: &FoundTower,
     text: &TextModel,
     config: &EngineConfig,
-) -> Result<Option<Arc<ImageReader>>, LoadError> {
-    let path = tower.file.path();
-    let made = || -> Result<ImageReader, LoadError> {
-        let processor = match tower.file.mmproj() {
-            Some(file) => of_mmproj(file, &tower.checkpoint.config)?,
-            None => of_folder(path)?,
-        };
-        let fingerprint = fingerprint(tower)?;
-        reader(path, processor, text, (&fingerprint, config))
+) -> Result<Option<Arc<ImageReader>>, StartError> {
+    let made = match processor_of(tower) {
+        Ok(mut processor) => {
+            image_sizes::limit(&mut processor, config)?;
+            let read = |fingerprint: Vec<u8>| {
+                reader(tower.file.path(), processor, text, (&fingerprint, config))
+            };
+            fingerprint(tower).and_then(read)
+        }
+        Err(error) => Err(error),
     };
-    match made() {
+    match made {
         Ok(reader) => Ok(Some(Arc::new(reader))),
-        Err(error) if config.mmproj.is_some() => Err(error),
+        Err(error) if config.mmproj.is_some() => Err(error.into()),
         Err(error) => {
             tracing::warn!(%error, "the images of chats cannot be read: chats with images are refused");
             Ok(None)
         }
     }
+}
+
+/// The processor that cuts images for this tower.
+fn processor_of(tower: &FoundTower) -> Result<Processor, LoadError> {
+    let (path, sizes) = (tower.file.path(), &tower.checkpoint.config);
+    let mut processor = match tower.file.mmproj() {
+        Some(file) => of_mmproj(file, sizes)?,
+        None => of_folder(path)?,
+    };
+    image_sizes::fit(&mut processor, sizes).map_err(|reason| wrong(path, reason))?;
+    Ok(processor)
 }
 
 /// All that vectors depend on in addition to the pixels, in the keys of images: the tower's configuration, and the sizes
@@ -76,15 +92,12 @@ fn fingerprint(tower: &FoundTower) -> Result<Vec<u8>, LoadError> {
 /// `source` is the file or folder that errors name.
 fn reader(
     source: &Path,
-    mut processor: Processor,
+    processor: Processor,
     text: &TextModel,
     (tower, config): (&[u8], &EngineConfig),
 ) -> Result<ImageReader, LoadError> {
-    let wrong = |reason: String| wrong(source, reason);
-    let limited = processor.limit_tokens(config.image_max_tokens);
-    limited.map_err(|error| wrong(format!("image_max_tokens: {error}")))?;
     let limits = Limits::of_pixels(config.max_image_pixels as u64);
-    ImageReader::new(text, processor, tower, limits).map_err(wrong)
+    ImageReader::new(text, processor, tower, limits).map_err(|reason| wrong(source, reason))
 }
 
 fn wrong(source: &Path, reason: impl Display) -> LoadError {

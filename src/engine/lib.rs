@@ -12,6 +12,7 @@ mod gpu;
 #[path = "no_gpu.rs"]
 mod gpu;
 mod handle;
+mod image_sizes;
 mod images;
 pub mod memory;
 mod origin;

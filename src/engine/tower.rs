@@ -13,12 +13,11 @@ use souffleur_executor::memory_plan::VisionBytes;
 use souffleur_model::config::ModelConfig;
 use souffleur_model::location::ModelLocation;
 use souffleur_model::text::TextModel;
-use souffleur_model::vision::{
-    TowerCheckpoint, TowerConfig, TowerFamily, TowerGrid, tower_next_to,
-};
+use souffleur_model::vision::{TowerCheckpoint, TowerConfig, TowerGrid, tower_next_to};
 use souffleur_request::ImageSupport;
 use souffleur_state::prompt_images::ImageInput;
 
+use crate::image_sizes::max_vectors;
 use crate::images;
 use crate::threads::compute_threads;
 use crate::tower_file::{FoundTower, TowerFile};
@@ -101,13 +100,6 @@ fn check_chunks(config: &EngineConfig, max_vectors: usize) -> Result<(), ConfigE
     }
 }
 
-fn max_vectors(tower: &TowerConfig, config: &EngineConfig) -> usize {
-    match tower.family {
-        TowerFamily::Gemma3 => (tower.positions / tower.merge).pow(2),
-        _ => config.image_max_tokens as usize,
-    }
-}
-
 /// The reason why no tower can be used.
 fn obstacle(config: &EngineConfig, model: &ModelConfig, has_gpu: bool) -> Option<&'static str> {
     match support(config, model, has_gpu) {
@@ -185,7 +177,7 @@ pub(super) type VisionParts = (Option<Arc<VisionSetup>>, Option<Arc<ImageReader>
 /// The parts of an engine with this tower.
 ///
 /// # Errors
-/// The images of chats cannot be read, and the configuration names the tower.
+/// The images of chats cannot be read, and the configuration names the tower; they cannot have as few tokens as it says.
 pub(super) fn parts(
     config: &EngineConfig,
     model: &CpuDescription,

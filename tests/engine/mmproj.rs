@@ -29,7 +29,7 @@ fn config(model_path: &Path) -> EngineConfig {
         max_total_tokens: Some(4096),
         max_running_requests: Some(4),
         context_length: Some(256),
-        image_max_tokens: 70,
+        image_max_tokens: Some(70),
         threads: 1,
         ..EngineConfig::default()
     }

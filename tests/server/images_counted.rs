@@ -79,7 +79,7 @@ pub fn world_with(
         max_total_tokens: Some(CONTEXT_TOKENS + 1024),
         max_running_requests: Some(4),
         threads: 1,
-        image_max_tokens: 4,
+        image_max_tokens: Some(4),
         ..EngineConfig::default()
     };
     let mut server = ServerConfig::default();
