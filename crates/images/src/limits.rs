@@ -41,6 +41,8 @@ pub struct Limits {
 
 impl Limits {
     /// The limits for pictures of at most `max_pixels`. Decoding may take the memory of two such pictures in 8-bit RGB.
+    /// Formats that take more than 6 bytes a pixel are therefore refused above fewer pixels: JPEGs that are progressive
+    /// without halved colours, or CMYK, and WebPs but those with losses alone.
     pub fn of_pixels(max_pixels: u64) -> Self {
         Self {
             max_pixels,

@@ -5,6 +5,7 @@ mod files;
 mod hostile;
 mod jpeg;
 mod lfm2;
+mod limits;
 mod memory;
 mod mmproj;
 mod names;
