@@ -86,12 +86,13 @@ impl JsonFile {
         }
     }
 
-    /// This object, overridden by the non-null entries of the nested object `key`.
+    /// This object, overridden by the entries of the nested object `key`. There, `null` overrides nothing, and stays if
+    /// this object has no such entry: a key without a value may mean another thing than a missing key.
     pub fn with_nested(&self, key: &str) -> Result<Self, LoadError> {
         let mut object = self.object.clone();
         if let Some(nested) = self.object(key)? {
             let entries = nested.object.into_iter();
-            object.extend(entries.filter(|(_, value)| !value.is_null()));
+            object.extend(entries.filter(|(name, value)| !value.is_null() || !self.has(name)));
         }
         Ok(Self {
             file: self.file.clone(),

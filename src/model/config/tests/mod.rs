@@ -242,3 +242,20 @@ fn the_windows_of_qwen_3_follow_its_keys() {
         );
     }
 }
+
+#[test]
+fn null_in_a_nested_object_means_what_it_means_outside() {
+    let nested = |text: Value| {
+        let config =
+            json!({"architectures": ["Mistral3ForConditionalGeneration"], "eos_token_id": 7});
+        let text = with(base("MistralForCausalLM"), text);
+        parse(&with(config, json!({"text_config": text}))).expect("supported")
+    };
+    // The default is a window of 4096 tokens.
+    assert_eq!(nested(json!({})).windows, [Some(4096); 3]);
+    let published = json!({"model_type": "mistral", "sliding_window": null, "eos_token_id": null});
+    let read = nested(published);
+    assert_eq!(read.windows, [None; 3]);
+    // The outer object's value stays.
+    assert_eq!(read.eos_token_ids, [7]);
+}
