@@ -1,10 +1,10 @@
 //! Configuration specific to Gemma 4: two head sizes, shared KV, per-layer inputs, experts in parallel with the MLP.
 
-use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, VOCAB, check_head_dim, check_kv_heads};
+use super::full_heads::{self, LayerHeads};
+use super::limits::{INTERMEDIATE, LAYERS, VOCAB};
 use crate::json_file::JsonFile;
 use souffleur_base::error::LoadError;
 
-const DEFAULT_FULL_HEAD_DIM: usize = 512;
 const DEFAULT_INPUT_WIDTH: usize = 256;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -30,33 +30,20 @@ pub struct LayerInputs {
 }
 
 impl Gemma4Config {
+    /// `usual` are the heads of window layers.
     pub(super) fn from_json(
         json: &JsonFile,
         windows: &[Option<usize>],
-        (heads, kv_heads): (usize, usize),
+        usual: LayerHeads,
     ) -> Result<Self, LoadError> {
-        if json.has("per_layer_config") {
-            let reason =
-                "is not supported: set global_head_dim and num_global_key_value_heads instead";
-            return Err(json.error("per_layer_config", reason));
-        }
-        let full_head_dim = json
-            .size("global_head_dim", HEAD_DIM)?
-            .unwrap_or(DEFAULT_FULL_HEAD_DIM);
-        check_head_dim(full_head_dim).map_err(|reason| json.error("global_head_dim", reason))?;
-        let keys_are_values = json.flag("attention_k_eq_v")?.unwrap_or(false);
-        const GLOBAL: &str = "num_global_key_value_heads";
-        let given = json.size(GLOBAL, HEADS)?.filter(|_| keys_are_values);
-        let full_kv_heads = given.unwrap_or(kv_heads);
-        check_kv_heads(full_kv_heads, ("num_attention_heads", heads))
-            .map_err(|reason| json.error(GLOBAL, reason))?;
+        let full = full_heads::read(json, windows, usual)?;
         let n_sharing = json
             .size("num_kv_shared_layers", 0..=*LAYERS.end())?
             .unwrap_or(0);
         let config = Self {
-            full_kv_heads,
-            full_head_dim,
-            keys_are_values,
+            full_kv_heads: full.kv,
+            full_head_dim: full.dim,
+            keys_are_values: json.flag("attention_k_eq_v")?.unwrap_or(false),
             n_sharing,
             double_wide: json.flag("use_double_wide_mlp")?.unwrap_or(false),
             inputs: layer_inputs(json)?,

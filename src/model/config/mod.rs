@@ -6,6 +6,7 @@
 pub(crate) mod deepseek;
 pub(crate) mod deepstack;
 pub mod experts;
+mod full_heads;
 pub(crate) mod gemma;
 pub mod gemma4;
 pub mod latent;

@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use super::experts::{ExpertsConfig, count_key};
+use super::full_heads::LayerHeads;
 use super::gemma::GemmaConfig;
 use super::gemma4::Gemma4Config;
 use super::latent::LatentConfig;
@@ -190,8 +191,12 @@ fn gemma(
     };
     let mut gemma = GemmaConfig::from_json(json, rules, max_positions)?;
     if rules.is_gemma4 {
-        let heads = (heads.queries, heads.keys);
-        gemma.gemma4 = Some(Gemma4Config::from_json(json, windows, heads)?);
+        let usual = LayerHeads {
+            queries: heads.queries,
+            kv: heads.keys,
+            dim: heads.dim,
+        };
+        gemma.gemma4 = Some(Gemma4Config::from_json(json, windows, usual)?);
     }
     Ok(Some(gemma))
 }

@@ -183,6 +183,23 @@ fn gemma_4_has_heads_of_two_sizes() {
 }
 
 #[test]
+fn heads_of_gemma_4_may_be_stated_layer_by_layer() {
+    let older = json!({"attention_k_eq_v": true, "num_global_key_value_heads": 1, "global_head_dim": 64, "head_dim": 32});
+    // Written by transformers 5.23.
+    let newer = json!({"attention_k_eq_v": true, "head_dim": 32, "per_layer_config": {
+        "1": {"head_dim": 32, "intermediate_size": 112},
+        "2": {"head_dim": 64, "num_key_value_heads": 1},
+    }});
+    let read = gemma4(newer).expect("supported");
+    assert_eq!([1, 2].map(|layer| read.heads_in(layer)), [(2, 32), (1, 64)]);
+    assert_eq!(read, gemma4(older).expect("supported"));
+    // All layers have the same heads: keys of older files have no effect.
+    let equal = json!({"head_dim": 32, "global_head_dim": 64, "per_layer_config": {}});
+    let read = gemma4(equal).expect("supported");
+    assert_eq!([1, 2].map(|layer| read.heads_in(layer)), [(2, 32); 2]);
+}
+
+#[test]
 fn a_projection_shared_by_keys_and_values_counts_once() {
     let config_with = |keys_are_values: bool| {
         let edits = json!({"attention_k_eq_v": keys_are_values, "head_dim": 32});
@@ -228,8 +245,33 @@ fn last_layers_of_gemma_4_share_kv_of_earlier_layers() {
 fn unsupported_gemma_4_keys_are_rejected() {
     let table = [
         (
-            json!({"per_layer_config": {}}),
-            "per_layer_config is not supported: set global_head_dim",
+            json!({"per_layer_config": {"3": {"head_dim": 64}}}),
+            "per_layer_config.3 is unknown, expected a layer from 0 to 2",
+        ),
+        (
+            json!({"per_layer_config": {"02": {"head_dim": 64}}}),
+            "per_layer_config.02 is unknown",
+        ),
+        (
+            json!({"per_layer_config": {"2": {"head_dim": 7}}}),
+            "per_layer_config.2.head_dim is 7, expected an even number",
+        ),
+        (
+            json!({"per_layer_config": {"2": {"num_key_value_heads": 3}}}),
+            "per_layer_config.2.num_key_value_heads is 3 and does not divide num_attention_heads, 4",
+        ),
+        (
+            json!({"per_layer_config": {"2": {"intermediate_size": 224}}}),
+            "per_layer_config.2.intermediate_size differs from the whole model's, supported of single layers: head_dim",
+        ),
+        (
+            json!({"per_layer_config": {"1": {"head_dim": 64}}, "head_dim": 32}),
+            "per_layer_config.1 has 2 KV heads of 64 elements, expected 2 of 32: it has a window",
+        ),
+        (
+            json!({"per_layer_config": {"2": {"head_dim": 64}}, "head_dim": 32, "layer_types":
+                ["full_attention", "sliding_attention", "full_attention"]}),
+            "per_layer_config.2 has 2 KV heads of 64 elements, expected 2 of 32: it has full attention",
         ),
         (
             json!({"use_bidirectional_attention": "all"}),
