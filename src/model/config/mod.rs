@@ -17,6 +17,7 @@ pub mod recurrent;
 pub(crate) mod scales;
 mod sizes;
 mod tensors;
+pub(crate) mod tying;
 pub(crate) mod windows;
 
 use self::experts::ExpertsConfig;

@@ -10,7 +10,8 @@ use super::gemma4::Gemma4Config;
 use super::latent::LatentConfig;
 use super::limits::{CONTEXT, HEADS, HIDDEN, LAYERS, VOCAB, check_experts};
 use super::scales::Widths;
-use super::sizes::{head_dim, intermediate_size, key_value_heads, rotary_dim, ties_embeddings};
+use super::sizes::{head_dim, intermediate_size, key_value_heads, rotary_dim};
+use super::tying::Tying;
 use super::{Architecture, BiasConfig, ModelConfig, deepstack, windows};
 use crate::families;
 use crate::family::{AttentionBias, Defaults, Family};
@@ -40,6 +41,7 @@ impl ModelConfig {
 
     fn from_json(json: &JsonFile) -> Result<Self, LoadError> {
         let family = families::of_json(json)?;
+        let tying = Tying::from_json(json, family)?;
         // Vision-language models nest their decoder's configuration.
         let json = &json.with_nested("text_config")?;
         refuse_other_gates(json, family)?;
@@ -75,7 +77,7 @@ impl ModelConfig {
             rms_norm_eps: json
                 .number(family.keys.eps, 0.0..=1.0)?
                 .unwrap_or(family.defaults.eps) as f32,
-            tie_word_embeddings: ties_embeddings(json, family)?,
+            tie_word_embeddings: tying.ties,
             bias: bias(json, family)?,
             qk_norm: family.qk_norm,
             recurrent: (family.states)(json, num_hidden_layers)?,

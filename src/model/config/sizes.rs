@@ -18,16 +18,6 @@ pub(super) fn intermediate_size(json: &JsonFile, family: &Family) -> Result<usiz
     }
 }
 
-pub(super) fn ties_embeddings(json: &JsonFile, family: &Family) -> Result<bool, LoadError> {
-    if let Some(key) = family.keys.ties_embeddings
-        && let Some(ties) = json.flag(key)?
-    {
-        return Ok(ties);
-    }
-    let ties = json.flag("tie_word_embeddings")?;
-    Ok(ties.unwrap_or(family.defaults.ties_embeddings))
-}
-
 /// Rotated elements of a head: all, or the configured fraction, rounded down.
 pub(super) fn rotary_dim(
     json: &JsonFile,

@@ -8,6 +8,7 @@
 
 pub mod heads;
 mod read;
+mod tying;
 mod vectors;
 
 use std::path::Path;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use self::read::Read;
 use crate::config::ModelConfig;
+use crate::config::tying::Tying;
 use crate::gguf::{self, Gguf};
 use crate::location::ModelLocation;
 use crate::ranks::{self, Part};
@@ -253,13 +255,15 @@ impl Checkpoint {
 type OpenedModel = (ModelConfig, Option<Dtype>, Option<Weights>);
 
 fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<OpenedModel, LoadError> {
-    let config = ModelConfig::read(dir)?;
+    let mut config = ModelConfig::read(dir)?;
     let (dtype, weights) = match load_format {
         LoadFormat::Auto => {
             let weights = Weights::open(dir)?;
             let scheme = Scheme::read(dir, weights.has_codes())?;
             let mut weights = weights.quantised(scheme);
             weights.rename_tensors(&config)?;
+            let table = [config.vocab_size, config.hidden_size];
+            config.tie_word_embeddings = tying::is_tied(Tying::read(dir)?, &weights, table);
             if let Some(experts) = &config.experts {
                 weights.name_experts(experts, config.hidden_size)?;
             }

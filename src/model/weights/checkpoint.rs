@@ -163,6 +163,20 @@ impl Weights {
         }
     }
 
+    /// Whether two tensors have this shape, one type and different bytes; `false` if one is missing.
+    pub(crate) fn differ(&self, names: [&str; 2], shape: [usize; 2]) -> bool {
+        let [a, b] = names.map(|name| self.tensor(name, &shape).ok());
+        let (Some(a), Some(b)) = (a, b) else {
+            return false;
+        };
+        let differ = a.stored == b.stored && a.bytes != b.bytes;
+        // Equal ones were read whole.
+        for name in names {
+            self.release(name);
+        }
+        differ
+    }
+
     /// The names of all tensors, in no particular order.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)

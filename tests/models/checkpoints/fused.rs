@@ -306,3 +306,46 @@ fn errors_name_the_tensors_of_the_files() {
     };
     refuses("lfm2", None, widen, &[shape]);
 }
+
+/// Sets `tie_word_embeddings` of the whole model and of its decoder.
+fn set_tying(dir: &Path, (outer, inner): (bool, bool)) {
+    edit_config(dir, |json| {
+        json["tie_word_embeddings"] = json!(outer);
+        json["text_config"]["tie_word_embeddings"] = json!(inner);
+    });
+}
+
+#[test]
+fn tensors_decide_where_keys_contradict_them() {
+    const EMBEDDING: &str = "model.language_model.embed_tokens.weight";
+    const OUTPUT: &str = "lm_head.weight";
+    let of = |dir: &Path| logits(dir, Dtype::F32, None);
+    // No output projection.
+    let tied = of(&fixture("qwen3-5-tied"));
+    let without = folder("qwen3-5-tied", |tensors| {
+        assert!(!tensors.contains_key(OUTPUT));
+    });
+    for keys in [(false, true), (true, false), (true, true)] {
+        set_tying(without.path(), keys);
+        assert_eq!(of(without.path()), tied, "{keys:?}");
+    }
+    set_tying(without.path(), (false, false));
+    let error = refused(without.path());
+    assert!(error.contains(OUTPUT), "{error}");
+    // An output projection that is the embedding.
+    let copied = folder("qwen3-5-tied", |tensors| {
+        let output = tensors[EMBEDDING].clone();
+        tensors.insert(OUTPUT.to_owned(), output);
+    });
+    for keys in [(false, true), (true, false)] {
+        set_tying(copied.path(), keys);
+        assert_eq!(of(copied.path()), tied, "{keys:?}");
+    }
+    // Another one.
+    let untied = of(&fixture("qwen3-5"));
+    let with = folder("qwen3-5", |_| {});
+    for keys in [(false, true), (true, false), (true, true)] {
+        set_tying(with.path(), keys);
+        assert_eq!(of(with.path()), untied, "{keys:?}");
+    }
+}

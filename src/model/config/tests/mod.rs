@@ -259,3 +259,33 @@ fn null_in_a_nested_object_means_what_it_means_outside() {
     // The outer object's value stays.
     assert_eq!(read.eos_token_ids, [7]);
 }
+
+#[test]
+fn the_outer_object_says_whether_embeddings_are_tied() {
+    let ties = |class: &str, outer: Value, inner: Value| {
+        let edits =
+            json!({"tie_word_embeddings": outer, "text_config": {"tie_word_embeddings": inner}});
+        let read = parse(&with(base(class), edits)).expect("supported");
+        read.tie_word_embeddings
+    };
+    let (yes, no, absent) = (json!(true), json!(false), Value::Null);
+    for class in [
+        "Gemma3ForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+    ] {
+        assert!(ties(class, yes.clone(), no.clone()));
+        assert!(!ties(class, no.clone(), yes.clone()));
+        assert!(ties(class, absent.clone(), yes.clone()));
+        assert!(!ties(class, absent.clone(), no.clone()));
+    }
+    assert!(ties(
+        "Gemma3ForConditionalGeneration",
+        absent.clone(),
+        absent.clone()
+    ));
+    assert!(!ties(
+        "Qwen3_5ForConditionalGeneration",
+        absent.clone(),
+        absent
+    ));
+}
