@@ -7,7 +7,7 @@ use crate::config::ModelConfig;
 use crate::family::{AttentionBias, Defaults, Family, Windows};
 use crate::layer_spec::{AttentionSpec, LayerSpec};
 
-/// Mistral's vision-language class, which runs on text only.
+/// Mistral's vision-language class, with the decoder of Mistral or Ministral 3.
 pub(crate) const WITH_VISION: &str = "Mistral3ForConditionalGeneration";
 
 pub(crate) static FAMILY: Family = Family {
