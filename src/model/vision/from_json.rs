@@ -20,8 +20,7 @@ pub(super) const POSITIONS: RangeInclusive<usize> = 1..=1 << 16;
 pub(super) const EPSILONS: RangeInclusive<f64> = 0.0..=1.0;
 pub(super) const THETAS: RangeInclusive<f64> = 1.0..=1e9;
 
-const SUPPORTED: &str =
-    "qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, gemma3, gemma4, mistral3 and lfm2_vl";
+const SUPPORTED: &str = "qwen3_5, qwen3_5_moe, qwen3_vl, gemma3, gemma4, mistral3 and lfm2_vl";
 
 pub(super) fn read(dir: &Path) -> Result<Option<TowerConfig>, LoadError> {
     let root = JsonFile::read(&dir.join("config.json"), MAX_FILE_BYTES)?;
@@ -35,7 +34,7 @@ pub(super) fn read(dir: &Path) -> Result<Option<TowerConfig>, LoadError> {
     };
     let config = match kind {
         "qwen3_5" | "qwen3_5_moe" => files.qwen(false),
-        "qwen3_vl" | "qwen3_vl_moe" => files.qwen(true),
+        "qwen3_vl" => files.qwen(true),
         "gemma3" => files.gemma3(),
         "gemma4" => files.gemma4(),
         "mistral3" => files.pixtral(),
