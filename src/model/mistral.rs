@@ -10,9 +10,13 @@ use crate::layer_spec::{AttentionSpec, LayerSpec};
 /// Mistral's vision-language class, with the decoder of Mistral or Ministral 3.
 pub(crate) const WITH_VISION: &str = "Mistral3ForConditionalGeneration";
 
+/// The class of Pixtral-12B, among others.
+const LLAVA: &str = "LlavaForConditionalGeneration";
+
 pub(crate) static FAMILY: Family = Family {
-    decoder_of: &[WITH_VISION],
+    decoder_of: &[WITH_VISION, LLAVA],
     defaults: Defaults {
+        heads: Some(32),
         kv_heads: Some(8),
         context: 131_072,
         ..Defaults::LLAMA

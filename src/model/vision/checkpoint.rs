@@ -41,7 +41,7 @@ impl TowerCheckpoint {
             return Ok(None);
         }
         let patch = Part::new(Scope::Tower, "patch", "weight");
-        let stem = parts::projector_stems(config.family)[0];
+        let stem = parts::projector_stems(&config)[0];
         let linear = Part::new(Scope::Projector, stem, "weight");
         let tower = found(&weights, names.towers, |prefix| {
             names.name(patch, prefix, "")

@@ -57,7 +57,8 @@ pub struct TowerConfig {
     pub projector_eps: f32,
     pub projector_activation: Activation,
     pub projector_bias: bool,
-    /// Whether the projector has a norm; only LFM2-VL's may lack it.
+    /// Whether the projector has a norm, and Pixtral's a product of the patches of a block. Only those of LFM2-VL and
+    /// Pixtral-12B may lack it.
     pub projector_norm: bool,
     /// Whether inputs and outputs of the layers' matrices are clamped.
     pub clips: bool,
@@ -217,7 +218,10 @@ impl TowerConfig {
         match self.family {
             TowerFamily::Qwen | TowerFamily::Lfm2 => vec![[inner, joined], [out, inner]],
             TowerFamily::Gemma3 | TowerFamily::Gemma4 => vec![[out, hidden]],
-            TowerFamily::Pixtral => vec![[hidden, joined], [inner, hidden], [out, inner]],
+            TowerFamily::Pixtral if self.projector_norm => {
+                vec![[hidden, joined], [inner, hidden], [out, inner]]
+            }
+            TowerFamily::Pixtral => vec![[inner, hidden], [out, inner]],
         }
     }
 }

@@ -201,8 +201,12 @@ impl File<'_> {
 
     fn pixtral(&self, base: TowerConfig) -> Result<TowerConfig, LoadError> {
         let is_silu = self.keys.metadata.flag(&self.keys.key("use_silu"))?;
+        // Pixtral-12B has neither, and a vector for each patch.
+        let joins = self.has("mm.input_norm.weight") || self.has("mm.patch_merger.weight");
+        let merge = self.keys.size(MERGE, MERGES)?.unwrap_or(2);
         Ok(TowerConfig {
-            merge: self.keys.size(MERGE, MERGES)?.unwrap_or(2),
+            merge: if joins { merge } else { 1 },
+            projector_norm: joins,
             activation: match is_silu {
                 Some(true) => Activation::Silu,
                 Some(false) | None => Activation::GeluErf,

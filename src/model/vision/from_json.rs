@@ -20,7 +20,8 @@ pub(super) const POSITIONS: RangeInclusive<usize> = 1..=1 << 16;
 pub(super) const EPSILONS: RangeInclusive<f64> = 0.0..=1.0;
 pub(super) const THETAS: RangeInclusive<f64> = 1.0..=1e9;
 
-const SUPPORTED: &str = "qwen3_5, qwen3_5_moe, qwen3_vl, gemma3, gemma4, mistral3 and lfm2_vl";
+const SUPPORTED: &str =
+    "qwen3_5, qwen3_5_moe, qwen3_vl, gemma3, gemma4, mistral3, llava and lfm2_vl";
 
 pub(super) fn read(dir: &Path) -> Result<Option<TowerConfig>, LoadError> {
     let root = JsonFile::read(&dir.join("config.json"), MAX_FILE_BYTES)?;
@@ -38,6 +39,7 @@ pub(super) fn read(dir: &Path) -> Result<Option<TowerConfig>, LoadError> {
         "gemma3" => files.gemma3(),
         "gemma4" => files.gemma4(),
         "mistral3" => files.pixtral(),
+        "llava" => files.llava(),
         // The older name has a hyphen.
         "lfm2_vl" | "lfm2-vl" => files.lfm2(),
         other => {
@@ -274,12 +276,45 @@ impl Files<'_> {
         self.rotated(config, "head_dim")
     }
 
-    fn pixtral(&self) -> Result<TowerConfig, LoadError> {
+    /// `usual` is the tower of classes without this key.
+    fn check_pixtral(&self, usual: &str) -> Result<(), LoadError> {
         const KIND: &str = "model_type";
-        if let Some(kind) = self.vision.text(KIND)?.filter(|kind| *kind != "pixtral") {
-            let reason = format!("is {kind:?}, supported: \"pixtral\"");
-            return Err(self.vision.error(KIND, reason));
+        match self.vision.text(KIND)?.unwrap_or(usual) {
+            "pixtral" => Ok(()),
+            kind => {
+                let reason = format!("is {kind:?}, supported: \"pixtral\"");
+                Err(self.vision.error(KIND, reason))
+            }
         }
+    }
+
+    /// Pixtral-12B: the tower of Mistral 3, and LLaVA's projector, which neither normalises nor joins patches.
+    fn llava(&self) -> Result<TowerConfig, LoadError> {
+        const STRATEGY: &str = "vision_feature_select_strategy";
+        const LAYER: &str = "vision_feature_layer";
+        self.check_pixtral("clip_vision_model")?;
+        // The defaults of both keys are for CLIP.
+        if self.root.text(STRATEGY)? != Some("full") {
+            return Err(self
+                .root
+                .error(STRATEGY, "must be \"full\": Pixtral has no class token"));
+        }
+        if self.root.value(LAYER).is_none() {
+            return Err(self
+                .root
+                .error(LAYER, "is missing, expected -1, the last layer"));
+        }
+        let bias = self.root.flag("multimodal_projector_bias")?;
+        Ok(TowerConfig {
+            merge: 1,
+            projector_bias: bias.unwrap_or(true),
+            projector_norm: false,
+            ..self.pixtral()?
+        })
+    }
+
+    fn pixtral(&self) -> Result<TowerConfig, LoadError> {
+        self.check_pixtral("pixtral")?;
         self.check_feature_layer()?;
         let base = self.base(TowerFamily::Pixtral, [1024, 4096, 24, 16, 16])?;
         let text = self.root.object("text_config")?;

@@ -48,11 +48,12 @@ impl Part {
 pub(super) const BOUNDS: [&str; 4] = ["input_min", "input_max", "output_min", "output_max"];
 
 /// The tensors of the projector's linear layers, in order.
-pub(super) fn projector_stems(family: TowerFamily) -> &'static [&'static str] {
-    match family {
+pub(super) fn projector_stems(config: &TowerConfig) -> &'static [&'static str] {
+    match config.family {
         TowerFamily::Qwen | TowerFamily::Lfm2 => &["linear1", "linear2"],
         TowerFamily::Gemma3 | TowerFamily::Gemma4 => &["projection"],
-        TowerFamily::Pixtral => &["merge", "linear1", "linear2"],
+        TowerFamily::Pixtral if config.projector_norm => &["merge", "linear1", "linear2"],
+        TowerFamily::Pixtral => &["linear1", "linear2"],
     }
 }
 
@@ -187,16 +188,17 @@ impl List<'_> {
         let config = self.config;
         let scope = Scope::Projector;
         match config.family {
-            TowerFamily::Gemma3 | TowerFamily::Pixtral => {
+            TowerFamily::Gemma3 => self.add(scope, "norm", "weight", &[config.hidden]),
+            TowerFamily::Pixtral if config.projector_norm => {
                 self.add(scope, "norm", "weight", &[config.hidden]);
             }
             TowerFamily::Lfm2 if config.projector_norm => {
                 self.add(scope, "norm", "weight", &[config.joined()]);
                 self.add(scope, "norm", "bias", &[config.joined()]);
             }
-            TowerFamily::Lfm2 | TowerFamily::Qwen | TowerFamily::Gemma4 => {}
+            TowerFamily::Lfm2 | TowerFamily::Pixtral | TowerFamily::Qwen | TowerFamily::Gemma4 => {}
         }
-        let stems = projector_stems(config.family).iter();
+        let stems = projector_stems(config).iter();
         for (&stem, [outputs, inputs]) in stems.zip(config.projector_shapes()) {
             let (shape, bias) = match config.family {
                 // Stored transposed.

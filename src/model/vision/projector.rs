@@ -155,11 +155,11 @@ fn before<B: VisionOps>(
         TowerFamily::Qwen | TowerFamily::Gemma3 | TowerFamily::Lfm2 => {
             Some(TowerNorm::load(loader, Scope::Tower, "post_norm")?)
         }
-        TowerFamily::Pixtral => {
+        TowerFamily::Pixtral if loader.config().projector_norm => {
             let weight = loader.vector(Part::new(Scope::Projector, "norm", "weight"))?;
             Some(TowerNorm::Rms(weight, loader.config().projector_eps))
         }
-        TowerFamily::Gemma4 => None,
+        TowerFamily::Pixtral | TowerFamily::Gemma4 => None,
     })
 }
 
@@ -190,7 +190,7 @@ fn after<B: VisionOps>(loader: &mut TowerLoader<'_, B>) -> Result<Option<TowerNo
 fn linears<B: VisionOps>(loader: &mut TowerLoader<'_, B>) -> Result<Linears<B>, LoadError> {
     let config = loader.config();
     let mut linears = Vec::new();
-    for &stem in projector_stems(config.family) {
+    for &stem in projector_stems(config) {
         let linear = match config.family {
             TowerFamily::Gemma3 => transposed(loader, config)?,
             _ => {

@@ -293,6 +293,27 @@ fn mistral_3_vision_models_have_mistral_or_ministral_3_decoders() {
 }
 
 #[test]
+fn of_llava_models_only_those_with_mistral_s_decoder_are_supported() {
+    let wrapped = |kind: &str| {
+        let edits =
+            json!({"model_type": kind, "num_attention_heads": null, "sliding_window": null});
+        parse(&json!({
+            "architectures": ["LlavaForConditionalGeneration"],
+            "text_config": with(base("MistralForCausalLM"), edits),
+        }))
+    };
+    let pixtral = wrapped("mistral").expect("supported");
+    assert_eq!(pixtral.architecture.name(), "MistralForCausalLM");
+    assert_eq!(
+        (pixtral.num_attention_heads, pixtral.windows),
+        (32, vec![None; 3])
+    );
+    let error = wrapped("llama").expect_err("must fail").to_string();
+    let problem = "text_config.model_type is \"llama\", supported: \"mistral\"";
+    assert!(error.contains(problem), "{error}");
+}
+
+#[test]
 fn dense_fixtures_have_the_features_of_their_families() {
     let granite = fixture("granite");
     assert_eq!(

@@ -4,13 +4,13 @@ use super::*;
 use serde_json::{Value, json};
 
 #[track_caller]
-fn refused<T>(result: Result<T, LoadError>, expected: &str) {
+pub(super) fn refused<T>(result: Result<T, LoadError>, expected: &str) {
     let error = result.err().expect(expected).to_string();
     assert!(error.contains(expected), "{error}\nexpected {expected}");
 }
 
 /// A folder with the files of a fixture, whose config.json is changed.
-fn changed(name: &str, change: impl Fn(&mut Value)) -> tempfile::TempDir {
+pub(super) fn changed(name: &str, change: impl Fn(&mut Value)) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("temporary folder");
     let text = fs::read(fixture(name).join("config.json")).expect("committed");
     let mut config: Value = serde_json::from_slice(&text).expect("JSON");
@@ -71,8 +71,8 @@ fn options_that_change_the_result_are_refused_by_name() {
     );
     refuses_key(
         "qwen",
-        ("model_type", json!("llava")),
-        "model_type is \"llava\", towers are supported",
+        ("model_type", json!("idefics3")),
+        "model_type is \"idefics3\", towers are supported",
     );
     let layer = ("vision_feature_layer", json!(-2));
     refuses_key(

@@ -52,6 +52,18 @@ fn towers_from_gguf_files_have_the_bits_of_those_from_safetensors() {
     }
 }
 
+#[test]
+fn the_projector_of_pixtral_12b_neither_normalises_nor_joins() {
+    let mut file = file("pixtral");
+    let left_out: [&[u8]; 2] = [b"mm.input_norm.weight", b"mm.patch_merger.weight"];
+    let n_tensors = file.tensors.len();
+    file.tensors
+        .retain(|tensor| !left_out.contains(&tensor.name.as_slice()));
+    assert_eq!(file.tensors.len(), n_tensors - left_out.len());
+    let config = open(&file).expect("supported").config;
+    assert_eq!((config.merge, config.projector_norm), (1, false));
+}
+
 /// The text model of a fixture, with the width of the fixtures' towers.
 fn text_model(name: &str) -> ModelConfig {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");

@@ -15,6 +15,7 @@ use souffleur_kernels::dtype::{Dtype, Quantization};
 
 mod blocks;
 mod errors;
+mod llava;
 mod mistakes;
 mod mmproj;
 mod oracle;
