@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 use crate::calls::CallForm;
 use crate::tool_place::ToolPlace;
 
+/// The type of a part that is an image.
+pub(super) const IMAGE: &str = "image";
+
 #[derive(Clone, Copy, Debug)]
 pub struct ChatPrompt<'a> {
     /// OpenAI's messages: a list of objects with `role` and `content` (text, or a list of text parts).

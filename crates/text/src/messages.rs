@@ -3,12 +3,9 @@
 use serde_json::{Map, Value};
 
 use crate::calls::Calls;
-use crate::chat::{ContentFormat, Forms, ReasoningForm};
+use crate::chat::{ContentFormat, Forms, IMAGE, ReasoningForm};
 use crate::refusal::invalid;
 use souffleur_base::error::RequestError;
-
-/// The type of a part that is an image.
-const IMAGE: &str = "image";
 
 /// Checks the messages and returns them as the template expects: `content` is always present, and roles and call
 /// ids are ones that the template accepts.

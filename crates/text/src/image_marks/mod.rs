@@ -8,6 +8,7 @@
 //! Only a chat with images, or with a name in its rendered text, needs the copy.
 
 mod encode;
+mod in_texts;
 mod media;
 
 use std::collections::hash_map::RandomState;
@@ -297,7 +298,8 @@ impl TextModel {
         Ok(added.into_iter().take_while(is_bos).collect())
     }
 
-    /// Renders messages, of which parts of the form `{"type": "image"}` are images.
+    /// Renders messages, of which parts of the form `{"type": "image"}` are images. If the template leaves out or
+    /// refuses the images of some roles, these roles' messages with images become texts with placeholders.
     ///
     /// # Errors
     /// Those of [`render_chat`](Self::render_chat), and [`RequestError::Invalid`] if there are images and the template
@@ -311,8 +313,13 @@ impl TextModel {
             // Refuses the chat.
             return self.render_chat(prompt).map(|text| marks.read(&text));
         };
-        if let Ok(rendered) = marked.render_with_images(prompt) {
-            return Ok(marks.read(&rendered));
+        let as_given = marked.render_with_images(prompt).ok();
+        let as_given = as_given.map(|rendered| marks.read(&rendered));
+        if let Some(rendered) = marks.render_in_texts(marked, prompt, as_given.as_ref()) {
+            return Ok(rendered);
+        }
+        if let Some(rendered) = as_given {
+            return Ok(rendered);
         }
         // Errors may quote the template, and no client may see a stand-in.
         own.render_with_images(prompt)?;

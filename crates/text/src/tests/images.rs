@@ -5,26 +5,26 @@ use serde_json::{Value, json};
 use super::{ModelDir, TextModel, byte_level_with};
 use crate::{ChatPrompt, ImageMarks, ImageNames, ImagePart, ImageTokens};
 
-const TOKENS: [&str; 4] = [
+pub(super) const TOKENS: [&str; 4] = [
     "<|vision_start|>",
     "<|vision_end|>",
     "<|image_pad|>",
     "<|extra|>",
 ];
-const PAD: u32 = 263;
+pub(super) const PAD: u32 = 263;
 
-const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}{{ hint }}{% endif %}\
+pub(super) const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}{{ hint }}{% endif %}\
     {% for m in messages %}<|im_start|>{{ m.role }} {% if m.content is string %}{{ m.content }}{% else %}\
     {% for p in m.content %}{% if p.type == 'image' and m.role != 'tool' %}\
     <|vision_start|><|image_pad|><|vision_end|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\
     {% endfor %}";
 
-fn model(template: &str) -> TextModel {
+pub(super) fn model(template: &str) -> TextModel {
     let dir = ModelDir::new(&byte_level_with(&TOKENS));
     dir.with("chat_template.jinja", template).load()
 }
 
-fn marks(model: &TextModel) -> ImageMarks {
+pub(super) fn marks(model: &TextModel) -> ImageMarks {
     let names = ImageNames {
         placeholder: TOKENS[2].to_owned(),
         pad: TOKENS[2].to_owned(),
@@ -35,7 +35,7 @@ fn marks(model: &TextModel) -> ImageMarks {
     ImageMarks::find(model, &names).expect("the vocabulary has the tokens")
 }
 
-fn encode(
+pub(super) fn encode(
     model: &TextModel,
     prompt: &ChatPrompt<'_>,
     images: &[Vec<ImagePart<'_>>],
@@ -53,7 +53,7 @@ fn chat(messages: Value, images: &[Vec<ImagePart<'_>>]) -> Result<ImageTokens, S
 }
 
 /// The tokens of texts, one after another: those in which names are tokens, and those in which they are letters.
-fn tokens(texts: &[Result<&str, &str>]) -> Vec<u32> {
+pub(super) fn tokens(texts: &[Result<&str, &str>]) -> Vec<u32> {
     let model = model(TEMPLATE);
     let encode = |text: &Result<&str, &str>| match text {
         Ok(text) => model.encode_chat(text),
@@ -63,11 +63,11 @@ fn tokens(texts: &[Result<&str, &str>]) -> Vec<u32> {
     tokens.flat_map(|tokens| tokens.expect("bytes")).collect()
 }
 
-fn text(text: &str) -> Value {
+pub(super) fn text(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
-fn image() -> Value {
+pub(super) fn image() -> Value {
     json!({"type": "image"})
 }
 
@@ -200,8 +200,11 @@ fn names_in_tools_and_arguments_are_letters() {
 
 #[test]
 fn images_that_the_template_leaves_out_are_refused() {
-    let messages = json!([{"role": "tool", "content": [text("a"), {"type": "image", "text": ""}]}]);
-    let error = chat(messages, &[vec![ImagePart::Vectors(1)]]).expect_err("no place");
+    let messages = json!([{"role": "tool", "content": [text("a"), image()]}]);
+    let no_tools = TEMPLATE.replace("m in messages", "m in messages if m.role != 'tool'");
+    let prompt = ChatPrompt::new(&messages);
+    let no_tools = model(&no_tools);
+    let error = encode(&no_tools, &prompt, &[vec![ImagePart::Vectors(1)]]).expect_err("no place");
     let expected = "the chat template writes 0 images, and the messages have 1: ";
     assert!(error.starts_with(expected), "{error}");
     let text_only = model("{% for m in messages %}{{ m.content }}{% endfor %}");

@@ -2,6 +2,7 @@
 
 mod formats;
 mod images;
+mod images_in_texts;
 mod turns;
 
 use std::sync::Arc;
