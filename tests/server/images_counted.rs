@@ -37,7 +37,7 @@ fn edit(file: &Path, change: impl FnOnce(&mut Value)) {
 }
 
 /// A model whose vocabulary has the tokens of images, in place of bytes that never occur in UTF-8.
-fn model() -> TempDir {
+fn model(template: &str) -> TempDir {
     let folder = long_model();
     edit(&folder.path().join("tokenizer.json"), |tokenizer| {
         for (byte, mark) in MARKS {
@@ -52,7 +52,7 @@ fn model() -> TempDir {
         }
     });
     edit(&folder.path().join("tokenizer_config.json"), |config| {
-        config["chat_template"] = TEMPLATE.into();
+        config["chat_template"] = template.into();
     });
     let settings = json!({"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16,
         "size": {"shortest_edge": 65536, "longest_edge": 16777216},
@@ -72,7 +72,16 @@ pub fn world_with(
     configure: impl FnOnce(&mut ServerConfig),
     adapt: impl FnOnce(&mut EngineParts),
 ) -> (World, TempDir) {
-    let folder = model();
+    world_of(TEMPLATE, configure, adapt)
+}
+
+/// As [`world_with`], of a model with another chat template.
+pub fn world_of(
+    template: &str,
+    configure: impl FnOnce(&mut ServerConfig),
+    adapt: impl FnOnce(&mut EngineParts),
+) -> (World, TempDir) {
+    let folder = model(template);
     let config = EngineConfig {
         model_path: folder.path().to_owned(),
         served_model_name: Some("sees".to_owned()),

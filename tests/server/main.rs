@@ -21,6 +21,7 @@ mod images;
 mod images_answered;
 mod images_counted;
 mod images_fetched;
+mod images_in_texts;
 mod images_placed;
 mod infill;
 mod infill_llama_cpp;
