@@ -93,7 +93,7 @@ pub fn random_of(model: Model, target: &Target) -> fastrand::Rng {
 }
 
 /// Runs for a kill that counts: others come when few streams are open.
-pub const RUNS_OF_A_KILL: usize = 6;
+pub const RUNS_OF_A_KILL: usize = 16;
 
 /// Kills a part until enough kills count.
 fn kill_often(model: Model, target: &Target) {
