@@ -13,6 +13,9 @@ use souffleur_base::error::LoadError;
 use souffleur_kernels::recurrent::MAX_TAPS;
 use souffleur_kernels::routing::{Routing, Score, WeightSum};
 
+/// The vision-language class, with one of these decoders.
+const WITH_VISION: &str = "Lfm2VlForConditionalGeneration";
+
 pub(crate) static FAMILY: Family = Family {
     intermediate: MlpWidth::Read(adjusted_width),
     gguf: gguf("lfm2"),
@@ -36,6 +39,7 @@ pub(crate) static MOE: Family = Family {
 
 const fn hybrid(name: &'static str, model_type: &'static str) -> Family {
     Family {
+        decoder_of: &[WITH_VISION],
         defaults: Defaults {
             kv_heads: Some(8),
             context: 128_000,

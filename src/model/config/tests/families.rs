@@ -293,6 +293,22 @@ fn mistral_3_vision_models_have_mistral_or_ministral_3_decoders() {
 }
 
 #[test]
+fn lfm2_vl_models_have_decoders_of_lfm2() {
+    for (kind, name) in [
+        ("lfm2", "Lfm2ForCausalLM"),
+        ("lfm2_moe", "Lfm2MoeForCausalLM"),
+    ] {
+        let known = parse(&json!({
+            "architectures": ["Lfm2VlForConditionalGeneration"],
+            "model_type": "lfm2_vl",
+            "text_config": with(base(name), json!({"model_type": kind})),
+            "tie_word_embeddings": true,
+        }));
+        assert_eq!(known.expect("supported").architecture.name(), name);
+    }
+}
+
+#[test]
 fn of_llava_models_only_those_with_mistral_s_decoder_are_supported() {
     let wrapped = |kind: &str| {
         let edits =
