@@ -243,7 +243,8 @@ async fn neighbours_chunks_and_pages_change_no_bit() {
                 sight.name
             );
             let seeing = Seeing::start(EngineConfig {
-                chunked_prefill_size: chunk,
+                // A chunk has at least a page.
+                chunked_prefill_size: chunk.max(i64::from(page_size)),
                 page_size,
                 ..model.config()
             });
