@@ -10,7 +10,7 @@ use souffleur_executor::Executor;
 use souffleur_model::origin::ModelFiles;
 
 /// Wraps factories, so that every executor is made from the same files as the first one, and no two are made at the same
-/// time: those of the model, and its vision tower if that is a file of its own. They return [`LoadError::Replaced`] for
+/// time: those of the model, and its vision tower if that is a separate file. They return [`LoadError::Replaced`] for
 /// files that were replaced since then, or meanwhile.
 pub(super) fn from_the_same_files(
     model_path: &Path,

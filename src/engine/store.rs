@@ -50,7 +50,7 @@ pub(super) struct Recorded {
     /// Those of the model, and then the tower's.
     files: Arc<WeightFiles>,
     model_path: PathBuf,
-    /// The vision tower, if it is a file of its own.
+    /// The vision tower, if it is a separate file.
     tower: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! Where a vision tower is: with the text model, or in a file of its own.
+//! Where a vision tower is: with the text model, or in a separate file.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use souffleur_model::vision::TowerCheckpoint;
 pub(super) enum TowerFile {
     /// In the folder of a model in Hugging Face layout, with its text model.
     Folder(PathBuf),
-    /// A GGUF file of its own.
+    /// A separate GGUF file.
     Mmproj(PathBuf),
 }
 
@@ -23,7 +23,7 @@ impl TowerFile {
         }
     }
 
-    /// The path, if the tower is a file of its own.
+    /// The path, if the tower is a separate file.
     pub(super) fn mmproj(&self) -> Option<&Path> {
         match self {
             Self::Folder(_) => None,

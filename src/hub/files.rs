@@ -40,7 +40,7 @@ pub enum Extent {
     Whole,
     /// Only the files that describe the architecture: no weights, except in GGUF files, which hold both.
     Shape,
-    /// As `Whole`, without a vision tower in a file of its own.
+    /// As `Whole`, without a vision tower in a separate file.
     Text,
 }
 

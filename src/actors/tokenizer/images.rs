@@ -140,7 +140,7 @@ fn refused(reason: String) -> RequestError {
 
 /// The images of a model that attends to them in both directions: no chunk cuts a run of their vectors.
 ///
-/// Each image is one run, and has a run of its own. Otherwise its K/V would depend on more than its keys.
+/// Each image is one run, which no other image shares. Otherwise its K/V would depend on more than its keys.
 fn kept_whole(
     images: PromptImages,
     chunk_tokens: Option<usize>,

@@ -41,7 +41,7 @@ impl HostTower {
         })
     }
 
-    /// Loads the tower of a text model with this hidden size, and so many values of a position of an image.
+    /// Loads the tower of a text model with this hidden size. Each position of an image has the given number of values.
     ///
     /// # Errors
     /// As [`Self::new`]; if the tower is another model's, or its files have changed.

@@ -137,7 +137,7 @@ impl CpuExecutor {
     }
 }
 
-/// Loads a tower for a text model with this hidden size, and so many values of a position of an image.
+/// Loads a tower for a text model with this hidden size. Each position of an image has the given number of values.
 pub(super) fn load_tower(
     (checkpoint, source): (&TowerCheckpoint, &Path),
     (hidden_size, image_width): (usize, usize),

@@ -27,7 +27,7 @@ impl TowerFamily {
 }
 
 impl TowerConfig {
-    /// Checks that a tower from a file of its own is the text model's: its family and its width. `source` is the file that
+    /// Checks that a tower from a separate file is the text model's: its family and its width. `source` is the file that
     /// the error names.
     ///
     /// # Errors

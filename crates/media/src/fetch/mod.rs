@@ -51,7 +51,7 @@ impl Default for FetchLimits {
     }
 }
 
-/// Looks up the addresses of a name. It may block, on a thread of its own.
+/// Looks up the addresses of a name. It may block: it has a separate thread.
 pub trait Resolve: Debug + Send + Sync {
     /// The addresses of `name`.
     ///
