@@ -306,11 +306,12 @@ impl Saves {
         self.queued_tokens = 0;
     }
 
-    /// Queues a path, or extends the last queued path if both use the same array of tokens.
+    /// Queues a path, or extends the last queued path if both use equal arrays of tokens. A replay of a log has an array
+    /// for each output of a prompt, which share one in the recording, so the identity of arrays decides nothing.
     fn push(&mut self, key: Key<'_>) {
         let len = key.tokens.len();
         if let (Some(last), Some(owner)) = (self.queue.back_mut(), key.owner)
-            && Arc::ptr_eq(&last.tokens, owner)
+            && is_equal(&last.tokens, owner)
             && last.namespace == *key.namespace
         {
             last.len = last.len.max(len);
@@ -335,6 +336,10 @@ impl Saves {
             states_to: 0,
         });
     }
+}
+
+fn is_equal(one: &Arc<[u32]>, other: &Arc<[u32]>) -> bool {
+    Arc::ptr_eq(one, other) || one == other
 }
 
 #[cfg(test)]

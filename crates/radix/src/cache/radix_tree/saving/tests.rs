@@ -32,17 +32,21 @@ impl Saver {
 
     /// Publishes a path; the store has the first `stored` tokens.
     fn publish(&mut self, tokens: &[u32], stored: usize) {
+        self.publish_array(&tokens.into(), stored);
+    }
+
+    fn publish_array(&mut self, owner: &Arc<[u32]>, stored: usize) {
+        let tokens = &owner[..];
         let namespace = Namespace::default();
         let n_pages = self.tree.page_size.full_pages(tokens.len()) as u32;
         let ids: Vec<PageId> = (0..n_pages)
             .map(|page| PageId::new(self.next_page + page))
             .collect();
         self.next_page += n_pages;
-        let owner: Arc<[u32]> = tokens.into();
         let inserted = self.tree.insert(Insert {
             namespace: &namespace,
             tokens,
-            owner: Some(&owner),
+            owner: Some(owner),
             pages: Pages::adopt(PageIds::from_slice(&ids), &self.ledger),
             priority: 0,
             inserted_tokens: 0,
@@ -52,7 +56,7 @@ impl Saver {
         let key = Key {
             namespace: &namespace,
             tokens: &tokens[..self.tree.page_size.floor(tokens.len())],
-            owner: Some(&owner),
+            owner: Some(owner),
         };
         let (node, _) = self.tree.match_and_split(&namespace, key.tokens);
         self.tree.queue_saves(node, key, stored);
@@ -173,6 +177,21 @@ fn a_store_that_refuses_everything_is_offered_a_path_once() {
         .collect();
     assert_eq!(taken, [1, 2, 3]);
     assert_eq!(saver.tree.save_counts().queued, 0);
+}
+
+#[test]
+fn equal_arrays_are_taken_like_one_array() {
+    let prompt: Arc<[u32]> = tokens(16).into();
+    let taken = [prompt.clone(), tokens(16).into()].map(|second| {
+        let mut saver = Saver::new(1, 1);
+        saver.publish_array(&prompt, 0);
+        let mut taken = saver.take(1);
+        taken.extend(saver.take_with(StoreRecordChange::Forget, 0));
+        saver.publish_array(&second, 0);
+        taken.extend(saver.take(2));
+        (taken, saver.tree.save_counts())
+    });
+    assert_eq!(taken[0], taken[1]);
 }
 
 #[test]
