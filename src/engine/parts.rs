@@ -470,6 +470,7 @@ fn cpu_executor(
         shared_prefix: true,
         eos_token_ids: eos_token_ids.into(),
         sparsity,
+        speculation: None,
     };
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| progress.report(done, total);

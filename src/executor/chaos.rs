@@ -269,6 +269,7 @@ mod tests {
             pooling: None,
             prefix: PageRun::default(),
             state: None,
+            draft_texts: Default::default(),
         };
         StepPlan {
             step: StepId::new(1),
@@ -277,7 +278,10 @@ mod tests {
             rows: vec![StepRow {
                 row,
                 seq,
-                work: RowWork::Decode { position: 1 },
+                work: RowWork::Decode {
+                    position: 1,
+                    room: 1,
+                },
                 sample: true,
                 logprobs: None,
                 saves: smallvec![],

@@ -135,6 +135,7 @@ impl SkippedRows {
                 accepted: 0,
                 logprobs: None,
                 verdict: RowVerdict::Open,
+                drafts: Default::default(),
             };
             results.insert(place, result);
         }

@@ -350,6 +350,7 @@ impl FakeExecutor {
             accepted,
             logprobs,
             verdict,
+            drafts: Default::default(),
         })
     }
 
@@ -366,7 +367,7 @@ impl FakeExecutor {
                 ))
             })?;
         let end = work.work.positions().end;
-        if let RowWork::Decode { position } = work.work
+        if let RowWork::Decode { position, .. } = work.work
             && row.tokens.len() != position as usize + 1
         {
             let known = row.tokens.len();

@@ -30,6 +30,7 @@ mod row;
 mod rows;
 mod script;
 pub mod scripted;
+pub mod speculation;
 pub mod vision;
 mod wanted;
 

@@ -106,6 +106,7 @@ impl NoiseContext {
                 live: StateSlot::new(1),
                 from: None,
             }),
+            draft_texts: Default::default(),
         };
         let mut starts = vec![start];
         let pages = self.new_pages.iter().copied().collect();
@@ -118,6 +119,7 @@ impl NoiseContext {
                 },
                 n => RowWork::Decode {
                     position: prompt_tokens - 1 + n,
+                    room: 1,
                 },
             };
             self.step += 1;

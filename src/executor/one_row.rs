@@ -24,6 +24,7 @@ impl CpuOptions {
             shared_prefix: true,
             eos_token_ids: [].into(),
             sparsity: None,
+            speculation: None,
         }
     }
 }

@@ -22,6 +22,7 @@ impl ResultBuffers {
             accepted: work.work.positions().len() as u32,
             logprobs: work.logprobs.as_ref().map(|_| Box::default()),
             verdict: RowVerdict::Open,
+            drafts: Default::default(),
         }));
         rows
     }

@@ -101,6 +101,7 @@ mod tests {
             pooling: None,
             prefix: PageRun::default(),
             state: None,
+            draft_texts: Default::default(),
         };
         let pages = (1..=n_tokens).map(PageId::new).collect();
         let work = RowWork::Prefill {
@@ -111,7 +112,7 @@ mod tests {
 
     fn decode(executor: &mut ScriptedExecutor, position: u32) -> u32 {
         let pages = smallvec![PageId::new(position + 1)];
-        let work = RowWork::Decode { position };
+        let work = RowWork::Decode { position, room: 1 };
         run(executor, plan(Vec::new(), pages, work)).tokens[0]
     }
 

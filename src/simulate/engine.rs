@@ -251,6 +251,7 @@ impl<'a> VirtualEngine<'a> {
             cancel: CancelFlag::default(),
             submitted_s: self.now_s,
             timeouts: RequestTimeouts::default(),
+            draft_texts: Default::default(),
         });
     }
 

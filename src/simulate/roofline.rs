@@ -132,7 +132,7 @@ impl Roofline {
         for row in &plan.rows {
             let positions = match &row.work {
                 RowWork::Prefill { positions } => positions.clone(),
-                RowWork::Decode { position } => *position..*position + 1,
+                RowWork::Decode { position, .. } => *position..*position + 1,
             };
             let (start, end) = (f64::from(positions.start), f64::from(positions.end));
             cost.tokens += positions.len() as u64;

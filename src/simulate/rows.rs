@@ -27,6 +27,7 @@ pub(super) fn row_result(row: &StepRow) -> RowResult {
         accepted: row.work.positions().len() as u32,
         logprobs: None,
         verdict: RowVerdict::Open,
+        drafts: Default::default(),
     }
 }
 

@@ -6,7 +6,7 @@
 //! Each module imports only modules that precede it in this list: [`request_limits`], [`prompt_vectors`],
 //! [`prompt_images`], [`pooling`] (embeddings), [`pool`] (memory), [`cache`] (prefixes), [`tiers`] (the KV store),
 //! [`detok`] (detokenizer), [`output`] (parsers of tool calls and reasoning), [`answer`] (detokenizer and parsers),
-//! [`sampling`], [`grammar`] (constrained output), [`step`] (an executor's work), [`plan`] (transactions between
+//! [`speculation`] (drafts), [`sampling`], [`grammar`] (constrained output), [`step`] (an executor's work), [`plan`] (transactions between
 //! scheduler, cache and pools), [`vision`] (images to encode), [`scheduler`], [`control`] (scheduler, cache and pools
 //! together), [`supervision`] (restarts after a death), [`docket`] (requests that survive a death), [`router`] (the
 //! replica of each request).
@@ -21,6 +21,7 @@ pub mod pooling;
 pub mod router;
 pub mod sampling;
 pub mod scheduler;
+pub mod speculation;
 pub mod step;
 pub mod supervision;
 pub mod vision;

@@ -13,6 +13,7 @@ use crate::pooling::Pooling;
 use crate::prompt_images::{ImageInput, PromptImages};
 use crate::prompt_vectors::PromptVectors;
 use crate::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
+use crate::speculation::{DraftText, RowDrafts};
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId, Ticket};
 
 /// Upper bound of unfinished steps: the step on the device and the next one.
@@ -163,6 +164,8 @@ pub struct RowStart {
     pub images: Option<Arc<PromptImages>>,
     /// `Some` for an embedding request: the result of the prompt's last token includes the embedding.
     pub pooling: Option<Pooling>,
+    /// Texts for drafts, in addition to `tokens`.
+    pub draft_texts: Arc<[DraftText]>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
     pub prefix: PageRun,
     /// The recurrent state to start from after `prefix`; `None` without recurrent layers.
@@ -236,18 +239,22 @@ pub struct StepRow {
 pub enum RowWork {
     /// Computes and stores K/V for these positions of the row's tokens (given by [`RowStart::tokens`]).
     Prefill { positions: Range<u32> },
-    /// Feeds the row's last sampled token at this position.
+    /// Feeds the row's last sampled token, and drafts of the tokens after it.
     Decode {
-        /// Number of tokens of the sequence with stored K/V.
+        /// The least number of tokens of the sequence with stored K/V: without drafts in the steps in flight, exact.
         position: u32,
+        /// The most query tokens, 1 without drafts. The row has pages for as many, even if the steps in flight accept
+        /// all their drafts.
+        room: u32,
     },
 }
 
 impl RowWork {
+    /// The positions of a prefill, or the first one of a decode.
     pub fn positions(&self) -> Range<u32> {
         match self {
             Self::Prefill { positions } => positions.clone(),
-            Self::Decode { position } => *position..*position + 1,
+            Self::Decode { position, .. } => *position..*position + 1,
         }
     }
 }
@@ -270,16 +277,18 @@ impl StepOutput {
 #[derive(Clone, Debug)]
 pub struct RowResult {
     pub seq: SeqId,
-    /// Sampled tokens: none if the row samples nothing or was skipped, otherwise one (more with speculation).
+    /// Sampled tokens: none if the row samples nothing or was skipped, otherwise one, and one more for each accepted
+    /// draft.
     pub tokens: SmallVec<[u32; 2]>,
-    /// Query tokens whose K/V stays valid (with speculation fewer than the input); 0 for a row that the step skipped
+    /// Query tokens whose K/V stays valid: rejected drafts are not among them; 0 for a row that the step skipped
     /// because its sequence had ended before the step began.
     pub accepted: u32,
     pub logprobs: Option<Box<RowLogprobs>>,
     pub verdict: RowVerdict,
+    pub drafts: RowDrafts,
 }
 
-/// The outcome of a step for a row, in addition to its tokens.
+/// The outcome of a step for a row, in addition to its tokens: of the last token. Tokens before it are valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowVerdict {
     #[default]

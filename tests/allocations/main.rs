@@ -140,6 +140,7 @@ fn first_plan(n_rows: usize) -> StepPlan {
             sampling: Arc::new(sampling.clone()),
             prefix: PageRun::empty(),
             state: None,
+            draft_texts: Default::default(),
         });
         plan.table.push(TableDelta::Append {
             row,
@@ -165,7 +166,7 @@ fn next(plan: &mut StepPlan, step: u32) {
     plan.starts.clear();
     plan.table.clear();
     for (index, row) in plan.rows.iter_mut().enumerate() {
-        row.work = RowWork::Decode { position };
+        row.work = RowWork::Decode { position, room: 1 };
         let page = PageId::new(index as u32 * PAGES_PER_ROW + 1 + position);
         plan.table.push(TableDelta::Append {
             row: row.row,
@@ -201,6 +202,7 @@ fn on_cpu(
         shared_prefix: true,
         eos_token_ids: [1].into(),
         sparsity: None,
+        speculation: None,
     };
     CpuExecutor::load(&model_dir(model), &options, &mut |_, _| {}).unwrap()
 }

@@ -30,6 +30,7 @@ pub fn cpu_options() -> CpuOptions {
         shared_prefix: true,
         eos_token_ids: [].into(),
         sparsity: None,
+        speculation: None,
     }
 }
 
@@ -70,6 +71,7 @@ pub fn start(
         sampling: sampling.clone(),
         prefix: PageRun::empty(),
         state: None,
+        draft_texts: Default::default(),
     }
 }
 
@@ -88,7 +90,7 @@ pub fn prefill(row: u32, positions: std::ops::Range<u32>, sample: bool) -> StepR
 
 /// Decodes one token of a row.
 pub fn decode(row: u32, position: u32) -> StepRow {
-    work(row, RowWork::Decode { position }, true)
+    work(row, RowWork::Decode { position, room: 1 }, true)
 }
 
 fn work(row: u32, work: RowWork, sample: bool) -> StepRow {

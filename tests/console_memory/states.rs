@@ -72,6 +72,7 @@ pub fn requests() -> impl Iterator<Item = Submission> {
         cancel: CancelFlag::default(),
         submitted_s: 0.0,
         timeouts: RequestTimeouts::default(),
+        draft_texts: Default::default(),
     })
 }
 
@@ -84,6 +85,7 @@ pub fn answer(plan: &StepPlan, reused: Option<Vec<RowResult>>) -> StepOutput {
         accepted: row.work.positions().len() as u32,
         logprobs: None,
         verdict: RowVerdict::Open,
+        drafts: Default::default(),
     }));
     StepOutput {
         step: plan.step,

@@ -226,6 +226,7 @@ fn options(info: &ModelInfo) -> CpuOptions {
         shared_prefix: true,
         eos_token_ids: info.eos_token_ids.clone().into(),
         sparsity: None,
+        speculation: None,
     }
 }
 

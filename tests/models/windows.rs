@@ -130,6 +130,7 @@ impl Engine {
             cancel: CancelFlag::default(),
             submitted_s: 0.0,
             timeouts: RequestTimeouts::default(),
+            draft_texts: Default::default(),
         });
     }
 

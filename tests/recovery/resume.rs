@@ -109,6 +109,7 @@ fn submission() -> Submission {
         cancel: CancelFlag::default(),
         submitted_s: 0.0,
         timeouts: RequestTimeouts::default(),
+        draft_texts: Default::default(),
     }
 }
 

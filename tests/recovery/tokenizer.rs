@@ -83,6 +83,7 @@ impl World<'_> {
             cancel: self.clients[number].flag.clone(),
             submitted_s: self.now_s,
             timeouts: RequestTimeouts::default(),
+            draft_texts: Default::default(),
         }
     }
 

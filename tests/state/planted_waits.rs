@@ -51,7 +51,13 @@ impl Row {
             ),
             StartChunk(_) => (prefill(CHUNK), false),
             Chunk(_, end) => (prefill(end), end == PROMPT),
-            Decode(_) => (RowWork::Decode { position: PROMPT }, true),
+            Decode(_) => (
+                RowWork::Decode {
+                    position: PROMPT,
+                    room: 1,
+                },
+                true,
+            ),
         };
         StepRow {
             row: RowId::new(self.number() as u32 + 1),
@@ -76,6 +82,7 @@ impl Row {
             sampling: Arc::new(SamplingParams::default()),
             prefix: PageRun::empty(),
             state: None,
+            draft_texts: Default::default(),
         })
     }
 }

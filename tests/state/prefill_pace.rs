@@ -172,6 +172,7 @@ impl World {
             cancel: CancelFlag::default(),
             submitted_s: 0.0,
             timeouts: RequestTimeouts::default(),
+            draft_texts: Default::default(),
         });
         self.requests.push(RequestTimes {
             submitted: self.now,
@@ -212,6 +213,7 @@ impl World {
             accepted: row.work.positions().len() as u32,
             logprobs: None,
             verdict: RowVerdict::Open,
+            drafts: Default::default(),
         });
         let output = StepOutput {
             step: plan.step,

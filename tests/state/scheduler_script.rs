@@ -42,7 +42,10 @@ fn one_request_prefills_decodes_ahead_and_ends_by_length_without_a_wasted_step()
     assert_eq!(work(&world.history[1]), [(6..7, true)]);
     assert!(matches!(
         world.history[1].rows[0].work,
-        RowWork::Decode { position: 6 }
+        RowWork::Decode {
+            position: 6,
+            room: 1
+        }
     ));
     assert!(appended(&world.history[1]).is_empty());
 

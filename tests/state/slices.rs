@@ -249,6 +249,7 @@ impl World {
             cancel: CancelFlag::default(),
             submitted_s: 0.0,
             timeouts: RequestTimeouts::default(),
+            draft_texts: Default::default(),
         });
         self.requests.insert(intake, Progress::default());
         intake
@@ -307,6 +308,7 @@ impl World {
             accepted: row.work.positions().len() as u32,
             logprobs: None,
             verdict: RowVerdict::Open,
+            drafts: Default::default(),
         });
         let output = StepOutput {
             step: plan.step,

@@ -173,6 +173,7 @@ impl World {
             cancel: CancelFlag::default(),
             submitted_s: 0.0,
             timeouts: RequestTimeouts::default(),
+            draft_texts: Default::default(),
         });
         self.requests.insert(intake, Progress::default());
         intake
@@ -317,6 +318,7 @@ impl World {
             accepted: row.work.positions().len() as u32,
             logprobs: None,
             verdict: RowVerdict::Open,
+            drafts: Default::default(),
         });
         StepOutput {
             step: plan.step,

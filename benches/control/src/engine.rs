@@ -78,6 +78,7 @@ pub fn request(number: u64, prompt: &[u32], max_new_tokens: u32) -> Submission {
         cancel: CancelFlag::default(),
         submitted_s: 0.0,
         timeouts: RequestTimeouts::default(),
+        draft_texts: Default::default(),
     }
 }
 
@@ -90,6 +91,7 @@ pub fn answer(plan: &StepPlan, reused: Option<Vec<RowResult>>) -> StepOutput {
         accepted: row.work.positions().len() as u32,
         logprobs: None,
         verdict: RowVerdict::Open,
+        drafts: Default::default(),
     }));
     StepOutput {
         step: plan.step,

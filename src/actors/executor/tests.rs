@@ -322,6 +322,7 @@ fn opening(step: u64) -> RunStep {
         pooling: None,
         prefix: PageRun::empty(),
         state: None,
+        draft_texts: Default::default(),
     });
     plan.starts = starts.collect();
     RunStep {
@@ -334,7 +335,7 @@ fn opening(step: u64) -> RunStep {
 fn decode(step: u64) -> RunStep {
     let position = PROMPT.len() as u32;
     RunStep {
-        plan: Box::new(plan(step, &RowWork::Decode { position }, 3..4)),
+        plan: Box::new(plan(step, &RowWork::Decode { position, room: 1 }, 3..4)),
         spent: None,
     }
 }

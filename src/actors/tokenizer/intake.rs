@@ -409,6 +409,7 @@ impl Tokenizer {
             cancel,
             submitted_s: 0.0,
             timeouts: request.timeouts.tightened(self.settings.timeouts),
+            draft_texts: Default::default(),
         };
         let now_s = self.estate.now_s();
         if self.estate.quarantine.refuses(&submission, now_s) {

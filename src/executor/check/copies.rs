@@ -145,6 +145,7 @@ mod tests {
             pooling: None,
             prefix: run,
             state: None,
+            draft_texts: Default::default(),
         };
         let load = BlockLoad {
             ticket: Ticket::new(1),

@@ -24,6 +24,7 @@ use crate::check::Limits;
 use crate::host::StoreLink;
 use crate::results::ResultBuffers;
 use crate::rows::Rows;
+use crate::speculation::Speculation;
 use crate::vision::{EncodedImage, Encoder};
 use crate::{DeviceLost, Executor};
 use souffleur_base::beat::Beat;
@@ -76,6 +77,8 @@ pub struct CpuOptions {
     pub eos_token_ids: Arc<[u32]>,
     /// Double sparsity, as [`CpuDescription::sparsify`] returned it for this model.
     pub sparsity: Option<ModelSparsity>,
+    /// `None`: decodes have no drafts.
+    pub speculation: Option<Speculation>,
 }
 
 /// Receives a sequence, a position, and the raw logits at this position.
@@ -325,6 +328,7 @@ impl CpuExecutor {
                 live: StateSlot::new(1),
                 from: None,
             }),
+            draft_texts: Default::default(),
         };
         let pages = (1..=n_pages as u32).map(PageId::new).collect();
         let mut plan = StepPlan {

@@ -204,7 +204,7 @@ impl Layout {
     fn decode_rows(&mut self, plan: &StepPlan, shape: &StepShape) -> Section<DecodeRow> {
         let rows = self.order.iter().map(|index| &plan.rows[*index]);
         let decodes = rows.filter_map(|row| match row.work {
-            RowWork::Decode { position } => Some(DecodeRow {
+            RowWork::Decode { position, .. } => Some(DecodeRow {
                 row: row.row.get(),
                 position,
             }),

@@ -63,6 +63,7 @@ fn plan(step: u64) -> StepPlan {
             },
             _ => RowWork::Decode {
                 position: PROMPT_TOKENS + step as u32 - 1,
+                room: 1,
             },
         };
         plan.rows.push(StepRow {
@@ -94,6 +95,7 @@ fn plan(step: u64) -> StepPlan {
             }),
             prefix: PageRun::empty(),
             state: None,
+            draft_texts: Default::default(),
         });
         plan.table.push(TableDelta::Append {
             row: id,

@@ -162,6 +162,7 @@ impl From<&RowStart> for StartDigest {
             pooling: _,
             prefix,
             state,
+            draft_texts: _,
         } = start;
         let slots = state
             .iter()
@@ -280,7 +281,7 @@ impl From<&StepRow> for RowDigest {
                 end: positions.end,
                 saves: saved.collect(),
             },
-            RowWork::Decode { position } if !saves.is_empty() => WorkDigest::SavingDecode {
+            RowWork::Decode { position, .. } if !saves.is_empty() => WorkDigest::SavingDecode {
                 position: *position,
                 slot: saves[0].slot,
             },
@@ -288,7 +289,7 @@ impl From<&StepRow> for RowDigest {
                 start: positions.start,
                 end: positions.end,
             },
-            RowWork::Decode { position } => WorkDigest::Decode {
+            RowWork::Decode { position, .. } => WorkDigest::Decode {
                 position: *position,
             },
         };

@@ -74,6 +74,7 @@ impl From<&StepOutput> for StepRows {
                 accepted,
                 logprobs,
                 verdict,
+                drafts: _,
             } = row;
             tokens.extend_from_slice(sampled);
             RowEntry {
@@ -131,6 +132,7 @@ impl StepRows {
                 accepted: row.accepted,
                 logprobs: row.input_logprobs.map(logprobs),
                 verdict: row.verdict.into(),
+                drafts: Default::default(),
             });
         }
         Ok(StepOutput {

@@ -72,6 +72,7 @@ impl From<&Submission> for SubmitEntry {
             cancel: _,
             submitted_s,
             timeouts,
+            draft_texts: _,
         } = request;
         Self {
             rid: rid.clone(),
@@ -122,6 +123,7 @@ impl SubmitEntry {
             cancel,
             submitted_s: self.submitted_s,
             timeouts: self.timeouts,
+            draft_texts: Default::default(),
         })
     }
 }

@@ -113,6 +113,7 @@ impl Engine {
                 waiting_s: Some(1e9),
                 running_s: self.n_submitted.is_multiple_of(9).then_some(20.0),
             },
+            draft_texts: Default::default(),
         };
         let untold = Resumption {
             submission: request.clone(),

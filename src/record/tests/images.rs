@@ -101,6 +101,7 @@ fn submit(engine: &mut Engine, pictures: &[u8], question: u32, max_new_tokens: u
         cancel: flag.clone(),
         submitted_s: 0.5,
         timeouts: RequestTimeouts::default(),
+        draft_texts: Default::default(),
     });
     engine.drive();
     flag

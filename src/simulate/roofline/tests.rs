@@ -157,6 +157,7 @@ fn start(from: Option<StateSlot>) -> RowStart {
             live: StateSlot::new(1),
             from,
         }),
+        draft_texts: Default::default(),
     }
 }
 

@@ -40,6 +40,7 @@ fn enter_limited(docket: &mut Docket, unit: UnitId, timeouts: RequestTimeouts) -
         cancel: CancelFlag::default(),
         submitted_s: 0.0,
         timeouts,
+        draft_texts: Default::default(),
     };
     docket.enter(request, unit, 1.0);
     intake
@@ -368,6 +369,7 @@ fn convicted(prompt: &[u32], seed: u64) -> Submission {
         cancel: CancelFlag::default(),
         submitted_s: 0.0,
         timeouts: RequestTimeouts::default(),
+        draft_texts: Default::default(),
     }
 }
 

@@ -39,7 +39,7 @@ pub const NOT_YET: [&str; 14] = [
 
 const FIELDS: &str = "max_new_tokens, min_new_tokens, stop, stop_token_ids, temperature, top_p, top_k, min_p, \
     frequency_penalty, presence_penalty, repetition_penalty, logit_bias, ignore_eos, sampling_seed, n, \
-    skip_special_tokens, spaces_between_special_tokens, no_stop_trim, stream_interval";
+    skip_special_tokens, spaces_between_special_tokens, no_stop_trim, speculative_num_draft_tokens, stream_interval";
 
 /// For trusted sources: reads lists of any length, which [`SamplingParams::validate`] then bounds.
 impl<'de> Deserialize<'de> for SamplingParams {
@@ -200,6 +200,9 @@ fn set(
             params.spaces_between_special_tokens = field.boolean()?
         }
         "no_stop_trim" => params.no_stop_trim = field.boolean()?,
+        "speculative_num_draft_tokens" => {
+            params.speculative_num_draft_tokens = Some(field.integer()?)
+        }
         // Checked and ignored: the text does not depend on the size of stream chunks.
         "stream_interval" => {
             field.positive()?;

@@ -301,6 +301,7 @@ impl Scheduler {
             pooling: sequence.request.pooling,
             prefix,
             state: state_start,
+            draft_texts: sequence.request.draft_texts.clone(),
         };
         if !self.requests[seq].has_ended {
             self.pipeline.map_windows(row, windows);
@@ -424,6 +425,7 @@ impl Scheduler {
             let row = commit_row(sequence, step, position + 1);
             let work = RowWork::Decode {
                 position: position as u32,
+                room: 1,
             };
             StepRow {
                 row,

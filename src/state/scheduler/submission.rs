@@ -10,6 +10,7 @@ use crate::pooling::Pooling;
 use crate::prompt_images::PromptImages;
 use crate::prompt_vectors::PromptVectors;
 use crate::sampling::{LogprobWish, SamplingParams};
+use crate::speculation::DraftText;
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::{IntakeId, RequestId};
 
@@ -40,6 +41,8 @@ pub struct Submission {
     /// The request's K/V neither comes from the cache nor enters it, since its prompt consists of embeddings, whose
     /// placeholders are all equal. The request saves no states and does not wait for another request's prefill.
     pub bypasses_cache: bool,
+    /// Texts for drafts, for the executor: none come from requests of another namespace.
+    pub draft_texts: Arc<[DraftText]>,
     /// For an embedding request, which has no output.
     pub pooling: Option<Pooling>,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with

@@ -239,6 +239,7 @@ impl World {
             cancel: flag.clone(),
             submitted_s: 0.0,
             timeouts: RequestTimeouts::default(),
+            draft_texts: Default::default(),
         };
         self.views.push(View {
             prompt,

@@ -117,6 +117,7 @@ impl<'a> Replica<'a> {
             cancel: CancelFlag::default(),
             submitted_s: now_s,
             timeouts: RequestTimeouts::default(),
+            draft_texts: Default::default(),
         });
     }
 
@@ -172,6 +173,7 @@ impl<'a> Replica<'a> {
             accepted: positions.len() as u32,
             logprobs: None,
             verdict: RowVerdict::Open,
+            drafts: Default::default(),
         }
     }
 

@@ -73,6 +73,7 @@ impl World {
             cancel: flag.clone(),
             submitted_s: self.now_s,
             timeouts: ask.timeouts,
+            draft_texts: Default::default(),
         };
         self.watch.submitted(&ask);
         self.unfinished.push(number);

@@ -198,6 +198,7 @@ impl TierWorld {
             cancel: flag.clone(),
             submitted_s: 0.0,
             timeouts: RequestTimeouts::default(),
+            draft_texts: Default::default(),
         };
         self.views.push(RequestView {
             prompt,

@@ -68,6 +68,7 @@ fn start(row: u32, random: &mut fastrand::Rng) -> RowStart {
         sampling: params(random).into(),
         prefix: PageRun::empty(),
         state: None,
+        draft_texts: Default::default(),
     }
 }
 

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::rules::GREEDY_TEMPERATURE;
 use crate::detok::TextOptions;
 use crate::request_limits::RequestLimits;
+use crate::speculation::MAX_ROOM;
 use souffleur_base::error::{FieldError, Plain, RequestError};
 use souffleur_base::field::{check_bytes, check_count};
 
@@ -49,6 +50,10 @@ pub struct SamplingParams {
     /// Puts spaces between special tokens in the text.
     pub spaces_between_special_tokens: bool,
     pub no_stop_trim: bool,
+    /// The most query tokens of the output's rows in a step, in SGLang's sense: the last token and its drafts. 0 and 1:
+    /// no drafts. Intake replaces `None` by the engine's value, and lowers it where drafts are not possible.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculative_num_draft_tokens: Option<u32>,
 }
 
 impl From<&SamplingParams> for TextOptions {
@@ -82,6 +87,7 @@ impl Default for SamplingParams {
             skip_special_tokens: true,
             spaces_between_special_tokens: true,
             no_stop_trim: false,
+            speculative_num_draft_tokens: None,
         }
     }
 }
@@ -184,7 +190,15 @@ impl SamplingParams {
                 ),
             );
         }
-        Ok(())
+        match self.speculative_num_draft_tokens {
+            Some(n) if n > MAX_ROOM => refuse(
+                "speculative_num_draft_tokens",
+                format!(
+                    "speculative_num_draft_tokens is {n}, limit is {MAX_ROOM}: use 0 for no drafts"
+                ),
+            ),
+            _ => Ok(()),
+        }
     }
 
     fn check_penalties(&self) -> Result<(), FieldError> {

@@ -92,7 +92,7 @@ fn a_launch_pins_one_buffer_and_copies_the_others_from_pageable_memory() {
         for step in LOADS + 2..LOADS + 4 {
             let mut plan = empty_plan(step);
             let position = (step - LOADS) as u32 + 23;
-            work(&mut plan, 3, RowWork::Decode { position }, true);
+            work(&mut plan, 3, RowWork::Decode { position, room: 1 }, true);
             let mut copies = BlockCopies::default();
             copies.saves.extend([save(step, 61), save(100 + step, 69)]);
             plan.copies = Some(Box::new(copies));

@@ -212,6 +212,7 @@ pub(super) fn begin(
         }),
         prefix: PageRun::empty(),
         state: None,
+        draft_texts: Default::default(),
     });
     plan.table.push(TableDelta::Append {
         row: RowId::new(row),
@@ -253,7 +254,7 @@ pub(super) fn empty_plan(step: u64) -> StepPlan {
 pub(super) fn plan(step: u64) -> StepPlan {
     let mut plan = empty_plan(step);
     let prefill = |positions| RowWork::Prefill { positions };
-    let decode = |position| RowWork::Decode { position };
+    let decode = |position| RowWork::Decode { position, room: 1 };
     let mut copies = BlockCopies::default();
     match step {
         0 => {
@@ -352,6 +353,7 @@ impl Run {
                 }
                 _ => RowWork::Decode {
                     position: 23 + step as u32,
+                    room: 1,
                 },
             };
             work(&mut plan, 2, row_work, true);
