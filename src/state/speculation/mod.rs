@@ -4,7 +4,17 @@
 //! at each position as plain decoding would, and accepts tokens as long as they equal the drafts, so the output does
 //! not depend on the drafts.
 
+mod controller;
+mod costs;
+mod match_finder;
+mod proposer;
+mod survival;
+
 use std::sync::Arc;
+
+pub use controller::{Candidate, Controller};
+pub use match_finder::{MIN_MATCH, Match, MatchFinder};
+pub use proposer::{TextLimits, TextProposer};
 
 /// The most query tokens of a row in a step.
 pub const MAX_ROOM: u32 = 64;
@@ -35,7 +45,7 @@ impl DraftSource {
 /// Proposes the next tokens of one row.
 ///
 /// Proposals cost time only: a wrong one changes no output.
-pub trait Proposer: Send {
+pub trait Proposer: Send + Sync {
     /// Appends sampled tokens to the row's text.
     fn extend(&mut self, tokens: &[u32]);
 
