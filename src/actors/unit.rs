@@ -98,21 +98,25 @@ impl Blueprint {
 
     /// The metrics of a unit's Scheduler, with the unit's rank if there are replicas.
     fn scheduler_metrics(&self, unit: UnitId) -> SchedulerMetrics {
-        if self.units > 1 {
+        let metrics = if self.units > 1 {
             SchedulerMetrics::register_replica(&self.model_name, unit.get())
         } else {
             SchedulerMetrics::register(&self.model_name)
-        }
+        };
+        metrics.record_room(self.tokenizer.room);
+        metrics
     }
 
     /// Clears the gauges of a replica that has stopped, since the others have its requests. The requests of a single
     /// unit wait for it.
     pub(crate) fn clear_gauges(&self, unit: UnitId) {
         if self.units > 1 {
-            self.scheduler_metrics(unit).record_plan(&EngineStats {
+            let metrics = self.scheduler_metrics(unit);
+            metrics.record_plan(&EngineStats {
                 page_size: self.control.limits.page_size.get(),
                 ..EngineStats::default()
             });
+            metrics.clear_drafts();
         }
     }
 

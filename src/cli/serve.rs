@@ -303,6 +303,7 @@ mod tests {
             attention_backend: None,
             kernel_path: None,
             double_sparsity: None,
+            speculation: None,
             formats: Default::default(),
             card: None,
         };

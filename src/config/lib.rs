@@ -6,6 +6,7 @@
 mod choices;
 mod derived;
 pub mod keys;
+mod speculation;
 mod validate;
 
 use std::path::PathBuf;
@@ -23,6 +24,9 @@ use souffleur_model::sparsity::ChannelType;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::router::LoadBalance;
 use souffleur_state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
+use souffleur_state::speculation::MAX_ROOM;
+use speculation::{MAX_CAPACITY, MAX_MATCH, MIN_CAPACITY, MIN_MATCH, MIN_ROOM};
+pub use speculation::{SpeculationWish, SpeculativeAlgorithm};
 use validate::{
     MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_IMAGE_PIXELS, MAX_KV_PREFETCH_S,
     MAX_LONG_REQUEST_S, MAX_RANKS, MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_REPLICAS,
@@ -211,7 +215,7 @@ crate::keys! {
         #[flag(SCHEDULING.takes("N"))]
         #[range(1..)]
         max_queued_requests: usize = 4096,
-        /// Maximum total of prompt tokens of all requests in the engine; further requests get 503.
+        /// Maximum total of the tokens of all requests' prompts and predictions in the engine; further requests get 503.
         #[flag(SCHEDULING.takes("TOKENS"))]
         #[range(1..)]
         max_queued_tokens: usize = 16 << 20,
@@ -237,6 +241,33 @@ crate::keys! {
         /// Minimum number of decoding requests needed for `--prefill-decode-interval` to insert its decode steps.
         #[flag(SCHEDULING.takes("N").rare())]
         prefill_decode_interval_min_bs: usize = PREFILL_DECODE_INTERVAL_MIN_BS,
+        /// Speculative decoding, CPU only: NGRAM guesses the next tokens of a request (drafts) from its prompt, output and
+        /// prediction, and verifies them in one step; it is off if not given.
+        ///
+        /// Outputs are the same. A step has drafts only where measured times show that they pay.
+        #[flag(SCHEDULING.takes("NAME"))]
+        speculative_algorithm: Option<SpeculativeAlgorithm> = None,
+        /// With `--speculative-algorithm`: the most tokens of a request that a step verifies, its last token and the drafts;
+        /// 8 if not given. A request may lower it.
+        #[flag(SCHEDULING.takes("TOKENS"))]
+        #[range(MIN_ROOM..=MAX_ROOM)]
+        speculative_num_draft_tokens: Option<u32> = None,
+        /// With `--speculative-algorithm`: the longest run of equal tokens that the search for drafts compares; 12 if not
+        /// given.
+        #[flag(SCHEDULING.takes("TOKENS").rare())]
+        #[range(MIN_MATCH..=MAX_MATCH)]
+        speculative_ngram_max_match_window_size: Option<usize> = None,
+        /// With `--speculative-algorithm`: the most tokens of text that are searched for one request; 262144 if not given.
+        ///
+        /// Up to 16 bytes of memory a token: of the request's own text (prompt and longest output), and as many of its other
+        /// texts.
+        #[flag(SCHEDULING.takes("TOKENS").rare())]
+        #[range(MIN_CAPACITY..=MAX_CAPACITY)]
+        speculative_ngram_capacity: Option<usize> = None,
+        /// The settings of `--speculative-algorithm` in vLLM's form, in place of them: {"method": "ngram",
+        /// "num_speculative_tokens": 7, "prompt_lookup_max": 12}; the method suffix is the same.
+        #[flag(SCHEDULING.takes("JSON").rare())]
+        speculative_config: Option<String> = None,
         /// Order of the waiting queue: fcfs, lpm, dfs-weight, lof, random, hrrn or shortest-prefill-first.
         ///
         /// fcfs: first come, first served; lpm: longest prefix match; dfs-weight: by branch of the prefix tree; lof:

@@ -73,6 +73,7 @@ impl EngineConfig {
         self.validate_sparsity()?;
         self.validate_store()?;
         self.validate_replicas()?;
+        self.speculation()?;
         check(self.mmproj.is_none() || !self.no_mmproj, "mmproj", || {
             "is given, but no_mmproj is on: unset one of the two".to_owned()
         })?;

@@ -20,6 +20,7 @@ mod parts;
 mod pins;
 mod progress;
 mod replicas;
+mod speculation;
 pub mod store;
 mod text;
 mod threads;

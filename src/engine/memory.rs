@@ -113,9 +113,25 @@ pub fn host_plan(
     let windowed = windowed(config, &model.config, &on_ranks.kv_layout, context_tokens);
     let layout = windowed.as_ref().unwrap_or(&on_ranks.kv_layout);
     let wish = memory_wish(config, layout, context_tokens);
-    let wish = of_all_ranks(wish, config.tp_size as u64);
+    let wish = with_draft_logs(of_all_ranks(wish, config.tp_size as u64), config, model)?;
     let budget = host_budget(config, model, (&on_ranks, available_bytes));
     Ok(MemoryPlan::new(budget, wish)?)
+}
+
+/// Adds to each state the inputs of drafts that its row may have.
+fn with_draft_logs(
+    wish: MemoryWish,
+    config: &EngineConfig,
+    model: &CpuDescription,
+) -> Result<MemoryWish, StartError> {
+    let draft_bytes = match config.speculation()? {
+        Some(_) => cpu::draft_log_bytes(&model.config, 1),
+        None => 0,
+    };
+    Ok(MemoryWish {
+        state_bytes: wish.state_bytes + draft_bytes,
+        ..wish
+    })
 }
 
 /// The wish for the memory of `count` ranks, from that for one of them.

@@ -15,6 +15,7 @@ use crate::memory::{context_length, memory_plan};
 use crate::origin::from_the_same_files;
 use crate::progress::Progress;
 use crate::replicas::{GpuShare, rank_limit, unit_executors};
+use crate::speculation::speculation;
 use crate::store::{image_secret, record_weight_files, store_setup, tier_limits, with_tower};
 use crate::text::ModelText;
 use crate::threads::ReplicaThreads;
@@ -30,10 +31,11 @@ use souffleur_actors::vision::VisionSetup;
 use souffleur_base::error::{ConfigError, LoadError, StartError};
 use souffleur_bundled as bundled;
 use souffleur_chaos::Chaos;
-use souffleur_config::{Device, EngineConfig};
+use souffleur_config::{Device, EngineConfig, SpeculationWish};
 use souffleur_executor::Executor;
 use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
 use souffleur_executor::memory_plan::MemoryPlan;
+use souffleur_executor::speculation::Speculation;
 use souffleur_grammar::{GrammarCompiler, GrammarLimits};
 use souffleur_kernels::cpu::KernelPath;
 use souffleur_kernels::cpu::ranks::GroupRules;
@@ -84,6 +86,8 @@ pub struct ModelInfo {
     pub kernel_path: Option<Arc<str>>,
     /// The parameters of double sparsity, which affect keys and values; `None` if it is off.
     pub double_sparsity: Option<Arc<str>>,
+    /// How the executor speculates; `None` if steps have no drafts.
+    pub speculation: Option<SpeculationWish>,
     /// The formats in which calls and reasoning are parsed.
     pub formats: OutputFormats,
     /// Facts about the model's files; `None` for a host's executor, and for files that the executor will not find either.
@@ -141,7 +145,7 @@ impl EngineParts {
         let store = store_setup(config, &model, parts, (gpus.first(), weights))?.map(Arc::new);
         let ends = (&eos_token_ids[..], tower_file.clone());
         let executors = if gpus.is_empty() {
-            let parts = (&memory, sparsity, store.clone());
+            let parts = (&memory, shortcuts(config, &model, sparsity)?, store.clone());
             vec![cpu_executor(config, parts, ends, progress)]
         } else {
             let parts = (&memory, store.clone());
@@ -168,6 +172,7 @@ impl EngineParts {
             attention_backend: Some(config.attention_backend.resolved()),
             kernel_path,
             double_sparsity,
+            speculation: config.speculation()?,
             formats,
             card: ModelCard::read(dir, &model).ok().map(Arc::new),
         };
@@ -343,6 +348,7 @@ impl EngineParts {
                 max_evicted_pages: config.prefix_diagnostics_pages,
             }),
             request_limits: config.request_limits(),
+            room: info.speculation.map_or(0, |wish| wish.room),
             admission: Admission::new(
                 config.max_admitted_requests(),
                 config.max_queued_tokens,
@@ -442,9 +448,21 @@ fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerForma
     })
 }
 
+/// What makes decodes faster, each if it is on.
+type Shortcuts = (Option<ModelSparsity>, Option<Speculation>);
+
+fn shortcuts(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    sparsity: Option<ModelSparsity>,
+) -> Result<Shortcuts, ConfigError> {
+    let speculation = speculation(config, model.config.vocab_size)?;
+    Ok((sparsity, speculation))
+}
+
 fn cpu_executor(
     config: &EngineConfig,
-    (memory, sparsity, store): (&MemoryPlan, Option<ModelSparsity>, Option<Arc<StoreSetup>>),
+    (memory, (sparsity, speculation), store): (&MemoryPlan, Shortcuts, Option<Arc<StoreSetup>>),
     (eos_token_ids, tower): (&[u32], Option<TowerFile>),
     progress: Progress,
 ) -> Arc<ExecutorFactory> {
@@ -470,7 +488,7 @@ fn cpu_executor(
         shared_prefix: true,
         eos_token_ids: eos_token_ids.into(),
         sparsity,
-        speculation: None,
+        speculation,
     };
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| progress.report(done, total);

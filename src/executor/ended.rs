@@ -91,11 +91,8 @@ impl EndedRows {
         let Some(tracked) = self.sequences.get(&result.seq) else {
             return false;
         };
-        let sampling = &tracked.sampling;
-        let is_stop = |token: &u32| {
-            self.eos_token_ids.contains(token) || sampling.stop_token_ids.contains(token)
-        };
-        !sampling.ignore_eos && result.tokens.iter().any(is_stop)
+        let ends = |token: &u32| tracked.sampling.ends_at(*token, &self.eos_token_ids);
+        result.tokens.iter().any(ends)
     }
 
     /// Removes decode rows of ended sequences from a step, but no prefill rows: their K/V may be cached already.

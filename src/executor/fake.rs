@@ -4,11 +4,14 @@
 //! page that is freed too early, remapped wrongly or written twice changes the output; with `verify`, every step checks
 //! the whole context. A recurrent state is the same hash in a state slot: a state of another position or sequence, or
 //! one that was never written, fails the step. With sliding windows, a second page table also has the hashes, and each
-//! step checks the hashes that its queries see.
+//! step checks the hashes that its queries see. Decodes have drafts if the executor was told how many of them are right.
 
 mod blocks;
+mod drafts;
 mod hashes;
 mod refusal;
+mod scores;
+mod states;
 mod tower;
 mod windows;
 
@@ -18,8 +21,12 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
-use self::hashes::{fake_logits, fake_state, mix, sample};
+use self::drafts::DecodePlan;
+pub use self::drafts::FakeDrafts;
+use self::hashes::{fake_state, mix, sample};
 use self::refusal::rejected;
+use self::scores::{input_scores, output_scores};
+use self::states::{FakeStates, RowTokens};
 pub use self::tower::fake_tower_work;
 use self::windows::FakeWindows;
 use crate::host::StoreLink;
@@ -32,15 +39,13 @@ use souffleur_state::grammar::RowGrammar;
 use souffleur_state::pool::window_pool::WindowLimits;
 use souffleur_state::pooling::PoolSum;
 use souffleur_state::prompt_images::PromptImages;
-use souffleur_state::sampling::{LogprobWish, RowLogprobs, Sampled, TokenLogprobs, token_logprobs};
+use souffleur_state::sampling::{RowLogprobs, Sampled, SamplingParams};
 use souffleur_state::step::{
-    RowResult, RowStart, RowVerdict, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
+    RowResult, RowStart, RowVerdict, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
 };
 
 /// Bytes of a token in a block of the fake executor, and of a state.
 pub const FAKE_TOKEN_BYTES: usize = size_of::<u64>();
-/// Margin of the chosen token's logit over the highest possible logit of other tokens.
-const CHOSEN_MARGIN: f32 = 4.0;
 
 #[derive(Clone, Debug)]
 pub struct FakeOptions {
@@ -65,8 +70,9 @@ pub struct FakeExecutor {
     /// One hash per slot.
     kv: Vec<u64>,
     windows: Option<FakeWindows>,
-    /// One hash per state; `None` before anything is written.
-    states: Vec<Option<u64>>,
+    states: FakeStates,
+    /// `None`: decodes have no drafts, whatever their room.
+    drafts: Option<FakeDrafts>,
     store: Option<StoreLink>,
     vision: Option<Encoder<()>>,
     rows: FxHashMap<RowId, FakeRow>,
@@ -74,7 +80,7 @@ pub struct FakeExecutor {
 
 struct FakeRow {
     seq: SeqId,
-    seed: u64,
+    sampling: Arc<SamplingParams>,
     tokens: Vec<u32>,
     grammar: Option<RowGrammar>,
     prompt_tokens: usize,
@@ -86,9 +92,36 @@ struct FakeRow {
     window_pages: Vec<PageId>,
     state: Option<StateSlot>,
     images: Option<Arc<PromptImages>>,
+    /// The latest step with work of this row, and the number of tokens that it sampled.
+    last_step: StepId,
+    last_sampled: usize,
 }
 
 impl FakeRow {
+    /// Whether decodes of the row may have drafts, so that plans know only bounds of its length.
+    fn speculates(&self) -> bool {
+        let n_query = self.sampling.speculative_num_draft_tokens;
+        n_query.is_some_and(|n_query| n_query > 1)
+    }
+
+    /// The row's state, and its first `n_tokens` tokens.
+    fn until(&self, n_tokens: usize) -> RowTokens<'_> {
+        RowTokens {
+            seq: self.seq,
+            live: self.state,
+            tokens: &self.tokens[..n_tokens],
+        }
+    }
+
+    /// Samples the token after all the row's tokens, whose hash is `hash`, and appends it.
+    fn sample(&mut self, hash: u64, vocab_size: u32) -> (u32, RowVerdict) {
+        let token = self.next_token(self.tokens.len(), hash, vocab_size);
+        let token = allowed(token, self.grammar.as_mut());
+        let verdict = RowVerdict::of(Sampled { token, nan: false }, self.grammar.as_mut());
+        self.tokens.push(token);
+        (token, verdict)
+    }
+
     /// The token after the first `n_tokens` tokens, whose hash is `hash`.
     fn next_token(&self, n_tokens: usize, hash: u64, vocab_size: u32) -> u32 {
         match &self.answer {
@@ -98,7 +131,10 @@ impl FakeRow {
                     .saturating_sub(self.prompt_tokens)
                     .min(answer.len() - 1)]
             }
-            None => sample(hash, self.seed, vocab_size),
+            None => {
+                let seed = self.sampling.sampling_seed.unwrap_or(0);
+                sample(hash, seed, vocab_size)
+            }
         }
     }
 }
@@ -107,7 +143,8 @@ impl FakeExecutor {
     pub fn new(options: FakeOptions) -> Self {
         let slots = (options.n_pages + 1) * options.page_size;
         Self {
-            states: vec![None; options.n_states + 1],
+            states: FakeStates::new(options.n_states),
+            drafts: None,
             options,
             script: None,
             windows: None,
@@ -157,7 +194,7 @@ impl FakeExecutor {
     }
 
     fn start(&mut self, start: &RowStart) -> Result<(), StepError> {
-        let state = self.begin_state(start)?;
+        let state = self.states.begin(start)?;
         let prompt_tokens = start.prompt_tokens as usize;
         let vocab_size = self.options.vocab_size as usize;
         let grammar = start
@@ -168,7 +205,7 @@ impl FakeExecutor {
         let row = FakeRow {
             grammar,
             seq: start.seq,
-            seed: start.sampling.sampling_seed.unwrap_or(0),
+            sampling: start.sampling.clone(),
             tokens: start.tokens.to_vec(),
             prompt_tokens,
             pool: start
@@ -183,86 +220,11 @@ impl FakeExecutor {
             },
             state,
             images: start.images.clone(),
+            last_step: StepId::new(0),
+            last_sampled: 0,
         };
         self.rows.insert(start.row, row);
         Ok(())
-    }
-
-    /// Copies or clears the state of a row that starts.
-    fn begin_state(&mut self, start: &RowStart) -> Result<Option<StateSlot>, StepError> {
-        let Some(StateStart { live, from }) = start.state else {
-            let keeps = self.options.n_states > 0;
-            return if keeps {
-                Err(rejected(start.seq, "starts without a state"))
-            } else {
-                Ok(None)
-            };
-        };
-        let state = match from {
-            Some(from) if from == live => {
-                return Err(rejected(start.seq, "starts from its own state"));
-            }
-            Some(from) => *self.state(start.seq, from)?,
-            None if !start.prefix.is_empty() => {
-                return Err(rejected(start.seq, "starts a prefix without its state"));
-            }
-            None => Some(0),
-        };
-        *self.state(start.seq, live)? = state;
-        Ok(Some(live))
-    }
-
-    fn state(&mut self, seq: SeqId, slot: StateSlot) -> Result<&mut Option<u64>, StepError> {
-        let state = self.states.get_mut(slot.index());
-        let state = state.filter(|_| slot.index() > 0);
-        state.ok_or_else(|| rejected(seq, "names a state that does not exist"))
-    }
-
-    /// Checks that a row's state is the hash of its first `n_tokens` tokens.
-    fn verify_state(&mut self, row: &FakeRow, n_tokens: usize) -> Result<(), StepError> {
-        let Some(slot) = row.state else {
-            return Ok(());
-        };
-        let seen = row.tokens[..n_tokens].iter();
-        let expected = seen.fold(0, |hash, token| mix(hash, *token));
-        let found = *self.state(row.seq, slot)?;
-        if found == Some(expected) {
-            Ok(())
-        } else {
-            Err(StepError::Lost(format!(
-                "state {slot} of sequence {} is not the state after {n_tokens} tokens",
-                row.seq
-            )))
-        }
-    }
-
-    /// Feeds the tokens of a row's work to its state, and copies the state at the positions of `work.saves`.
-    fn feed_state(&mut self, row: &FakeRow, work: &StepRow) -> Result<(), StepError> {
-        let Some(live) = row.state else {
-            return if work.saves.is_empty() {
-                Ok(())
-            } else {
-                Err(rejected(row.seq, "saves a state that it does not have"))
-            };
-        };
-        let positions = work.work.positions();
-        let mut saves = work.saves.iter().peekable();
-        for position in positions {
-            let token = row.tokens[position as usize];
-            let state = self.state(row.seq, live)?;
-            *state = state.map(|hash| mix(hash, token));
-            let state = *state;
-            if let Some(save) = saves.next_if(|save| save.position == position + 1) {
-                if save.slot == live {
-                    return Err(rejected(row.seq, "saves its state to its own slot"));
-                }
-                *self.state(row.seq, save.slot)? = state;
-            }
-        }
-        match saves.next() {
-            None => Ok(()),
-            Some(_) => Err(rejected(row.seq, "saves a state outside of its work")),
-        }
     }
 
     fn edit(&mut self, delta: &TableDelta) -> Result<(), StepError> {
@@ -288,29 +250,45 @@ impl FakeExecutor {
         Ok(())
     }
 
-    fn run_row(&mut self, work: &StepRow) -> Result<RowResult, StepError> {
+    fn run_row(&mut self, step: StepId, work: &StepRow) -> Result<RowResult, StepError> {
         let mut row = self.take_row(work)?;
-        let positions = work.work.positions();
-        self.verify(&row, positions.start as usize)?;
-        self.verify_state(&row, positions.start as usize)?;
-        self.verify_images(&row, &positions)?;
-        self.feed_state(&row, work)?;
-        self.attend_windows(&row, positions.clone())?;
+        let result = match &work.work {
+            RowWork::Prefill { positions } => self.prefill(&mut row, work, positions.clone())?,
+            RowWork::Decode { position, room } => {
+                let plan = DecodePlan {
+                    step,
+                    position: *position,
+                    room: *room,
+                };
+                self.decode(&mut row, work, plan)?
+            }
+        };
+        row.last_step = step;
+        row.last_sampled = result.tokens.len();
+        self.rows.insert(work.row, row);
+        Ok(result)
+    }
+
+    fn prefill(
+        &mut self,
+        row: &mut FakeRow,
+        work: &StepRow,
+        positions: Range<u32>,
+    ) -> Result<RowResult, StepError> {
+        let (first, end) = (positions.start as usize, positions.end as usize);
+        self.verify(row, first)?;
+        self.states.verify(&row.until(first), first)?;
+        self.verify_images(row, &positions)?;
+        self.states.feed(&row.until(end), first, &work.saves)?;
+        self.attend_windows(row, positions.clone())?;
         let vocab_size = self.options.vocab_size;
         let mut logprobs = work
             .logprobs
             .as_ref()
             .map(|_| Box::<RowLogprobs>::default());
         let mut last = 0;
-        for position in positions.clone() {
-            let position = position as usize;
-            let before = match position {
-                0 => 0,
-                _ => self.kv[self.slot(&row, position - 1)?],
-            };
-            last = mix(before, row.tokens[position]);
-            let slot = self.slot(&row, position)?;
-            self.kv[slot] = last;
+        for position in first..end {
+            last = self.compute(row, position)?;
             if let Some(pool) = row.pool.as_mut().filter(|_| position < row.prompt_tokens) {
                 pool.add(&fake_state(last, self.options.hidden_size));
             }
@@ -319,11 +297,11 @@ impl FakeExecutor {
                 && position + 1 < row.prompt_tokens
             {
                 let token = row.tokens[position + 1];
-                let logits = fake_logits(last, vocab_size);
-                logprobs.input.push(scores(&logits, token, wish));
+                let scores = input_scores(last, token, vocab_size, wish);
+                logprobs.input.push(scores);
             }
         }
-        if positions.end as usize >= row.prompt_tokens
+        if end >= row.prompt_tokens
             && let Some(embedding) = row.pool.take().and_then(|pool| pool.embedding())
         {
             logprobs.get_or_insert_default().embedding = Some(embedding);
@@ -331,27 +309,35 @@ impl FakeExecutor {
         let mut tokens = smallvec![];
         let mut verdict = RowVerdict::Open;
         if work.sample {
-            let token = row.next_token(positions.end as usize, last, vocab_size);
-            let token = allowed(token, row.grammar.as_mut());
-            verdict = RowVerdict::of(Sampled { token, nan: false }, row.grammar.as_mut());
-            row.tokens.truncate(positions.end as usize);
-            row.tokens.push(token);
+            row.tokens.truncate(end);
+            let (token, found) = row.sample(last, vocab_size);
             tokens.push(token);
+            verdict = found;
             if let (Some(wish), Some(logprobs)) = (&work.logprobs, &mut logprobs) {
                 let scores = output_scores(last, token, vocab_size, wish);
                 logprobs.output.push(scores);
             }
         }
-        let accepted = positions.len() as u32;
-        self.rows.insert(work.row, row);
         Ok(RowResult {
             seq: work.seq,
             tokens,
-            accepted,
+            accepted: positions.len() as u32,
             logprobs,
             verdict,
             drafts: Default::default(),
         })
+    }
+
+    /// Writes the K/V of a position, the hash of all tokens up to it, and returns it.
+    fn compute(&mut self, row: &FakeRow, position: usize) -> Result<u64, StepError> {
+        let before = match position {
+            0 => 0,
+            _ => self.kv[self.slot(row, position - 1)?],
+        };
+        let hash = mix(before, row.tokens[position]);
+        let slot = self.slot(row, position)?;
+        self.kv[slot] = hash;
+        Ok(hash)
     }
 
     /// Removes the row of `work` from `rows`. An error if the row lacks tokens that `work` computes.
@@ -366,17 +352,10 @@ impl FakeExecutor {
                     work.row, work.seq
                 ))
             })?;
-        let end = work.work.positions().end;
-        if let RowWork::Decode { position, .. } = work.work
-            && row.tokens.len() != position as usize + 1
+        if let RowWork::Prefill { positions } = &work.work
+            && row.tokens.len() < positions.end as usize
         {
-            let known = row.tokens.len();
-            return Err(StepError::Rejected(format!(
-                "cannot decode position {position}: the row has {known} tokens"
-            )));
-        }
-        if row.tokens.len() < end as usize {
-            let known = row.tokens.len();
+            let (end, known) = (positions.end, row.tokens.len());
             return Err(StepError::Rejected(format!(
                 "cannot prefill up to position {end}: the row has {known} tokens"
             )));
@@ -438,7 +417,7 @@ impl Executor for FakeExecutor {
         let rows = plan
             .rows
             .iter()
-            .map(|row| self.run_row(row))
+            .map(|row| self.run_row(plan.step, row))
             .collect::<Result<_, _>>()?;
         Ok(StepOutput {
             step: plan.step,
@@ -488,17 +467,4 @@ pub fn expected_output(prompt: &[u32], seed: u64, n_tokens: usize, vocab_size: u
         hash = mix(hash, token);
     }
     output
-}
-
-/// The log probabilities after a sampled token, whose logit is raised above all others.
-fn output_scores(hash: u64, token: u32, vocab_size: u32, wish: &LogprobWish) -> TokenLogprobs {
-    let mut logits = fake_logits(hash, vocab_size);
-    if let Some(logit) = logits.get_mut(token as usize) {
-        *logit = 1.0 + CHOSEN_MARGIN;
-    }
-    scores(&logits, token, wish)
-}
-
-fn scores(logits: &[f32], token: u32, wish: &LogprobWish) -> TokenLogprobs {
-    token_logprobs(logits, token, wish.top, &wish.token_ids)
 }

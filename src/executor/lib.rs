@@ -31,10 +31,15 @@ mod rows;
 mod script;
 pub mod scripted;
 pub mod speculation;
+#[doc(hidden)]
+pub mod taught;
 pub mod vision;
 mod wanted;
 
+use std::sync::Arc;
+
 pub use self::ranks::Ranks;
+use crate::taught::Teacher;
 use crate::vision::EncodedImage;
 use souffleur_base::beat::Beat;
 use souffleur_base::error::StepError;
@@ -123,6 +128,14 @@ pub trait Executor: Send {
     /// [`chaos`]. By default the calling thread panics.
     fn run_faulty_item(&mut self, cause: &str) {
         panic!("{cause}");
+    }
+
+    /// For measurements: takes the tokens of given outputs instead of the sampled ones, in rows that start from now on.
+    /// Returns false if the executor cannot, as by default.
+    #[doc(hidden)]
+    fn teach(&mut self, teacher: Arc<Teacher>) -> bool {
+        drop(teacher);
+        false
     }
 }
 

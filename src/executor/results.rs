@@ -2,14 +2,20 @@
 
 use smallvec::SmallVec;
 
-use souffleur_state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, StepPlan};
+use souffleur_state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, RowWork, StepPlan};
 
 /// Maximum number of buffers kept: one more than the steps in flight.
 const MAX_SPARE: usize = PIPELINE_DEPTH + 1;
+/// Maximum number of long lists of tokens kept.
+const MAX_LISTS: usize = 4096;
+
+type Tokens = SmallVec<[u32; 2]>;
 
 #[derive(Default)]
 pub(super) struct ResultBuffers {
     spare: Vec<Vec<RowResult>>,
+    /// Empty lists that have grown, for rows with drafts.
+    lists: Vec<Tokens>,
 }
 
 impl ResultBuffers {
@@ -18,7 +24,7 @@ impl ResultBuffers {
         let mut rows = self.spare.pop().unwrap_or_default();
         rows.extend(plan.rows.iter().map(|work| RowResult {
             seq: work.seq,
-            tokens: SmallVec::new(),
+            tokens: tokens_of(&work.work, &mut self.lists),
             accepted: work.work.positions().len() as u32,
             logprobs: work.logprobs.as_ref().map(|_| Box::default()),
             verdict: RowVerdict::Open,
@@ -28,9 +34,28 @@ impl ResultBuffers {
     }
 
     pub(super) fn recycle(&mut self, mut rows: Vec<RowResult>) {
-        rows.clear();
+        for RowResult { mut tokens, .. } in rows.drain(..) {
+            if tokens.spilled() && self.lists.len() < MAX_LISTS {
+                tokens.clear();
+                self.lists.push(tokens);
+            }
+        }
         if self.spare.len() < MAX_SPARE {
             self.spare.push(rows);
         }
     }
+}
+
+/// An empty list with space for all tokens that a row may have.
+fn tokens_of(work: &RowWork, lists: &mut Vec<Tokens>) -> Tokens {
+    let room = match work {
+        RowWork::Decode { room, .. } => *room as usize,
+        RowWork::Prefill { .. } => 1,
+    };
+    let mut tokens = Tokens::new();
+    if room > tokens.inline_size() {
+        tokens = lists.pop().unwrap_or_default();
+        tokens.reserve(room);
+    }
+    tokens
 }

@@ -27,6 +27,10 @@ pub(super) struct Row {
     pub(super) first_window: usize,
     /// Number of tokens sampled by the steps launched since the row started.
     pub(super) sampled_tokens: usize,
+    /// Whether the Scheduler may have planned steps of the row without its exact position.
+    pub(super) may_have_drafts: bool,
+    /// Tokens beyond the first that the row's last step has accepted. The plan of the next step does not know them.
+    pub(super) surplus: usize,
     /// The K/V of positions below this is stored once the steps launched so far have run.
     pub(super) computed: usize,
     /// The slot of the row's recurrent state, if layers keep one.

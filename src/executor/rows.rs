@@ -100,6 +100,8 @@ impl Rows {
             },
             first_window: start.prefix.len(),
             sampled_tokens: 0,
+            may_have_drafts: start.sampling.speculative_num_draft_tokens.unwrap_or(1) > 1,
+            surplus: 0,
             computed: start.prefix.len() * self.limits.page_size,
             live: start.state.map(|state| state.live),
             is_long: long_above.is_some_and(|above| longest > above),
@@ -202,10 +204,23 @@ impl Rows {
         self.row_mut(load.row).computed = load.positions.end as usize;
     }
 
+    /// Counts a row's work: of a decode, only the token that is no draft.
     pub(super) fn advance(&mut self, work: &StepRow) {
         let row = self.row_mut(work.row);
-        row.computed = row.computed.max(work.work.positions().end as usize);
+        row.computed = match &work.work {
+            RowWork::Prefill { positions } => row.computed.max(positions.end as usize),
+            RowWork::Decode { .. } => row.computed + 1,
+        };
         row.sampled_tokens += usize::from(work.sample);
+        row.surplus = 0;
+    }
+
+    /// Counts the drafts of a row that a step has accepted.
+    pub(super) fn accept(&mut self, row: RowId, n_drafts: usize) {
+        let row = self.row_mut(row);
+        row.computed += n_drafts;
+        row.sampled_tokens += n_drafts;
+        row.surplus = n_drafts;
     }
 
     pub(super) fn has_windows(&self) -> bool {

@@ -3,7 +3,7 @@
 //! In all else it works like the [fake executor](crate::fake): it checks the K/V of its rows, and a retracted row
 //! resumes where it stopped. Log probabilities are made up but deterministic; the chosen token is the most likely one.
 
-use crate::fake::{FakeExecutor, FakeOptions};
+use crate::fake::{FakeDrafts, FakeExecutor, FakeOptions};
 pub use crate::script::Script;
 use crate::vision::EncodedImage;
 use crate::{DeviceLost, Executor};
@@ -24,6 +24,13 @@ impl ScriptedExecutor {
 }
 
 impl ScriptedExecutor {
+    /// As [`FakeExecutor::with_drafts`].
+    pub fn with_drafts(self, drafts: FakeDrafts) -> Self {
+        Self {
+            inner: self.inner.with_drafts(drafts),
+        }
+    }
+
     /// As [`FakeExecutor::with_tower`].
     pub fn with_tower(self, hidden_size: usize) -> Self {
         Self {

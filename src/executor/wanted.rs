@@ -13,6 +13,8 @@ pub(super) struct WantedOutput {
     /// Index among the step's tokens.
     pub(super) token_index: u32,
     pub(super) position: usize,
+    /// Number of positions of the same row before this one whose logits choose tokens.
+    pub(super) ahead: usize,
     /// Whether the logits choose the next token; otherwise they give the prompt's log probabilities.
     pub(super) sample: bool,
     /// Whether the step needs the normed hidden state instead of logits.
@@ -28,22 +30,22 @@ pub(super) fn next_run(wanted: &[WantedOutput], first: usize, max: usize) -> Opt
 }
 
 /// Finds the logits and states that a plan needs. `order` has the indices of the plan's rows in the order of their
-/// tokens in the step; the results have the same order.
+/// tokens in the step, with the positions of the tokens; the results have the same order.
 pub(super) fn find_wanted(
     plan: &StepPlan,
-    order: impl IntoIterator<Item = usize>,
+    order: impl IntoIterator<Item = (usize, Range<u32>)>,
     rows: &Rows,
     wanted: &mut Vec<WantedOutput>,
 ) {
     wanted.clear();
     let mut first_token = 0;
-    for work in order {
+    for (work, positions) in order {
         let row = &plan.rows[work];
-        let positions = row.work.positions();
         let wanted_at = |position: u32, sample| WantedOutput {
             work,
             token_index: first_token + position - positions.start,
             position: position as usize,
+            ahead: 0,
             sample,
             pools: false,
         };
@@ -62,7 +64,14 @@ pub(super) fn find_wanted(
             }));
         }
         if row.sample {
-            wanted.push(wanted_at(positions.end - 1, true));
+            let first = match row.work {
+                RowWork::Prefill { .. } => positions.end - 1,
+                RowWork::Decode { .. } => positions.start,
+            };
+            wanted.extend((first..positions.end).map(|position| WantedOutput {
+                ahead: (position - first) as usize,
+                ..wanted_at(position, true)
+            }));
         }
         first_token += positions.len() as u32;
     }

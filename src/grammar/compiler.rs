@@ -14,6 +14,7 @@ use super::cache::{Compiled, Permit, Permits, Slot, Slots, Unready, lock};
 use super::gate::Gated;
 use super::lexer_start::parser;
 use super::limits::GrammarLimits;
+use super::literals::{self, Encoded};
 use super::markers::Markers;
 use super::source::Source;
 use super::state::Template;
@@ -44,6 +45,7 @@ struct Core {
     markers: OnceLock<Markers>,
     slots: Mutex<Slots>,
     permits: Arc<Permits>,
+    literals: Encoded,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +78,7 @@ impl GrammarCompiler {
             markers: OnceLock::new(),
             slots: Mutex::new(Slots::new(limits.cached)),
             permits: Arc::new(Permits::new(limits.compiling)),
+            literals: Encoded::default(),
             limits,
         };
         Self {
@@ -115,6 +118,17 @@ impl GrammarCompiler {
             }
         }
         refused.map_or(Ok(None), Err)
+    }
+
+    /// The words that the grammar of a compiled wish dictates, such as the names of properties, as tokens: at most a few
+    /// thousand. Equal requests share them.
+    pub fn literals(&self, wish: &GrammarWish) -> Arc<[u32]> {
+        let core = &self.core;
+        core.literals.tokens(literals::text(wish), |text| {
+            let tokens = core.text.encode_chat(text).ok()?;
+            let is_known = |token: &u32| (*token as usize) < core.vocab_size;
+            tokens.iter().all(is_known).then_some(tokens)
+        })
     }
 
     fn compile_source(

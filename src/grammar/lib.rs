@@ -21,6 +21,7 @@ mod frame;
 mod gate;
 mod lexer_start;
 mod limits;
+mod literals;
 mod markers;
 mod part;
 mod regex;

@@ -107,6 +107,12 @@ impl DeltaNetShape {
     pub fn state_elements(&self) -> usize {
         self.matrix_elements() + (self.n_taps - 1) * self.channels()
     }
+
+    /// Elements of what a draft's change of the state is made of: the convolution's inputs, key and value heads, decays
+    /// and betas.
+    pub fn draft_elements(&self) -> usize {
+        self.channels() + self.keys() + self.values() + 2 * self.value_heads
+    }
 }
 
 #[cfg(test)]

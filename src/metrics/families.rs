@@ -84,7 +84,7 @@ pub fn families() -> impl Iterator<Item = Family> {
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 39] = [
+const GAUGES: [(&str, &str); 42] = [
     (
         "souffleur_build_info",
         "Always 1; the labels are the version, the commit and the features.",
@@ -130,6 +130,18 @@ const GAUGES: [(&str, &str); 39] = [
     (
         "sglang:utilization",
         "The larger of running requests over max_running_requests and token usage over 0.9.",
+    ),
+    (
+        "sglang:spec_accept_length",
+        "Tokens of a decoding row in a step that may have drafts, over the last rows; 0 without speculation.",
+    ),
+    (
+        "sglang:spec_accept_rate",
+        "Accepted part of the drafts, over the last rows; 0 without speculation.",
+    ),
+    (
+        "sglang:spec_num_draft_tokens",
+        "The most tokens of a row that a step verifies, its last token included; 0 without speculation.",
     ),
     (
         "sglang:token_usage",
@@ -217,7 +229,7 @@ const GAUGES: [(&str, &str); 39] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 40] = [
+const COUNTERS: [(&str, &str); 43] = [
     (
         "sglang:prefetched_tokens_total",
         "Tokens whose K/V was read from the KV store.",
@@ -326,6 +338,18 @@ const COUNTERS: [(&str, &str); 40] = [
         "Faults that --chaos injected, by actor and kind.",
     ),
     ("souffleur_steps_planned_total", "Steps planned."),
+    (
+        "sglang:spec_verify_calls_total",
+        "Rows of decodes that may have drafts, one for each request and step.",
+    ),
+    (
+        "souffleur_spec_draft_tokens_total",
+        "Drafts that steps have verified, by source.",
+    ),
+    (
+        "souffleur_spec_accepted_tokens_total",
+        "Drafts that equalled the output, by source.",
+    ),
     (
         "souffleur_pages_lost_total",
         "KV pages dropped instead of returned to the pool: a bug.",

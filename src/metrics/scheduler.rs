@@ -4,7 +4,9 @@ use std::cell::Cell;
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
+use super::drafts::DraftMetrics;
 use super::{EngineLoad, VisionMetrics, scheduler_labels, with_label};
+use souffleur_state::scheduler::draft_counts::DraftCounts;
 use souffleur_state::scheduler::pending::PendingTokens;
 use souffleur_state::scheduler::stats::EngineStats;
 
@@ -17,6 +19,7 @@ pub struct SchedulerMetrics {
     pool: PoolGauges,
     counted: PlanCounters,
     steps: StepMetrics,
+    drafts: DraftMetrics,
     queue_seconds: Histogram,
     vision: VisionMetrics,
     last_stats: Cell<EngineStats>,
@@ -72,6 +75,7 @@ impl SchedulerMetrics {
             pool: PoolGauges::register(&labels, own),
             counted: PlanCounters::register(&labels),
             steps: StepMetrics::register(&labels),
+            drafts: DraftMetrics::register(&labels),
             queue_seconds: histogram!("sglang:queue_time_seconds", labels),
             vision: VisionMetrics::register(),
             last_stats: Cell::default(),
@@ -86,7 +90,23 @@ impl SchedulerMetrics {
         self.counted.add(stats, &before);
         if stats.running_requests + stats.waiting_requests == 0 {
             self.steps.went_idle();
+            self.drafts.went_idle();
         }
+    }
+
+    /// Records the most query tokens of a row in a step; 0 without speculation.
+    pub fn record_room(&self, room: u32) {
+        self.drafts.record_room(room);
+    }
+
+    /// Clears the gauges of the drafts' yield, which the plan of an empty engine keeps.
+    pub fn clear_drafts(&self) {
+        self.drafts.clear();
+    }
+
+    /// Records the drafts that all steps so far have verified. Without drafts it does nothing.
+    pub fn record_drafts(&self, counts: &DraftCounts) {
+        self.drafts.record(counts);
     }
 
     /// Records a finished step that delivered as many output tokens as it decoded: see [`Self::record_work`].
@@ -123,6 +143,7 @@ impl SchedulerMetrics {
             pending,
             gen_throughput: self.steps.last_throughput.get(),
             cache_hit_rate: self.requests.last_hit_rate.get(),
+            drafts: self.drafts.last(),
         }
     }
 

@@ -42,6 +42,9 @@ pub struct GenerateRequest {
     pub pooling: Option<Pooling>,
     /// How the output is parsed into text, reasoning and tool calls; `None` for plain text.
     pub parsing: Option<OutputParsing>,
+    /// A guess of the output's text, such as a file before an edit. Where the engine speculates, parts that the model
+    /// repeats are generated faster; it has no other effect.
+    pub prediction: Option<Arc<str>>,
     /// The cache namespace: only requests of the same namespace share prefixes.
     pub namespace: Namespace,
     /// With `enable_priority_scheduling`, requests of larger priority are served first (of smaller priority with
@@ -64,6 +67,7 @@ impl GenerateRequest {
             constraint: None,
             pooling: None,
             parsing: None,
+            prediction: None,
             namespace: Namespace::default(),
             priority: None,
             timeouts: RequestTimeouts::default(),
@@ -388,6 +392,26 @@ pub struct Usage {
     /// Cached tokens that came from the KV store.
     pub loaded_tokens: u32,
     pub num_retractions: u32,
+    /// The drafts that steps have verified; `None` if the request's steps have none.
+    pub drafts: Option<DraftUsage>,
+    /// The drafts from the request's `prediction`; `None` without one.
+    pub prediction: Option<PredictionUsage>,
+}
+
+/// How many drafts were verified, and how many equalled the output's tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftUsage {
+    /// Steps after the first token, with and without drafts.
+    pub verify_steps: u32,
+    pub drafted: u32,
+    pub accepted: u32,
+}
+
+/// Drafts from a `prediction`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PredictionUsage {
+    pub accepted: u32,
+    pub rejected: u32,
 }
 
 /// Times at which a request reached the stages of the engine.
@@ -415,6 +439,8 @@ pub struct Finished {
     /// The embedding of the prompt, a unit vector of the model's hidden size, if it was requested and the request was
     /// not cancelled.
     pub embedding: Option<Arc<[f32]>>,
+    /// Number of steps by the number of drafts that they accepted, from 0 on; empty if the request's steps have none.
+    pub accept_histogram: Arc<[u32]>,
 }
 
 #[cfg(test)]

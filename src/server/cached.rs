@@ -58,6 +58,8 @@ mod tests {
             cached_tokens,
             loaded_tokens,
             num_retractions: 0,
+            drafts: None,
+            prediction: None,
         };
         let value = |cached| to_value(cached).expect("plain data");
         let whole = value(CachedTokens::of(&usage(200, 0)));

@@ -167,6 +167,10 @@ pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
         "internal_states": [stats],
         "server": state.config(),
     });
+    if model.speculation.is_some() {
+        let drafts = engine.load().await?.drafts;
+        facts["internal_states"][0]["avg_spec_accept_length"] = json!(drafts.accept_length);
+    }
     if engine.replicas() > 1 {
         facts["replica"] = replica_facts(engine);
     }

@@ -98,6 +98,7 @@ impl LineEnd {
             }),
             prompt: Arc::default(),
             embedding: None,
+            accept_histogram: Arc::default(),
         }
     }
 }

@@ -81,6 +81,9 @@ struct RankLoad {
     utilization: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<Memory>,
+    /// Only in engines that speculate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speculative: Option<Speculative>,
     #[serde(skip_serializing_if = "Option::is_none")]
     disaggregation: Option<Disaggregation>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,6 +95,12 @@ struct Memory {
     weight_gb: f64,
     kv_cache_gb: f64,
     token_capacity: usize,
+}
+
+#[derive(Serialize)]
+struct Speculative {
+    accept_length: f64,
+    accept_rate: f64,
 }
 
 #[derive(Serialize)]
@@ -127,6 +136,12 @@ impl RankLoad {
                 .includes("memory")
                 .then(|| Memory::of(model))
                 .flatten(),
+            speculative: (query.includes("spec") && model.speculation.is_some()).then_some(
+                Speculative {
+                    accept_length: load.drafts.accept_length,
+                    accept_rate: load.drafts.accept_rate,
+                },
+            ),
             disaggregation: query
                 .includes("disagg")
                 .then_some(Disaggregation { mode: "null" }),
@@ -253,6 +268,14 @@ fn rank_load() -> Shape {
         .has("utilization", number().at_least(0))
         .may_have("memory", memory.shape())
         .may_have(
+            "speculative",
+            object()
+                .has("accept_length", number())
+                .has("accept_rate", number().at_least(0).at_most(1))
+                .shape()
+                .about("the yield of the last drafts, if the server speculates"),
+        )
+        .may_have(
             "disaggregation",
             object().has("mode", enum_of(["null"])).shape(),
         )
@@ -276,7 +299,7 @@ pub(super) fn operation(facts: &Facts) -> Operation {
         .query(
             "include",
             text(),
-            "sections, with commas between them: `core` is always there; `memory`, `disagg`, `queues`; `all` is the \
+            "sections, with commas between them: `core` is always there; `memory`, `spec`, `disagg`, `queues`; `all` is the \
              default. Other names are ignored",
         )
         .query("dp_rank", rank, about_rank)

@@ -30,6 +30,7 @@ pub(super) struct TranscriptEnd {
     pub(super) prompt: Arc<[u32]>,
     pub(super) embedding: Option<Arc<[f32]>>,
     pub(super) timings: Option<Timings>,
+    pub(super) accept_histogram: Arc<[u32]>,
 }
 
 impl Update {
@@ -45,6 +46,7 @@ impl Update {
                     prompt: finished.prompt,
                     embedding: finished.embedding,
                     timings: finished.timings,
+                    accept_histogram: finished.accept_histogram,
                 };
                 Ok(Self {
                     delta: finished.delta,

@@ -250,6 +250,10 @@ pub enum RowWork {
 }
 
 impl RowWork {
+    pub fn is_decode(&self) -> bool {
+        matches!(self, Self::Decode { .. })
+    }
+
     /// The positions of a prefill, or the first one of a decode.
     pub fn positions(&self) -> Range<u32> {
         match self {
@@ -302,6 +306,11 @@ pub enum RowVerdict {
 }
 
 impl RowVerdict {
+    /// Whether the sampled token is undefined.
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::NanLogits | Self::GrammarFailed(_))
+    }
+
     /// The verdict on a sampled row; also commits the token to its grammar.
     pub fn of(sampled: Sampled, grammar: Option<&mut RowGrammar>) -> Self {
         let progress = grammar.map_or(Ok(GrammarProgress::Open), |grammar| {

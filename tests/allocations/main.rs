@@ -16,6 +16,7 @@ use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use souffleur_executor::Executor;
 use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur_executor::cuda::{CudaExecutor, CudaOptions};
+use souffleur_executor::speculation::{MakeProposer, NgramProposers, Speculation};
 use souffleur_kernels::cpu::Numa;
 use souffleur_kernels::cuda::driver::Device;
 use souffleur_kernels::cuda::gemm::GemmWish;
@@ -25,6 +26,7 @@ use souffleur_model::loader::LoadFormat;
 use souffleur_state::pool::kv_layout::KvDtype;
 use souffleur_state::pool::pages::PageRun;
 use souffleur_state::sampling::SamplingParams;
+use souffleur_state::speculation::{Proposal, Proposer};
 use souffleur_state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
 
 struct CountingAllocator;
@@ -179,13 +181,8 @@ fn model_dir(model: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(model)
 }
 
-fn on_cpu(
-    model: &str,
-    threads: usize,
-    kv_dtype: Option<KvDtype>,
-    n_window_pages: usize,
-) -> CpuExecutor {
-    let options = CpuOptions {
+fn cpu_options(threads: usize, kv_dtype: Option<KvDtype>, n_window_pages: usize) -> CpuOptions {
+    CpuOptions {
         dtype: None,
         kv_dtype,
         quantization: None,
@@ -203,8 +200,11 @@ fn on_cpu(
         eos_token_ids: [1].into(),
         sparsity: None,
         speculation: None,
-    };
-    CpuExecutor::load(&model_dir(model), &options, &mut |_, _| {}).unwrap()
+    }
+}
+
+fn on_cpu(model: &str, options: &CpuOptions) -> CpuExecutor {
+    CpuExecutor::load(&model_dir(model), options, &mut |_, _| {}).unwrap()
 }
 
 /// The CUDA executor on the emulated driver. The driver is a separate library, whose allocations are not counted.
@@ -277,6 +277,107 @@ fn allocations(mut executor: impl Executor, n_rows: usize, extra: Extra) -> usiz
     ALLOCATIONS.swap(0, Ordering::SeqCst)
 }
 
+/// Makes proposers whose drafts are followed by others, so that each step has as many as fit.
+struct Filled(NgramProposers);
+
+struct FilledRow(Box<dyn Proposer>);
+
+impl MakeProposer for Filled {
+    fn make(&self, start: &RowStart) -> Option<Box<dyn Proposer>> {
+        Some(Box::new(FilledRow(self.0.make(start)?)))
+    }
+}
+
+impl Proposer for FilledRow {
+    fn extend(&mut self, tokens: &[u32]) {
+        self.0.extend(tokens);
+    }
+
+    fn propose(&mut self, max: usize, drafts: &mut Vec<u32>) -> Proposal {
+        let first = drafts.len();
+        let proposal = self.0.propose(max, drafts);
+        drafts.resize(first + max, 5);
+        Proposal {
+            n_tokens: max,
+            ..proposal
+        }
+    }
+}
+
+/// The most query tokens of a row in a step with drafts.
+const ROOM: u32 = 3;
+const WARM_DRAFT_STEPS: u32 = 15;
+/// Rows have pages for the tokens of as many steps.
+const DRAFT_STEPS: u32 = 60;
+
+/// Counts the allocations and the verified drafts in batched decode steps with drafts after the warm-up.
+fn draft_allocations(mut executor: impl Executor, n_rows: usize) -> (usize, u32) {
+    let mut plan = first_plan(n_rows);
+    for (index, start) in plan.starts.iter_mut().enumerate() {
+        start.sampling = Arc::new(SamplingParams {
+            max_new_tokens: 1 + ROOM * DRAFT_STEPS,
+            ignore_eos: true,
+            speculative_num_draft_tokens: Some(ROOM),
+            ..(*start.sampling).clone()
+        });
+        let first = index as u32 * PAGES_PER_ROW + 1;
+        plan.table[index] = TableDelta::Append {
+            row: start.row,
+            pages: (first..first + PAGES_PER_ROW).map(PageId::new).collect(),
+        };
+    }
+    let mut known = vec![PROMPT_TOKENS; n_rows];
+    let mut n_drafts = 0;
+    for step in 0..DRAFT_STEPS {
+        let is_warm = step >= WARM_DRAFT_STEPS;
+        IS_COUNTING.store(is_warm, Ordering::SeqCst);
+        let output = executor.run(&plan).unwrap();
+        IS_COUNTING.store(false, Ordering::SeqCst);
+        for (known, row) in known.iter_mut().zip(&output.rows) {
+            *known += row.tokens.len() as u32;
+            n_drafts += row.drafts.n_tokens * u32::from(is_warm);
+        }
+        IS_COUNTING.store(is_warm, Ordering::SeqCst);
+        executor.recycle(output.rows);
+        IS_COUNTING.store(false, Ordering::SeqCst);
+        plan.starts.clear();
+        plan.table.clear();
+        for (row, known) in plan.rows.iter_mut().zip(&known) {
+            row.work = RowWork::Decode {
+                position: known - 1,
+                room: ROOM,
+            };
+        }
+    }
+    (ALLOCATIONS.swap(0, Ordering::SeqCst), n_drafts)
+}
+
+fn warm_verifying_steps_allocate_nothing() {
+    for (model, vocab_size, n_rows) in [
+        ("tests/fixtures/models/llama", 288, samplings().len()),
+        ("tests/fixtures/models/gpt-oss", 288, samplings().len()),
+        ("models/souffleur-tiny", 2048, THREADED_ROWS),
+    ] {
+        for (threads, kv_dtype) in [(1, None), (2, Some(KvDtype::Int8))] {
+            let options = CpuOptions {
+                speculation: Some(Speculation {
+                    proposers: Arc::new(Filled(NgramProposers {
+                        max_match: 12,
+                        capacity: 4096,
+                        vocab_size,
+                    })),
+                    is_controlled: false,
+                }),
+                ..cpu_options(threads, kv_dtype, 0)
+            };
+            let (allocations, n_drafts) = draft_allocations(on_cpu(model, &options), n_rows);
+            let what = format!("{model}, {threads} threads, {kv_dtype:?}");
+            assert_eq!(allocations, 0, "{what}, {n_drafts} drafts");
+            assert!(n_drafts > 0, "{what}: no step had drafts");
+        }
+    }
+}
+
 /// Checks that the allocations of all threads are counted, but only while counting is on.
 fn check_counting() {
     let turn = Barrier::new(2);
@@ -322,7 +423,7 @@ fn warm_decode_steps_allocate_nothing() {
     ] {
         let int8 = Some(KvDtype::Int8);
         for (threads, kv_dtype) in [(1, None), (2, None), (3, None), (2, int8)] {
-            let executor = on_cpu(&model, threads, kv_dtype, 0);
+            let executor = on_cpu(&model, &cpu_options(threads, kv_dtype, 0));
             let extra = if executor.keeps_states() {
                 Extra::States
             } else {
@@ -336,7 +437,8 @@ fn warm_decode_steps_allocate_nothing() {
         }
     }
     for model in ["gpt-oss", "mistral"] {
-        let executor = on_cpu(&format!("{fixtures}/{model}"), 2, None, 8000);
+        let options = cpu_options(2, None, 8000);
+        let executor = on_cpu(&format!("{fixtures}/{model}"), &options);
         let allocations = allocations(executor, few, Extra::Windows);
         assert_eq!(allocations, 0, "{model} with window pages, {STEPS} steps");
     }
@@ -364,5 +466,6 @@ fn main() {
     }
     check_counting();
     warm_decode_steps_allocate_nothing();
+    warm_verifying_steps_allocate_nothing();
     println!("test {NAME} ... ok");
 }

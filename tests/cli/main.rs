@@ -19,6 +19,7 @@ mod service;
 mod serving;
 mod sparse;
 mod table;
+mod taught;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -77,7 +77,12 @@ fn meta(meta: &Value) -> Value {
         "num_retractions",
         "e2e_latency",
     ];
-    without(meta, &differ)
+    let mut meta = without(meta, &differ);
+    if let Some(meta) = meta.as_object_mut() {
+        // How many drafts a step has depends on measured times.
+        meta.retain(|name, _| !name.starts_with("spec_"));
+    }
+    meta
 }
 
 fn native(mut events: Events, stream: &mut Stream<'_>) -> Value {
@@ -216,7 +221,9 @@ async fn socket(addr: SocketAddr, body: &Value, stream: &mut Stream<'_>) -> Valu
             stream.has_token();
         }
         let frame_meta = frame["meta"].as_object().into_iter().flatten();
-        for (key, new) in frame_meta.filter(|(_, new)| new.is_array()) {
+        // The counts of drafts are no log probabilities.
+        let is_counted = |key: &str| key.starts_with("spec_");
+        for (key, new) in frame_meta.filter(|(key, new)| new.is_array() && !is_counted(key)) {
             let all = logprobs.entry(key.clone()).or_default();
             all.extend_from_slice(list(new));
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Sender;
 use serde_json::json;
 use souffleur::chaos::Spec;
-use souffleur::config::EngineConfig;
+use souffleur::config::{EngineConfig, SpeculativeAlgorithm};
 use souffleur::engine::{Engine, EngineHandle, EngineParts, Progress};
 use souffleur::server::ServerConfig;
 use tempfile::TempDir;
@@ -63,6 +63,7 @@ impl World {
         hold_at: Option<u64>,
         configure: impl FnOnce(&mut EngineConfig, &mut ServerConfig),
     ) -> Self {
+        let speculates = model == Model::Windowed;
         let (model, files) = (
             model.folder(),
             TempDir::new().expect("a folder can be made"),
@@ -74,6 +75,9 @@ impl World {
         };
         let mut config = EngineConfig {
             chaos: faults.iter().enumerate().map(spec).collect(),
+            speculative_algorithm: speculates.then_some(SpeculativeAlgorithm::Ngram),
+            // Streams with longer drafts could end before a kill.
+            speculative_num_draft_tokens: speculates.then_some(2),
             ..config(model.path(), files.path())
         };
         let mut server_config = ServerConfig::default();

@@ -28,7 +28,7 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 18] = [
+pub const MODELS: [&str; 18] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
@@ -57,13 +57,13 @@ const RUNNING: u32 = 4;
 
 /// A model, and the data types of its weights and K/V.
 #[derive(Clone, Copy, Debug)]
-struct Setup<'a> {
+pub struct Setup<'a> {
     /// The model's folder: absolute, or relative to the repository.
-    model: &'a str,
-    dtype: DtypeChoice,
-    quantization: Option<Quantization>,
-    kv: KvCacheDtype,
-    ranks: usize,
+    pub model: &'a str,
+    pub dtype: DtypeChoice,
+    pub quantization: Option<Quantization>,
+    pub kv: KvCacheDtype,
+    pub ranks: usize,
 }
 
 impl fmt::Display for Setup<'_> {
@@ -95,7 +95,7 @@ pub fn plain(model: &str, dtype: DtypeChoice) -> EngineConfig {
     })
 }
 
-fn config(setup: &Setup<'_>) -> EngineConfig {
+pub fn config(setup: &Setup<'_>) -> EngineConfig {
     let model_path: PathBuf =
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(setup.model);
     EngineConfig {
@@ -141,7 +141,7 @@ pub fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
 }
 
 /// The outputs of all requests, each alone in an engine without a prefix cache.
-async fn reference(setup: &Setup<'_>) -> Vec<(Bits, u32)> {
+pub async fn reference(setup: &Setup<'_>) -> Vec<(Bits, u32)> {
     let world = start(EngineConfig {
         disable_radix_cache: true,
         threads: 2,
@@ -241,7 +241,7 @@ async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
 }
 
 /// Configurations in which requests are retracted, preempted or evicted, each with its name.
-fn configs_with_retractions(setup: &Setup<'_>) -> [(&'static str, EngineConfig); 3] {
+pub fn configs_with_retractions(setup: &Setup<'_>) -> [(&'static str, EngineConfig); 3] {
     let tight = EngineConfig {
         // Each of the longest two requests fits alone, but both together do not.
         max_total_tokens: Some(340),
@@ -318,7 +318,7 @@ async fn check_retracted(setup: &Setup<'_>) {
 }
 
 /// Sends all requests. The requests of the lowest priority are in the first step, which waits at a gate.
-async fn send_lowest_priority_first(world: &World) -> Vec<Generation> {
+pub async fn send_lowest_priority_first(world: &World) -> Vec<Generation> {
     let mut sent = Vec::new();
     for index in 0..REQUESTS {
         if index == RUNNING {

@@ -4,6 +4,11 @@ mod agentic;
 mod ahead;
 mod bidirectional;
 mod chaos;
+mod draft_ends;
+mod draft_images;
+mod draft_nan;
+mod draft_sources;
+mod drafts;
 #[path = "../common/embeddings.rs"]
 mod embeddings;
 mod ended;
@@ -35,10 +40,13 @@ mod requests;
 #[allow(dead_code, reason = "shared with the tests of the server")]
 #[path = "../common/scripted.rs"]
 mod scripted;
+#[path = "../common/scripted_drafts.rs"]
+mod scripted_drafts;
 mod seeing;
 #[allow(dead_code, reason = "shared with the tests of the server")]
 #[path = "../common/seeing_models.rs"]
 mod seeing_models;
+mod speculating;
 mod store;
 mod vision;
 mod world;

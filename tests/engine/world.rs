@@ -76,6 +76,7 @@ impl Build {
             attention_backend: None,
             kernel_path: None,
             double_sparsity: None,
+            speculation: self.config.speculation().expect("the keys are valid"),
             formats: Default::default(),
             card: None,
         };

@@ -7,9 +7,11 @@ use serde_json::json;
 use souffleur_kernels::blocks::BlockType;
 
 use crate::common::{load_from, options};
+use crate::drafts::check_drafts;
 use crate::gguf_files::of_config;
 use crate::gguf_files::writer::Tensor;
 use crate::invariance::{PROMPT_TOKENS, VOCAB, alone, alone_read_from, among_others, assert_same};
+use crate::scripted_drafts::Script;
 
 /// A multiple of the size of superblocks.
 const HIDDEN: usize = 256;
@@ -190,6 +192,7 @@ fn check(path: &Path, what: &str) {
     assert_same(&got, &expected, &format!("{what}, among others"));
     let got = alone_read_from(&mut load_from(path, &options()), 1, 20, 70);
     assert_same(&got, &expected, &format!("{what}, read from 70"));
+    check_drafts(path, &options(), Script::Random(0.8), what);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::invariance::{
 use crate::oracle::{oracle, request, run};
 
 /// Models with different kinds of attention: groups of heads, windows, latents, sinks, gates, states.
-const MODELS: [&str; 12] = [
+pub const MODELS: [&str; 12] = [
     "llama",
     "qwen2-window",
     "qwen3",

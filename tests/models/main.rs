@@ -6,6 +6,10 @@ mod bidirectional;
 mod block_formats;
 mod checkpoints;
 mod common;
+mod draft_grammars;
+mod draft_walks;
+mod drafts;
+
 #[path = "../common/embeddings.rs"]
 mod embeddings;
 mod errors;
@@ -37,8 +41,11 @@ mod quantised;
 #[path = "../common/random_models.rs"]
 mod random_models;
 mod ranks;
+#[path = "../common/scripted_drafts.rs"]
+mod scripted_drafts;
 mod shapes;
 mod sparse;
+mod state_drafts;
 mod states;
 mod steps;
 mod windows;

@@ -7,6 +7,7 @@ mod console;
 mod console_live;
 mod debug;
 mod disconnects;
+mod drafting;
 mod dying_engine;
 mod editors;
 mod embedding;
@@ -50,6 +51,8 @@ mod rerank;
 mod responses;
 mod responses_websocket;
 mod routes;
+#[path = "../common/schemas.rs"]
+mod schemas;
 #[allow(dead_code, reason = "shared with the tests of clients")]
 #[path = "../common/scripted.rs"]
 mod scripted;
@@ -58,6 +61,7 @@ mod scripted;
 mod seeing_models;
 mod sessions;
 mod sharing;
+mod speculation;
 mod structured;
 mod surface;
 mod tokenize;

@@ -27,7 +27,7 @@ fn schema() -> Value {
         "required": ["city", "unit", "days"], "additionalProperties": false})
 }
 
-fn closing_bias() -> Value {
+pub fn closing_bias() -> Value {
     let text = TextModel::load(&checkpoint()).expect("the checkpoint is whole");
     let pieces = text.pieces().expect("bytes of tokens");
     let closes = |piece: &TokenPiece| {

@@ -9,6 +9,7 @@ use souffleur_state::scheduler::BatchRules;
 use souffleur_state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
 use crate::chaos_table::Factors;
+use crate::drafts::{ROOM, drafts};
 use crate::grammars::HashedGrammar;
 use crate::scheduler_watch::Stage;
 use crate::scheduler_world::{Ask, Outcome, Setup, VOCAB, World};
@@ -134,11 +135,23 @@ pub struct Chaos {
 
 impl Chaos {
     pub fn new(factors: Factors, seed: u64) -> Self {
+        Self::with_drafts(factors, seed, None)
+    }
+
+    /// `accept` is the probability that a draft is right; without it, no request has drafts.
+    pub fn with_drafts(factors: Factors, seed: u64, accept: Option<f64>) -> Self {
         let mut random = Random::new(seed);
         let long_outputs = random.percent(50);
         let mut setup = setup(factors, long_outputs, &mut random);
         setup.states = states(&setup, seed);
         setup.windows = windows(&setup, seed);
+        setup.drafts = accept.map(|accept| drafts(accept, seed));
+        if let (Some(windows), Some(_)) = (&mut setup.windows, &setup.drafts) {
+            // A sequence keeps the pages between both bounds of its length, too.
+            let page = setup.page_size as usize;
+            let pages = windows.total_pages + (4 * ROOM as usize).div_ceil(page);
+            windows.total_pages = pages.min(setup.n_pages as usize);
+        }
         let family = |random: &mut Random| -> Vec<u32> {
             let tokens = (0..FAMILY_TOKENS).map(|_| random.below(VOCAB as usize) as u32);
             tokens.collect()
@@ -393,7 +406,15 @@ impl Chaos {
             anchors: anchors(&prompt, self.world.views.len()),
             prompt,
             grammar: self.grammar(),
+            num_draft_tokens: self.num_draft_tokens(),
         }
+    }
+
+    /// From 0 to 8 query tokens, at random but without the load's random numbers.
+    fn num_draft_tokens(&self) -> Option<u32> {
+        let number = self.world.views.len() as u64;
+        let room = Random::new(number).below(9) as u32;
+        self.world.setup.drafts.is_some().then_some(room)
     }
 
     /// Every eighth request has a grammar; grammars consume none of the load's random numbers.

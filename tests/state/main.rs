@@ -1,11 +1,14 @@
 //! Tests of the engine's state without actors: prefix cache, pools, scheduler, storage tiers.
 
 mod chaos;
+mod chaos_drafts;
 mod chaos_load;
 mod chaos_table;
 mod corner_cases;
 mod counting_allocator;
 mod deadlines;
+mod drafts;
+mod drafts_seen;
 #[path = "../common/grammars.rs"]
 mod grammars;
 mod images;
@@ -15,6 +18,7 @@ mod long_requests;
 mod lost_steps;
 mod memory_use;
 mod naive_model;
+mod planted_drafts;
 mod planted_waits;
 mod policy_model;
 mod policy_tables;

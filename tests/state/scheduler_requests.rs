@@ -33,6 +33,8 @@ pub struct Ask {
     pub anchors: Vec<u32>,
     /// The request neither reads the prefix cache nor adds to it.
     pub bypasses_cache: bool,
+    /// The most query tokens of a decode: the last token and its drafts.
+    pub num_draft_tokens: Option<u32>,
 }
 
 impl Ask {
@@ -49,6 +51,11 @@ impl Ask {
         } else {
             &[]
         }
+    }
+
+    /// The most query tokens of a decode; 1 without drafts.
+    pub fn room(&self) -> u32 {
+        self.num_draft_tokens.unwrap_or(0).max(1)
     }
 
     pub fn exactly(prompt: Vec<u32>, max_new_tokens: usize) -> Self {

@@ -106,6 +106,8 @@ struct Request {
     /// Smaller comes first.
     rank: (bool, i128),
     class: Class,
+    /// Decodes have drafts, so the request sits out of a step if the one before it may complete the output.
+    has_drafts: bool,
     /// The number of plans begun before the wait.
     since_plan: usize,
     /// The number of steps sent before the wait.
@@ -188,6 +190,7 @@ impl WaitLog {
             max_new_tokens,
             rank,
             class: Class::Queued,
+            has_drafts: false,
             since_plan: self.plans,
             waits_from: Some(self.steps),
             removed_at: None,
@@ -223,6 +226,18 @@ impl WaitLog {
         self.waiting.insert(number);
         self.suspend_memory_check();
         self.begin_pause();
+    }
+
+    /// Records that decodes of a request that has just arrived have drafts.
+    pub fn note_drafts(&mut self, number: usize) {
+        self.requests[number].has_drafts = true;
+    }
+
+    /// Records tokens that a decode generated in addition to the first one.
+    pub fn took(&mut self, number: usize, further: usize) {
+        if let Some(run) = &mut self.requests[number].run {
+            run.tokens_left = run.tokens_left.saturating_sub(further);
+        }
     }
 
     pub fn ended(&mut self, number: usize) {
@@ -445,11 +460,13 @@ impl WaitLog {
 
     /// The most steps until all admitted requests have ended.
     fn longest_run(&self) -> usize {
-        let runs = self.admitted.iter().filter_map(|n| self.requests[*n].run);
+        let admitted = self.admitted.iter().map(|n| &self.requests[*n]);
+        let runs = admitted.filter_map(|request| Some((request.run?, request.has_drafts)));
         let (mut chunks, mut decodes) = (0, 0);
-        for run in runs {
+        for (run, has_drafts) in runs {
             chunks += self.rules.n_chunks(run.fill_tokens - run.filled_tokens);
-            decodes = decodes.max(run.tokens_left);
+            let steps_per_token = if has_drafts { 2 } else { 1 };
+            decodes = decodes.max(steps_per_token * run.tokens_left);
         }
         chunks * (1 + self.rules.due_decodes) + decodes
     }

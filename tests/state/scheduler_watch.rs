@@ -2,7 +2,7 @@
 
 use souffleur_base::ids::SeqId;
 use souffleur_state::scheduler::BatchRules;
-use souffleur_state::step::{RowWork, StepPlan};
+use souffleur_state::step::{RowWork, StepPlan, StepRow};
 
 use crate::scheduler_requests::Ask;
 
@@ -11,8 +11,10 @@ struct WatchedRequest {
     max_new_tokens: usize,
     priority: Option<i64>,
     wants_logprobs: bool,
-    /// Output tokens once the steps so far are done.
+    /// Output tokens once the steps so far are done, at most.
     planned: usize,
+    /// The latest result gave room back to a request that had none, perhaps after the open plan had chosen its rows.
+    had_no_room: bool,
     /// The whole prefill is planned, and the request has not been released since.
     is_prefilled: bool,
     is_admitted: bool,
@@ -69,6 +71,7 @@ impl Watch {
             priority: ask.priority,
             wants_logprobs: ask.logprob_start.is_some(),
             planned: 0,
+            had_no_room: false,
             is_prefilled: false,
             is_admitted: false,
             has_ended: false,
@@ -101,16 +104,31 @@ impl Watch {
         request.skipped = 0;
     }
 
+    /// Takes back room that a decode did not use.
+    pub fn give_back(&mut self, number: usize, room: usize) {
+        let request = &mut self.requests[number];
+        request.had_no_room |= room > 0 && request.planned >= request.max_new_tokens;
+        request.planned = request.planned.saturating_sub(room);
+    }
+
     /// The most steps between two tokens of this request; 1 if it is in every step.
     pub fn worst_gap(&self, number: usize) -> usize {
         self.requests[number].max_skipped + 1
     }
 
     pub fn take_step(&mut self, plan: &StepPlan, number_of: impl Fn(SeqId) -> usize) {
+        let decodes = |number: &usize| {
+            let has_row = |row: &StepRow| number_of(row.seq) == *number;
+            !self.requests[*number].had_no_room || plan.rows.iter().any(has_row)
+        };
         let decodable: Vec<usize> = (0..self.requests.len())
             .filter(|&number| self.requests[number].can_decode())
+            .filter(decodes)
             .collect();
         self.check_rows(plan, &decodable, &number_of);
+        for request in &mut self.requests {
+            request.had_no_room = false;
+        }
         for start in &plan.starts {
             let request = &mut self.requests[number_of(start.seq)];
             request.is_admitted = true;
@@ -118,7 +136,11 @@ impl Watch {
         }
         for row in &plan.rows {
             let request = &mut self.requests[number_of(row.seq)];
-            request.planned += usize::from(row.sample);
+            request.planned += match row.work {
+                RowWork::Prefill { .. } => usize::from(row.sample),
+                RowWork::Decode { room, .. } => room as usize,
+            };
+            assert!(request.planned <= request.max_new_tokens, "{request:?}");
             // A request that generates nothing never samples, and never decodes.
             request.is_prefilled |= row.sample;
         }
@@ -144,9 +166,7 @@ impl Watch {
         assert!(has_all || decodes.is_empty(), "{decodes:?} {decodable:?}");
         if prefills > 0 && !decodes.is_empty() {
             assert!(self.rules.mixed_chunk || self.rules.max_prefill_step_ms.is_some());
-            let wants_logprobs = |row: &souffleur_state::step::StepRow| {
-                self.requests[number_of(row.seq)].wants_logprobs
-            };
+            let wants_logprobs = |row: &StepRow| self.requests[number_of(row.seq)].wants_logprobs;
             assert!(!plan.rows.iter().any(wants_logprobs));
             self.mixed_steps += 1;
         }

@@ -436,6 +436,7 @@ impl Handler<Posted<StepDone>> for Scheduler {
         }
         let reported_before = self.state.reported_tokens();
         self.state.step_done(done.step, done.result);
+        self.metrics.record_drafts(self.state.draft_counts());
         if ran {
             let work = StepTokens {
                 prefilled: prefill as u64,

@@ -16,6 +16,7 @@ use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
 use super::contain::{contain, panicked};
+use super::drafts;
 use super::logprob_checks::refuse_input_logprobs;
 use super::prepare::{self, CheckedParams, PreparedPrompt};
 
@@ -41,6 +42,8 @@ pub(super) struct Call {
     /// Number of prompt log probabilities for the requests checked so far.
     logprob_entries: usize,
     stops: Option<SharedStops>,
+    /// The tokens of the last prediction. Most requests of a call have the same one, and the first is charged for it.
+    prediction: Option<Arc<[u32]>>,
     /// When the Tokenizer got the call.
     since: Instant,
 }
@@ -116,6 +119,7 @@ impl Call {
             is_queued: false,
             logprob_entries: 0,
             stops: None,
+            prediction: None,
             since,
         }
     }
@@ -204,12 +208,37 @@ impl Call {
             &mut self.logprob_entries,
             settings,
         )?;
+        let (wished, has_vectors) = (
+            sampling.speculative_num_draft_tokens,
+            prepared.prompt_embeds.is_some(),
+        );
+        sampling.speculative_num_draft_tokens = drafts::room(wished, has_vectors, settings.room);
         if !prepared.ends.is_empty() && !sampling.ignore_eos {
             let ends = sampling.stop_token_ids.iter().chain(&*prepared.ends);
             sampling.stop_token_ids = ends.copied().collect();
         }
-        arrival.sink.charge_prompt(prompt.len())?;
+        let mut n_tokens = prompt.len();
+        if sampling.speculative_num_draft_tokens.is_some() {
+            n_tokens += self.n_new_predicted(&prepared);
+        }
+        arrival
+            .sink
+            .charge_prompt(n_tokens)
+            .inspect_err(|_| self.prediction = None)?;
         Ok((prepared, sampling))
+    }
+
+    /// Number of tokens of a prompt's prediction; 0 if the previous request with one has the same.
+    fn n_new_predicted(&mut self, prepared: &PreparedPrompt) -> usize {
+        let Some(tokens) = drafts::of_prediction(&prepared.draft_texts) else {
+            return 0;
+        };
+        let previous = self.prediction.replace(tokens.clone());
+        if previous.is_some_and(|previous| Arc::ptr_eq(&previous, tokens)) {
+            0
+        } else {
+            tokens.len()
+        }
     }
 }
 

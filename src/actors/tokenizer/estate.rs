@@ -120,6 +120,7 @@ impl Estate {
                     cached_tokens: entry.cached_tokens(),
                     loaded_tokens: entry.loaded_tokens(),
                     num_retractions: entry.retractions(),
+                    drafts: Default::default(),
                     end: end.cloned().map(Box::new),
                 });
             }

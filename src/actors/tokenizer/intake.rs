@@ -184,7 +184,11 @@ impl Tokenizer {
         let arrivals = call.arrivals;
         self.estate.intake.last_call.0 += 1;
         let id = self.estate.intake.last_call;
-        let prompts = self.place(id, call.prompts.into_distinct(), &arrivals);
+        let mut prompts = call.prompts.into_distinct();
+        if self.settings.room <= 1 {
+            prompts.iter_mut().for_each(WeightedPrompt::drop_prediction);
+        }
+        let prompts = self.place(id, prompts, &arrivals);
         if arrivals.is_empty() {
             return;
         }
@@ -329,6 +333,7 @@ impl Tokenizer {
                 timings: None,
                 prompt: Arc::default(),
                 embedding: None,
+                accept_histogram: Arc::default(),
             })));
         }
         let check = || call.check_and_clip(&mut arrival, &self.settings);
@@ -341,6 +346,7 @@ impl Tokenizer {
                     backlog_bytes: call.backlog_bytes(&self.settings),
                     parsing: arrival.request.parsing.take(),
                     has_constraint: arrival.request.constraint.is_some(),
+                    has_prediction: arrival.request.prediction.is_some(),
                     start: prepared.start,
                 };
                 self.submit(arrival, prepared, sampling, options);
@@ -387,6 +393,7 @@ impl Tokenizer {
             .settings
             .long_above
             .is_some_and(|above| longest > above);
+        let has_drafts = sampling.speculative_num_draft_tokens.is_some();
         let submission = Submission {
             rid: request.rid.clone(),
             intake: if sink.is_probe() {
@@ -409,7 +416,11 @@ impl Tokenizer {
             cancel,
             submitted_s: 0.0,
             timeouts: request.timeouts.tightened(self.settings.timeouts),
-            draft_texts: Default::default(),
+            draft_texts: if has_drafts {
+                prepared.draft_texts
+            } else {
+                Arc::default()
+            },
         };
         let now_s = self.estate.now_s();
         if self.estate.quarantine.refuses(&submission, now_s) {

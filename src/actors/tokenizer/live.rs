@@ -16,6 +16,7 @@ use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
 use souffleur_state::scheduler::submission::Submission;
 
 use super::TokenizerSettings;
+use super::drafts::AcceptHistogram;
 use super::input_ids::InputIds;
 use super::output::{OutputSetup, OutputText};
 use super::prepare::no_embeddings;
@@ -43,6 +44,7 @@ pub(super) struct AnswerOptions {
     pub(super) parsing: Option<OutputParsing>,
     /// The answer has a constraint other than that of its tools.
     pub(super) has_constraint: bool,
+    pub(super) has_prediction: bool,
     /// The part of the answer (reasoning, content) in which the output starts.
     pub(super) start: OutputStart,
 }
@@ -86,6 +88,7 @@ pub(super) struct ActiveRequest {
     /// Output tokens whose text, log probabilities and counts were handed to the sink.
     n_passed: usize,
     usage: Usage,
+    accepted: AcceptHistogram,
     wants_logprobs: bool,
     /// The request wants an embedding and no other output.
     wants_embedding: bool,
@@ -113,16 +116,15 @@ impl ActiveRequest {
             token: prompt[start as usize],
             ..TokenLogprobs::default()
         });
+        let (accepted, usage) = AcceptHistogram::of(submission, setup.options.has_prediction);
         Self {
             rid: submission.rid.clone(),
             setup,
             sink: Some(sink),
             output,
             n_passed: 0,
-            usage: Usage {
-                prompt_tokens: prompt.len() as u32,
-                ..Usage::default()
-            },
+            usage,
+            accepted,
             wants_logprobs: submission.logprobs.is_some(),
             wants_embedding: submission.pooling.is_some(),
             embedding: None,
@@ -221,10 +223,14 @@ impl ActiveRequest {
         self.usage.cached_tokens = update.cached_tokens;
         self.usage.loaded_tokens = update.loaded_tokens;
         self.usage.num_retractions = update.num_retractions;
+        let kept_now = stop.map_or(update.tokens.len(), |stop| stop.kept_now);
+        if self.n_passed > 0 {
+            let n_kept = kept_now as u32;
+            self.accepted.count(update.drafts, n_kept, &mut self.usage);
+        }
         let tokens = std::mem::take(&mut update.tokens);
         self.time_tokens(tokens.len(), metrics);
         self.n_passed += tokens.len();
-        let kept_now = stop.map_or(tokens.len(), |stop| stop.kept_now);
         self.usage.completion_tokens += kept_now as u32;
         delta.tokens = tokens.into_vec();
         delta.tokens.truncate(kept_now);
@@ -376,6 +382,7 @@ impl ActiveRequest {
             timings: Some(timings),
             prompt: self.setup.prompt.clone(),
             embedding: self.embedding.clone(),
+            accept_histogram: self.accepted.counts(),
         }
     }
 

@@ -3,6 +3,7 @@
 pub mod arbiter;
 mod call;
 mod contain;
+mod drafts;
 mod estate;
 mod images;
 mod infill;
@@ -84,6 +85,8 @@ pub struct TokenizerSettings {
     /// Limits of the history of prompts and evictions; `None` to diagnose no misses.
     pub prefix_history: Option<HistoryLimits>,
     pub request_limits: RequestLimits,
+    /// The most query tokens of a row in a step; 0 if the executor does not speculate.
+    pub room: u32,
     /// Limits the requests in flight. A request without a permit takes one here.
     pub admission: Arc<Admission>,
     /// The Router chooses the units of requests; otherwise there is one unit.

@@ -14,8 +14,10 @@ use souffleur_state::grammar::Grammar;
 use souffleur_state::output::{OutputStart, ReasoningFormat};
 use souffleur_state::prompt_images::PromptImages;
 use souffleur_state::sampling::SamplingParams;
+use souffleur_state::speculation::DraftText;
 
 use super::TokenizerSettings;
+use super::drafts;
 use super::images::{self, PreparedChat};
 use super::infill;
 use super::logprob_checks::{check_entries, check_wish};
@@ -65,6 +67,8 @@ pub(super) struct PreparedPrompt {
     /// Positions at which other prompts are likely to diverge, so that recurrent states are saved there.
     pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
+    /// Texts for drafts, in addition to the prompt and the outputs.
+    pub(super) draft_texts: Arc<[DraftText]>,
     /// The tokens that end the outputs in addition to EOS and the request's stop tokens.
     pub(super) ends: Arc<[u32]>,
     /// The part of the answer (reasoning, content) in which the outputs start.
@@ -134,12 +138,8 @@ pub(super) fn prepare(
         check_prompt(&tokens, settings.vocab_size)?;
     }
     refuse_unreadable_calls(form, settings)?;
-    let grammar = if form.is_constrained() {
-        compile(form, prompt_end, settings, metrics, is_cancelled)
-            .map_err(|error| with_chat_field(error, is_chat))?
-    } else {
-        None
-    };
+    let (grammar, literals) = compile(form, prompt_end, settings, metrics, is_cancelled)
+        .map_err(|error| with_chat_field(error, is_chat))?;
     let turns = settings.turns.as_ref().filter(|_| is_chat);
     let of_turns = turns.map(|turns| turns.anchors(&tokens, replies));
     Ok(PreparedPrompt {
@@ -148,6 +148,7 @@ pub(super) fn prepare(
         prompt_embeds: given_embeds,
         images: given_images,
         grammar,
+        draft_texts: drafts::texts(form.prediction.as_deref(), literals, settings)?,
         ends,
         start: prompt_end.start(),
     })
@@ -258,7 +259,10 @@ fn compile(
     settings: &TokenizerSettings,
     metrics: &GrammarMetrics,
     is_cancelled: &dyn Fn() -> bool,
-) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
+) -> Result<GrammarWithLiterals, RequestError> {
+    if !form.is_constrained() {
+        return Ok((None, None));
+    }
     let Some(grammars) = &settings.grammars else {
         return Err(invalid(
             "this engine has no tokenizer (--skip-tokenizer-init) to constrain outputs: leave constraints and tools out"
@@ -285,15 +289,20 @@ fn compile(
     let (began, mut notes) = (Instant::now(), CompileNotes::default());
     let compiled = grammars.compile_with_notes(&wish, is_cancelled, &mut notes);
     let end = match &compiled {
-        Ok(None) => return compiled,
+        Ok(None) => return Ok((None, None)),
         Ok(Some(_)) if notes.is_cached => GrammarEnd::Cached,
         Ok(Some(_)) => GrammarEnd::Compiled,
         Err(_) if notes.timed_out => GrammarEnd::TimedOut,
         Err(_) => GrammarEnd::Aborted,
     };
     metrics.ended(end, began.elapsed());
-    compiled
+    let wants_literals = settings.room > 1 && form.may_draft && compiled.is_ok();
+    let literals = wants_literals.then(|| grammars.literals(&wish));
+    Ok((compiled?, literals))
 }
+
+/// A grammar, and the words that it dictates, for drafts.
+type GrammarWithLiterals = (Option<Arc<dyn Grammar>>, Option<Arc<[u32]>>);
 
 /// The position of a prompt's end relative to the model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -496,12 +505,13 @@ pub(super) fn no_embeddings() -> RequestError {
     )
 }
 
-/// True if a prompt is text: token ids and embeddings need no encoding.
+/// True if a prompt has a text to encode: token ids and embeddings have none, except a prediction.
 pub(super) fn is_text(weighed: &WeightedPrompt) -> bool {
-    matches!(
+    let is_text = matches!(
         weighed.prompt,
         Prompt::Text(_) | Prompt::Chat(_) | Prompt::Infill(_) | Prompt::TextImages(_)
-    )
+    );
+    is_text || weighed.form.prediction.is_some()
 }
 
 pub(super) fn invalid(reason: String) -> RequestError {

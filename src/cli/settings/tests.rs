@@ -180,6 +180,32 @@ fn a_device_can_be_set_in_every_source() {
 }
 
 #[test]
+fn speculation_can_be_set_in_every_source() {
+    let room = |file, env: &[_], args: &[_]| {
+        let settings = load(file, env, args).expect("the settings are good");
+        let wish = settings.engine.speculation().expect("the keys are valid");
+        wish.map(|wish| wish.room)
+    };
+    assert_eq!(room(None, &[], &[]), None);
+    let file = Some("[engine]\nspeculative_algorithm = \"ngram\"\n");
+    assert_eq!(room(file, &[], &[]), Some(8));
+    let env = [("SOUFFLEUR_SPECULATIVE_NUM_DRAFT_TOKENS", "4")];
+    assert_eq!(room(file, &env, &[]), Some(4));
+    let json = r#"{"method": "ngram", "num_speculative_tokens": 3}"#;
+    let vllm = ["--speculative-config", json];
+    assert_eq!(room(None, &[], &vllm), Some(4));
+    check_error(file, &[], &vllm, &["--speculative-config", "is given, and"]);
+    check_error(
+        None,
+        &[],
+        &["--speculative-algorithm", "ngram", "--device", "cuda"],
+        &["--speculative-algorithm is NGRAM, but device is cuda"],
+    );
+    let file = Some("[engine]\nspeculative_algorithm = \"EAGLE\"\n");
+    check_error(file, &[], &[], &["\"EAGLE\"", "must be NGRAM"]);
+}
+
+#[test]
 fn an_api_key_can_be_set_in_every_source_and_is_never_shown() {
     let env = [("SOUFFLEUR_API_KEY", "123456")];
     for (file, env, args) in [

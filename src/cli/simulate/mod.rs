@@ -21,8 +21,10 @@ use souffleur::simulate::engine::{Simulation, simulate};
 use souffleur::simulate::hardware::Hardware;
 use souffleur::simulate::pool::{model_info, storage};
 use souffleur::simulate::roofline::Roofline;
+use souffleur::simulate::rows::SimulatedDrafts;
 use souffleur::simulate::shape;
 use souffleur::simulate::trace::Trace;
+use souffleur::state::speculation::MAX_ROOM;
 
 use super::failure::Failure;
 use super::flags::{AllFlags, LocalFlags};
@@ -82,6 +84,14 @@ pub struct SimulateArgs {
           value_parser = clap::builder::BoolishValueParser::new(), hide_possible_values = true,
           help_heading = "Simulation")]
     ignore_eos: bool,
+    /// Speculation: the share of output tokens that drafts guess, from 0 to 1, the same for all requests. Each decode
+    /// has as many drafts as --draft-room allows, without the controller that leaves out those that do not pay
+    #[arg(long, value_name = "RATE", value_parser = rate, conflicts_with = "prompts_only", help_heading = "Simulation")]
+    draft_accept_rate: Option<f64>,
+    /// The most tokens that a decode of a request computes in a step: the last token and its drafts
+    #[arg(long, value_name = "TOKENS", default_value_t = 8, requires = "draft_accept_rate",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_ROOM)), help_heading = "Simulation")]
+    draft_room: u32,
     /// Write everything to a file as JSON; - writes it to stdout instead of the table
     #[arg(long, value_name = "FILE", help_heading = "Simulation")]
     json: Option<PathBuf>,
@@ -101,6 +111,24 @@ impl SimulateArgs {
             flags.engine.remove("page_size");
         }
         flags.into()
+    }
+
+    fn drafts(&self) -> Option<SimulatedDrafts> {
+        Some(SimulatedDrafts {
+            room: self.draft_room,
+            accept_rate: self.draft_accept_rate?,
+            seed: 0,
+        })
+    }
+}
+
+/// A share from 0 to 1.
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse::<f64>().map_err(|error| error.to_string())?;
+    if (0.0..=1.0).contains(&rate) {
+        Ok(rate)
+    } else {
+        Err(format!("is {rate}, must be from 0 to 1"))
     }
 }
 
@@ -168,6 +196,7 @@ fn run_engine(
             roofline: &roofline,
             store: store.as_ref(),
             ignore_eos: args.ignore_eos,
+            drafts: args.drafts(),
         };
         let began = Instant::now();
         let outcome = simulate(&simulation, trace)?;
@@ -185,17 +214,23 @@ fn run_engine(
             "shape": name,
             "tp_size": tp_size,
             "ignore_eos": args.ignore_eos,
+            "draft_accept_rate": args.draft_accept_rate,
+            "draft_room": args.draft_accept_rate.map(|_| args.draft_room),
             "engine": config,
             "runs": runs.iter().map(Run::json).collect::<Vec<_>>(),
         });
         write_json(file, &report::json_of(&args.load.name(), trace, body))?;
     }
+    plot_runs(args, &title, &runs)
+}
+
+fn plot_runs(args: &SimulateArgs, title: &str, runs: &[Run]) -> Result<(), Failure> {
     let (Some(file), Some(run)) = (&args.plot, runs.first()) else {
         return Ok(());
     };
     let title = format!("{} on {title}", args.load.name());
     let svg = if args.disk_bytes.len() > 1 {
-        plot::disks(&title, &runs)
+        plot::disks(&title, runs)
     } else {
         plot::run(&title, &run.outcome)
     };

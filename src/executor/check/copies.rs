@@ -117,6 +117,7 @@ mod tests {
             page_size: 4,
             row_pages: usize::MAX,
             vocab_size: 100,
+            max_room: 1,
             hidden_size: 8,
             image_width: 8,
             n_state_slots: None,

@@ -8,6 +8,8 @@ pub(crate) struct Limits {
     pub(crate) page_size: usize,
     pub(crate) row_pages: usize,
     pub(crate) vocab_size: usize,
+    /// The most query tokens of a decode.
+    pub(crate) max_room: u32,
     /// Size of a prompt embedding.
     pub(crate) hidden_size: usize,
     /// Values of a position of an image.

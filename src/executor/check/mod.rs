@@ -6,6 +6,8 @@ mod limits;
 mod states;
 mod windows;
 
+use std::ops::Range;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(super) use self::limits::Limits;
@@ -22,6 +24,8 @@ struct PlannedRow {
     n_pages: usize,
     n_tokens: usize,
     sampled_tokens: usize,
+    may_have_drafts: bool,
+    surplus: usize,
     computed: usize,
     has_prompt_embeds: bool,
     /// Positions before this must come from the cache.
@@ -97,6 +101,26 @@ pub(super) fn check(
 }
 
 impl PlannedRow {
+    /// The positions that the work may compute. A plan does not know the drafts that the step before has accepted, so a
+    /// decode may begin later than planned.
+    fn positions(&self, work: &RowWork, limits: &Limits) -> Result<Range<usize>, String> {
+        let (position, room) = match work {
+            RowWork::Prefill { positions } => {
+                return Ok(positions.start as usize..positions.end as usize);
+            }
+            RowWork::Decode { position, room } => (*position as usize, *room),
+        };
+        if !(1..=limits.max_room).contains(&room) {
+            return Err(format!(
+                "a decode has room for {room} query tokens, limits are 1 to {}",
+                limits.max_room
+            ));
+        }
+        let is_late = position < self.computed && position + self.surplus >= self.computed;
+        let first = if is_late { self.computed } else { position };
+        Ok(first..first + room as usize)
+    }
+
     fn check_tokens(&self, work: &StepRow, first: usize, end: usize) -> Result<(), String> {
         match work.work {
             RowWork::Prefill { .. } if end > self.n_tokens => Err(format!(
@@ -136,6 +160,8 @@ impl Check<'_> {
                 n_pages: current.n_pages,
                 n_tokens: current.tokens.len(),
                 sampled_tokens: current.sampled_tokens,
+                may_have_drafts: current.may_have_drafts,
+                surplus: current.surplus,
                 computed: current.computed,
                 has_prompt_embeds: current.has_prompt_embeds,
                 cached_until: current.cached_until(),
@@ -181,6 +207,8 @@ impl Check<'_> {
             n_pages: start.prefix.len(),
             n_tokens,
             sampled_tokens: 0,
+            may_have_drafts: start.sampling.speculative_num_draft_tokens.unwrap_or(1) > 1,
+            surplus: 0,
             computed,
             has_prompt_embeds: start.vectors.is_some(),
             cached_until: images.map_or(0, |images| images.cached_until() as usize),
@@ -280,8 +308,7 @@ impl Check<'_> {
         if std::mem::replace(&mut row.has_work, true) {
             return Err("the row has two pieces of work in one step".to_owned());
         }
-        let positions = work.work.positions();
-        let (first, end) = (positions.start as usize, positions.end as usize);
+        let Range { start: first, end } = row.positions(&work.work, limits)?;
         if first >= end {
             return Err(format!("positions {first} to {end} are empty"));
         }
@@ -309,8 +336,15 @@ impl Check<'_> {
                     ));
                 }
                 let starts = row.starts;
+                let is_decode = work.work.is_decode();
+                // Copied at a page end that the decode may not reach.
+                let last_save = if is_decode && row.may_have_drafts {
+                    row.n_pages * page_size
+                } else {
+                    end
+                };
                 self.slots
-                    .work(work, (live, starts), self.limits.n_state_slots)?;
+                    .work(work, (live, starts), last_save, self.limits.n_state_slots)?;
             }
             None if !work.saves.is_empty() => {
                 return Err("the plan saves a state, but the row has none".to_owned());

@@ -56,23 +56,23 @@ impl Slots {
         Ok(())
     }
 
-    /// Checks the slot of a row's live state, and the slots that the step copies this state to.
+    /// Checks the slot of a row's live state, and the slots to which the step copies this state, at positions up to `end`.
     pub(super) fn work(
         &mut self,
         work: &StepRow,
         (live, starts): (StateSlot, bool),
+        end: usize,
         n_slots: Option<usize>,
     ) -> Result<(), String> {
         if !starts {
             self.write(live, n_slots)?;
         }
-        let positions = work.work.positions();
-        let mut last = positions.start;
+        let (mut last, end) = (work.work.positions().start, end as u32);
         for save in &work.saves {
-            if save.position <= last || save.position > positions.end {
+            if save.position <= last || save.position > end {
                 return Err(format!(
-                    "the state is copied at position {}, expected more than {last} and at most {}",
-                    save.position, positions.end
+                    "the state is copied at position {}, expected more than {last} and at most {end}",
+                    save.position
                 ));
             }
             last = save.position;

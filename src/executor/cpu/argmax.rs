@@ -59,10 +59,14 @@ impl Kernel for PeakOf<'_> {
     }
 }
 
-/// Chooses a token like [`RowSampler::choose`], compiled for `isa`. The result is the same for all instruction sets.
+/// A row's sampler, for the token after this many tokens that are not recorded yet.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead<'a>(pub(super) &'a RowSampler, pub(super) u64);
+
+/// Chooses a token like [`RowSampler::choose_ahead`], compiled for `isa`. The result is the same for all instruction sets.
 pub(super) fn choose(
     isa: Isa,
-    sampler: &RowSampler,
+    sampler: Ahead<'_>,
     logits: &mut [f32],
     mask: Option<&TokenMask>,
     scratch: &mut DrawScratch,
@@ -79,7 +83,7 @@ pub(super) fn choose(
 }
 
 struct Choose<'a> {
-    sampler: &'a RowSampler,
+    sampler: Ahead<'a>,
     logits: &'a mut [f32],
     mask: Option<&'a TokenMask>,
     scratch: &'a mut DrawScratch,
@@ -90,6 +94,7 @@ impl Kernel for Choose<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) -> Sampled {
-        self.sampler.choose(self.logits, self.mask, self.scratch)
+        let Ahead(sampler, ahead) = self.sampler;
+        sampler.choose_ahead(self.logits, self.mask, ahead, self.scratch)
     }
 }

@@ -1,23 +1,20 @@
 //! Computes the token masks of rows whose output follows a grammar, on the CPU executor's threads.
 
 use super::{CpuExecutor, RowSampling};
-use crate::wanted::WantedOutput;
 use souffleur_base::ids::RowId;
 use souffleur_state::grammar::RowGrammar;
-use souffleur_state::step::StepPlan;
 
 /// Multiply-adds that take about as long as computing a mask.
 const MASK_COST: usize = 1 << 20;
 
 impl CpuExecutor {
-    /// Computes the masks of all rows in `wanted` that sample, on all threads.
+    /// Computes the masks of these rows, on all threads.
     ///
     /// This runs after the forward pass, not in parallel: the compute threads occupy all cores, and an additional
     /// thread would delay each of their barriers.
-    pub(super) fn prepare_masks(&mut self, plan: &StepPlan, wanted: &[WantedOutput]) {
+    pub(super) fn prepare_masks(&mut self, rows: impl Iterator<Item = RowId>) {
         let mut grammars: Vec<(RowId, Box<RowGrammar>)> = Vec::new();
-        for wanted in wanted.iter().filter(|wanted| wanted.sample) {
-            let row = plan.rows[wanted.work].row;
+        for row in rows {
             let sampling = &mut self.sampling[row.index()];
             let grammar = sampling.as_mut().and_then(RowSampling::take_grammar);
             grammars.extend(grammar.map(|grammar| (row, grammar)));

@@ -3,48 +3,56 @@
 mod argmax;
 mod blocks;
 mod describe;
+mod drafts;
 mod host_tower;
 mod masks;
 mod pool;
 mod ranks;
 mod readout;
+mod score;
+mod state_drafts;
+mod taught;
 mod tower;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use self::describe::{
     CpuDescription, LoadedMatrix, OnRanks, describe, describe_checkpoint, matrices, widening_bytes,
 };
+use self::drafts::StepDrafts;
 pub use self::host_tower::{HostSizes, HostTower};
 pub use self::ranks::load_ranks;
 pub use self::readout::LOGIT_ROWS;
+use self::state_drafts::state_saves;
+pub use self::state_drafts::{MAX_STATE_DRAFTS, draft_log_bytes};
 pub use self::tower::{TowerFiles, tower_work};
 use crate::check::Limits;
 use crate::host::StoreLink;
 use crate::results::ResultBuffers;
 use crate::rows::Rows;
 use crate::speculation::Speculation;
+use crate::taught::{Lesson, Teacher};
 use crate::vision::{EncodedImage, Encoder};
 use crate::{DeviceLost, Executor};
 use souffleur_base::beat::Beat;
 use souffleur_base::error::{LoadError, StepError};
-use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+use souffleur_base::ids::{PageId, SeqId};
 use souffleur_base::kv_layout::{KvDtype, KvLayout};
-use souffleur_kernels::cpu::calibration::Calibration;
 use souffleur_kernels::cpu::ranks::RankLink;
-use souffleur_kernels::cpu::recall::Recall;
 use souffleur_kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa, Numa, Tensor};
 use souffleur_kernels::dtype::{Dtype, Quantization};
 use souffleur_model::blocks::{Decoder, ReadTokens};
 use souffleur_model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use souffleur_model::sparsity::ModelSparsity;
 use souffleur_state::grammar::RowGrammar;
-use souffleur_state::pool::pages::PageRun;
 use souffleur_state::pool::window_pool::WindowLimits;
-use souffleur_state::sampling::{RowSampler, SamplingParams};
+use souffleur_state::sampling::RowSampler;
+use souffleur_state::speculation::{MAX_ROOM, Proposer};
 use souffleur_state::step::{
-    RowResult, RowStart, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
+    RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
 };
 
 #[derive(Clone, Debug)]
@@ -109,6 +117,11 @@ pub struct CpuExecutor {
     image_width: usize,
     readout: readout::Readout,
     results: ResultBuffers,
+    speculation: Option<Speculation>,
+    drafts: StepDrafts,
+    /// The positions of each row's tokens in the step.
+    positions: Vec<Range<u32>>,
+    teacher: Option<Arc<Teacher>>,
 }
 
 struct RowSampling {
@@ -116,6 +129,9 @@ struct RowSampling {
     grammar: Option<Box<RowGrammar>>,
     /// The token that was sampled last; arbitrary before the first.
     last_token: u32,
+    /// `None` for a row without drafts.
+    proposer: Option<Box<dyn Proposer>>,
+    lesson: Option<Lesson>,
 }
 
 fn backend_sizes(options: &CpuOptions, dtype: Dtype, kv: KvLayout) -> Result<CpuSizes, LoadError> {
@@ -141,6 +157,21 @@ fn backend_sizes(options: &CpuOptions, dtype: Dtype, kv: KvLayout) -> Result<Cpu
             .as_ref()
             .map(|sparsity| sparsity.rules.clone()),
     })
+}
+
+fn start_backend(
+    options: &CpuOptions,
+    checkpoint: &Checkpoint,
+    kv: KvLayout,
+) -> Result<CpuBackend, LoadError> {
+    let sizes = backend_sizes(options, checkpoint.dtype, kv)?;
+    let mut backend = CpuBackend::new(&sizes).map_err(|error| {
+        LoadError::Memory(format!(
+            "failed to start the compute threads: {error}; set a lower --threads, or raise the limit (ulimit -u)"
+        ))
+    })?;
+    state_drafts::prepare(&mut backend, &checkpoint.config, options);
+    Ok(backend)
 }
 
 impl CpuExecutor {
@@ -179,12 +210,7 @@ impl CpuExecutor {
             total_pages: options.n_window_pages,
         });
         let kv_layout = kv.clone();
-        let sizes = backend_sizes(options, checkpoint.dtype, kv)?;
-        let mut backend = CpuBackend::new(&sizes).map_err(|error| {
-            LoadError::Memory(format!(
-                "failed to start the compute threads: {error}; set a lower --threads, or raise the limit (ulimit -u)"
-            ))
-        })?;
+        let mut backend = start_backend(options, checkpoint, kv)?;
         backend.join(link);
         let model =
             souffleur_model::blocks::load(&mut Loader::new(checkpoint, &mut backend, progress))?;
@@ -194,6 +220,7 @@ impl CpuExecutor {
             page_size: options.page_size,
             row_pages: usize::MAX,
             vocab_size: config.vocab_size,
+            max_room: MAX_ROOM,
             hidden_size: config.hidden_size,
             image_width,
             n_state_slots: (kv_layout.state_bytes() > 0).then_some(options.n_state_slots),
@@ -222,6 +249,10 @@ impl CpuExecutor {
             image_width,
             readout: readout::Readout::default(),
             results: ResultBuffers::default(),
+            drafts: StepDrafts::new(options.speculation.as_ref(), options.max_rows),
+            speculation: options.speculation.clone(),
+            positions: Vec::new(),
+            teacher: None,
         })
     }
 
@@ -271,14 +302,27 @@ impl CpuExecutor {
         if let (Some(encoder), Some(slice)) = (&mut self.encoder, &plan.vision) {
             encoder.run(&mut self.backend, slice)?;
         }
-        for work in &plan.rows {
-            self.push_work(work);
+        let began = Instant::now();
+        if self.speculation.is_some() {
+            self.propose(plan);
+        }
+        self.positions.clear();
+        for (index, work) in plan.rows.iter().enumerate() {
+            self.push_work(index, work);
         }
         let mut rows = self.results.begin(plan);
         if self.batch.n_tokens() > 0 {
-            self.readout.find(plan, &self.rows);
+            self.readout.find(plan, &self.positions, &self.rows);
             let hidden = self.forward();
             self.read_out(plan, &hidden, &mut rows, probe);
+            let is_decode = plan.rows.iter().all(|row| row.work.is_decode());
+            if is_decode && plan.vision.is_none() {
+                let seconds = began.elapsed().as_secs_f64();
+                self.drafts.note_time(self.batch.n_tokens(), seconds);
+            }
+        }
+        if let Some(teacher) = &self.teacher {
+            teacher.note(plan, &rows);
         }
         self.backend.rest();
         // Frees prompt embeddings at the end of their last step, not at the next step.
@@ -291,116 +335,6 @@ impl CpuExecutor {
 
     pub fn keeps_states(&self) -> bool {
         self.rows.has_states()
-    }
-
-    /// Runs a prompt alone, `chunk` tokens in a step, and passes the logits of each position to `on_logits`, in order.
-    ///
-    /// Overwrites the K/V of the first pages, the first row and the first state: not for executors that serve requests.
-    ///
-    /// # Errors
-    /// [`StepError::Rejected`] when the prompt is empty, does not fit, or holds a token beyond the vocabulary.
-    pub fn score(
-        &mut self,
-        prompt: &[u32],
-        chunk: usize,
-        on_logits: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), StepError> {
-        let (row, seq) = (RowId::new(1), SeqId::new(0));
-        let n_pages = prompt.len().div_ceil(self.page_size);
-        let greedy = SamplingParams {
-            temperature: 0.0,
-            // The row never grows beyond the prompt.
-            max_new_tokens: 0,
-            ..Default::default()
-        };
-        let start = RowStart {
-            row,
-            seq,
-            tokens: prompt.into(),
-            prompt_tokens: prompt.len() as u32,
-            sampling: greedy.into(),
-            grammar: None,
-            vectors: None,
-            images: None,
-            pooling: None,
-            prefix: PageRun::empty(),
-            state: self.keeps_states().then_some(StateStart {
-                live: StateSlot::new(1),
-                from: None,
-            }),
-            draft_texts: Default::default(),
-        };
-        let pages = (1..=n_pages as u32).map(PageId::new).collect();
-        let mut plan = StepPlan {
-            step: StepId::new(0),
-            starts: vec![start],
-            table: vec![TableDelta::Append { row, pages }],
-            rows: Vec::new(),
-            copies: None,
-            vision: None,
-        };
-        if self.rows.has_windows() {
-            let pages = (1..=n_pages as u32).map(PageId::new).collect();
-            plan.table.push(TableDelta::AppendWindows { row, pages });
-        }
-        let wish = souffleur_state::sampling::LogprobWish {
-            start: Some(0),
-            ..Default::default()
-        };
-        let wish = Arc::new(wish);
-        for first in (0..prompt.len().max(1)).step_by(chunk.max(1)) {
-            let end = prompt.len().min(first + chunk.max(1));
-            plan.rows = vec![StepRow {
-                row,
-                seq,
-                work: RowWork::Prefill {
-                    positions: first as u32..end as u32,
-                },
-                sample: end == prompt.len(),
-                logprobs: Some(wish.clone()),
-                saves: Default::default(),
-            }];
-            self.run_observed(&plan, &mut |_, position, logits| {
-                on_logits(position as usize, logits);
-            })?;
-            plan.starts.clear();
-            plan.table.clear();
-        }
-        Ok(())
-    }
-
-    /// For measurements: fills keys, values and labels of all pages with noise.
-    pub fn fill_with_noise(&mut self) {
-        self.backend.fill_with_noise();
-    }
-
-    /// For measurements: while disabled, double sparsity is not used, and all queries see all keys.
-    pub fn disable_sparse_attention(&mut self, is_disabled: bool) {
-        self.backend.disable_sparse_attention(is_disabled);
-    }
-
-    /// Runs texts one after another, like [`Self::score`], and sums the magnitudes of query and key channels.
-    pub fn calibrate(&mut self, texts: &[&[u32]], chunk: usize) -> Result<Calibration, StepError> {
-        self.backend.calibrate(); // Starts new sums, which the second call returns.
-        for text in texts {
-            self.score(text, chunk, &mut |_, _| {})?;
-        }
-        Ok(self.backend.calibrate().unwrap_or_default())
-    }
-
-    /// Runs texts like [`Self::calibrate`], and measures the share of the highest-scored keys that the labels select.
-    pub fn recall(
-        &mut self,
-        texts: &[&[u32]],
-        chunk: usize,
-        recall: Recall,
-    ) -> Result<Option<f64>, StepError> {
-        self.backend.count_recall(Some(recall));
-        for text in texts {
-            self.score(text, chunk, &mut |_, _| {})?;
-        }
-        let counted = self.backend.count_recall(None);
-        Ok(counted.and_then(|recall| recall.share()))
     }
 
     /// Runs the model, and returns the residual stream of the tokens in [`Readout::tokens`](readout::Readout::tokens).
@@ -444,6 +378,11 @@ impl CpuExecutor {
             grammar,
             sampler: RowSampler::new(sampling, self.vocab_size, eos_ids, &prompt, output),
             last_token: 0,
+            proposer: self.proposer_of(start),
+            lesson: self
+                .teacher
+                .as_ref()
+                .and_then(|teacher| teacher.lesson(start)),
         });
     }
 
@@ -467,15 +406,22 @@ impl CpuExecutor {
         }
     }
 
-    fn push_work(&mut self, work: &StepRow) {
-        let positions = work.work.positions();
-        let (first, end) = (positions.start as usize, positions.end as usize);
+    /// Adds the row `index` of the plan to the batch.
+    fn push_work(&mut self, index: usize, work: &StepRow) {
         let sampling = self.sampling[work.row.index()].as_ref();
-        let decoded = sampling.map_or(0, |sampling| sampling.last_token);
-        let tokens = match work.work {
-            RowWork::Prefill { .. } => self.rows.row(work.row).inputs(first..end),
-            RowWork::Decode { .. } => &[decoded],
+        let row = self.rows.row(work.row);
+        let (first, tokens) = match &work.work {
+            RowWork::Prefill { positions } => {
+                let (first, end) = (positions.start as usize, positions.end as usize);
+                (first, row.inputs(first..end))
+            }
+            RowWork::Decode { .. } => {
+                let last_token = sampling.map_or(0, |sampling| sampling.last_token);
+                (row.computed, self.drafts.input(index, last_token))
+            }
         };
+        let end = first + tokens.len();
+        self.positions.push(first as u32..end as u32);
         let first_token = self.batch.n_tokens();
         self.batch
             .push(work.row, first, tokens, self.backend.table());
@@ -495,7 +441,14 @@ impl CpuExecutor {
             self.batch.mark_long();
         }
         if let Some(live) = self.rows.row(work.row).live {
-            self.batch.keep_state(live, &work.saves);
+            match self.drafts.of(index).len() {
+                0 => {
+                    let saves = state_saves(work, first..end, self.page_size);
+                    self.batch.keep_state(live, &saves);
+                }
+                // Saved once it is known which drafts are accepted.
+                n_drafts => self.batch.keep_state_with_drafts(live, &[], n_drafts),
+            }
         }
         self.rows.advance(work);
     }
@@ -530,6 +483,7 @@ impl Executor for CpuExecutor {
         self.rows.forget();
         self.forget_image();
         self.sampling.fill_with(|| None);
+        self.drafts.clear();
         self.batch.clear();
         self.read_batch.clear();
         self.readout = readout::Readout::default();
@@ -542,5 +496,10 @@ impl Executor for CpuExecutor {
 
     fn run_faulty_item(&mut self, cause: &str) {
         self.backend.run_faulty_item(cause);
+    }
+
+    fn teach(&mut self, teacher: Arc<Teacher>) -> bool {
+        self.teacher = Some(teacher);
+        true
     }
 }

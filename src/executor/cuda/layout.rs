@@ -124,7 +124,9 @@ impl Layout {
         let periods = self.periods(plan, shape);
         let (prefill_segments, prefill_tokens) = self.prefills(plan, rows, decode_rows.len());
         let tiles = self.tiles(shape.queries_per_tile);
-        find_wanted(plan, self.order.iter().copied(), rows, &mut self.wanted);
+        let order = self.order.iter();
+        let order = order.map(|&work| (work, plan.rows[work].work.positions()));
+        find_wanted(plan, order, rows, &mut self.wanted);
         let pools = self.wanted.iter().any(|wanted| wanted.pools);
         if pools {
             // Rows of logits are numbered within parts of a fixed size; states between them would shift the numbers.

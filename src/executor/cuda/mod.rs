@@ -233,6 +233,7 @@ impl CudaExecutor {
             page_size: options.page_size,
             row_pages: backend.table_stride(),
             vocab_size,
+            max_room: 1,
             hidden_size: config.hidden_size,
             image_width: config.images().vector_width(config.hidden_size),
             n_state_slots: None,

@@ -26,8 +26,7 @@ impl FakeExecutor {
             let pages = match from {
                 BlockSource::Pages(pages) => pages,
                 BlockSource::State(slot) => {
-                    let state = self.states.get(slot.index()).copied().flatten();
-                    let state = state.ok_or_else(|| {
+                    let state = self.states.read(*slot).ok_or_else(|| {
                         StepError::Lost(format!(
                             "save {ticket} names a state that was never written"
                         ))
@@ -82,8 +81,8 @@ impl FakeExecutor {
                 LoadedPart::Block(index, block) => (index, block),
                 LoadedPart::State(state) => {
                     let state = state.try_into().map(u64::from_le_bytes).ok();
-                    let slots = load.states.iter().map(|slot| slot.index());
-                    slots.for_each(|slot| states[slot] = state);
+                    let slots = load.states.iter();
+                    slots.for_each(|slot| states.write(*slot, state));
                     return;
                 }
             };

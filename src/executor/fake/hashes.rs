@@ -10,6 +10,11 @@ pub(super) fn mix(hash: u64, token: u32) -> u64 {
     mixed.wrapping_mul(0x94d0_49bb_1331_11eb) | 1
 }
 
+/// A number that is the hash of no tokens, since those are odd.
+pub(super) fn garbage(seq: u64, position: usize) -> u64 {
+    mix(seq, position as u32) & !1
+}
+
 /// Logits from 0 to 1 after the tokens with this hash.
 pub(super) fn fake_logits(hash: u64, vocab_size: u32) -> Vec<f32> {
     noise(hash, 0..vocab_size).collect()

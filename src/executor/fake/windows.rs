@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::hashes::mix;
+use super::hashes::{garbage, mix};
 use super::refusal::rejected;
 use souffleur_base::error::StepError;
 use souffleur_base::ids::{PageId, SeqId};
@@ -32,7 +32,6 @@ impl FakeWindows {
         (tokens, pages): (&[u32], &[PageId]),
         positions: Range<u32>,
     ) -> Result<(), StepError> {
-        let page_size = self.window.page_size.get();
         let (first, end) = (positions.start as usize, positions.end as usize);
         let seen = (first + 1).saturating_sub(self.window.tokens);
         let mut hash = 0;
@@ -41,13 +40,7 @@ impl FakeWindows {
             if position < seen {
                 continue;
             }
-            let page = pages.get(position / page_size);
-            let page = page.filter(|page| page.index() > 0).ok_or_else(|| {
-                rejected(seq, &format!("has no window page for position {position}"))
-            })?;
-            let slot = page.index() * page_size + position % page_size;
-            let kv = self.kv.get_mut(slot);
-            let kv = kv.ok_or_else(|| rejected(seq, &format!("has no window page {page}")))?;
+            let kv = self.slot(seq, pages, position)?;
             if position >= first {
                 *kv = hash;
             } else if *kv != hash {
@@ -57,5 +50,34 @@ impl FakeWindows {
             }
         }
         Ok(())
+    }
+
+    /// Writes hashes that belong to no tokens at the positions of rejected drafts.
+    pub(super) fn spoil(
+        &mut self,
+        seq: SeqId,
+        pages: &[PageId],
+        positions: Range<usize>,
+    ) -> Result<(), StepError> {
+        for position in positions {
+            *self.slot(seq, pages, position)? = garbage(seq.get(), position);
+        }
+        Ok(())
+    }
+
+    fn slot(
+        &mut self,
+        seq: SeqId,
+        pages: &[PageId],
+        position: usize,
+    ) -> Result<&mut u64, StepError> {
+        let page_size = self.window.page_size.get();
+        let page = pages.get(position / page_size);
+        let page = page
+            .filter(|page| page.index() > 0)
+            .ok_or_else(|| rejected(seq, &format!("has no window page for position {position}")))?;
+        let slot = page.index() * page_size + position % page_size;
+        let kv = self.kv.get_mut(slot);
+        kv.ok_or_else(|| rejected(seq, &format!("has no window page {page}")))
     }
 }

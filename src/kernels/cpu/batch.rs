@@ -55,6 +55,24 @@ struct SegmentState {
     live: StateSlot,
     first_save: usize,
     n_saves: usize,
+    n_drafts: usize,
+}
+
+/// The tokens of one row with its recurrent state.
+#[derive(Clone, Copy)]
+pub(super) struct StateRow<'a> {
+    pub segment: &'a Segment,
+    pub live: StateSlot,
+    /// Ordered by position, none among the drafts.
+    pub saves: &'a [StateSave],
+    /// Number of tokens at the segment's end that do not change the live state.
+    pub n_drafts: usize,
+}
+
+impl StateRow<'_> {
+    pub fn n_certain(&self) -> usize {
+        self.segment.n_tokens - self.n_drafts
+    }
 }
 
 fn next_serial() -> u64 {
@@ -222,12 +240,39 @@ impl CpuBatch {
 
     /// Sets the live state of the row that was added last, and the copies to save, ordered by position.
     pub fn keep_state(&mut self, live: StateSlot, saves: &[StateSave]) {
+        self.keep_state_with_drafts(live, saves, 0);
+    }
+
+    /// As [`Self::keep_state`], for a row whose last `n_drafts` tokens are drafts: the live state becomes that after
+    /// the tokens before them, and [`CpuBackend::accept_drafts`](super::CpuBackend::accept_drafts) tells how many
+    /// drafts to add.
+    ///
+    /// # Panics
+    /// If no row was added, all its tokens are drafts, or a copy is after a draft.
+    pub fn keep_state_with_drafts(
+        &mut self,
+        live: StateSlot,
+        saves: &[StateSave],
+        n_drafts: usize,
+    ) {
+        let segment = self.segments.last().expect("a row must be added first");
+        let n_tokens = segment.n_tokens;
+        assert!(
+            n_drafts == 0 || n_drafts < n_tokens,
+            "{n_drafts} of {n_tokens} tokens are drafts, expected fewer than all"
+        );
+        let end = segment.end_position() - n_drafts;
+        assert!(
+            n_drafts == 0 || saves.iter().all(|save| save.position as usize <= end),
+            "a state after a draft cannot be saved before the draft is accepted"
+        );
         let first_save = self.saves.len();
         self.saves.extend_from_slice(saves);
         self.states.push(SegmentState {
             live,
             first_save,
             n_saves: saves.len(),
+            n_drafts,
         });
     }
 
@@ -235,16 +280,18 @@ impl CpuBatch {
     ///
     /// # Panics
     /// If a row has no state.
-    pub(super) fn with_states(&self) -> impl Iterator<Item = (&Segment, StateSlot, &[StateSave])> {
+    pub(super) fn with_states(&self) -> impl Iterator<Item = StateRow<'_>> {
         assert_eq!(
             self.segments.len(),
             self.states.len(),
             "every row of a recurrent model must have a state"
         );
         let segments = self.segments.iter().zip(&self.states);
-        segments.map(|(segment, state)| {
-            let saves = &self.saves[state.first_save..][..state.n_saves];
-            (segment, state.live, saves)
+        segments.map(|(segment, state)| StateRow {
+            segment,
+            live: state.live,
+            saves: &self.saves[state.first_save..][..state.n_saves],
+            n_drafts: state.n_drafts,
         })
     }
 

@@ -328,6 +328,7 @@ impl CpuBackend {
     /// # Panics
     /// If there is no such slot, or `state` is not as long as a state.
     pub fn save_state(&mut self, slot: StateSlot, state: &mut [u8]) {
+        self.settle_state(slot);
         self.states.gather(slot, state);
     }
 
@@ -337,12 +338,15 @@ impl CpuBackend {
         self.states.scatter(slot, state);
     }
 
-    /// Initialises states of rows to zero or to copies of other states. No slot may be both read and written, or
-    /// written twice.
+    /// Initialises states of rows to zero or to copies of other states, with their accepted drafts. No slot may be both
+    /// read and written, or written twice.
     ///
     /// # Panics
     /// If there is no such slot.
-    pub fn begin_states(&mut self, starts: impl Iterator<Item = StateStart>) {
+    pub fn begin_states(&mut self, starts: impl Iterator<Item = StateStart> + Clone) {
+        for from in starts.clone().filter_map(|start| start.from) {
+            self.settle_state(from);
+        }
         self.states.begin(&mut self.pool, starts);
     }
 

@@ -12,6 +12,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder
 use super::*;
 use souffleur_base::error::{PromptTokens, RequestError, StepError};
 use souffleur_request::Usage;
+use souffleur_state::scheduler::draft_counts::DraftCounts;
 use souffleur_state::scheduler::pending::PendingTokens;
 use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::supervision::{Level, Restart};
@@ -147,6 +148,8 @@ fn usage(prompt_tokens: u32, completion_tokens: u32, cached_tokens: u32) -> Usag
         cached_tokens,
         loaded_tokens: 0,
         num_retractions: 0,
+        drafts: None,
+        prediction: None,
     }
 }
 
@@ -437,6 +440,45 @@ fn a_load_has_the_rates_that_were_recorded_last() {
         assert_eq!(busy.stats, busy_stats());
         scheduler.record_plan(&EngineStats::default());
         assert_eq!(rates(load(EngineStats::default())), (0.0, 0.8));
+    });
+}
+
+#[test]
+fn drafts_are_counted_by_source_and_shown_after_a_window_or_when_idle() {
+    let recorder = recorder();
+    metrics::with_local_recorder(&recorder, || {
+        let scheduler = SchedulerMetrics::register("tiny");
+        let page = || recorder.handle().render();
+        let rates = |stats| scheduler.load(stats, PendingTokens::default()).drafts;
+        let counts = |verified, drafted, accepted| DraftCounts {
+            verified,
+            drafted: [drafted, 0, 0],
+            accepted: [accepted, 0, 0],
+        };
+        scheduler.record_drafts(&counts(10, 40, 20));
+        assert_eq!(rates(busy_stats()), DraftRates::default());
+        scheduler.record_drafts(&counts(100, 400, 100));
+        let after = DraftRates {
+            accept_length: 2.0,
+            accept_rate: 0.25,
+        };
+        assert_eq!(rates(busy_stats()), after);
+        scheduler.record_drafts(&counts(101, 404, 104));
+        scheduler.record_plan(&EngineStats::default());
+        let tokens = |name: &str, source| value(&page(), name, &[source]);
+        let own = "source=\"own_text\"";
+        assert_eq!(tokens("souffleur_spec_draft_tokens_total", own), 404.0);
+        assert_eq!(tokens("souffleur_spec_accepted_tokens_total", own), 104.0);
+        let of_prediction = tokens("souffleur_spec_draft_tokens_total", "source=\"prediction\"");
+        assert_eq!(of_prediction, 0.0);
+        assert_eq!(value(&page(), "sglang:spec_verify_calls_total", &[]), 101.0);
+        assert_eq!(value(&page(), "sglang:spec_accept_length", &[]), 5.0);
+        assert_eq!(value(&page(), "sglang:spec_accept_rate", &[]), 1.0);
+        scheduler.record_room(8);
+        scheduler.clear_drafts();
+        assert_eq!(value(&page(), "sglang:spec_num_draft_tokens", &[]), 8.0);
+        assert_eq!(value(&page(), "sglang:spec_accept_length", &[]), 0.0);
+        assert_eq!(rates(busy_stats()), DraftRates::default());
     });
 }
 

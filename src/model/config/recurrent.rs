@@ -65,6 +65,14 @@ impl RecurrentConfig {
         (elements * size_of::<f32>()) as u64
     }
 
+    /// Elements of the inputs of a draft that a layer keeps until the draft is accepted, in f32.
+    pub fn draft_elements(&self, hidden: usize) -> usize {
+        match self.recurrence {
+            Recurrence::GatedConv { .. } => hidden,
+            Recurrence::DeltaNet { shape, .. } => shape.draft_elements(),
+        }
+    }
+
     /// The heads whose matrices are at the beginning of a state.
     pub fn state_heads(&self) -> StateHeads {
         match self.recurrence {

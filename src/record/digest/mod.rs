@@ -152,6 +152,8 @@ impl From<&[RequestTokens]> for NewsDigest {
                 // Loads appear in the steps.
                 loaded_tokens: _,
                 num_retractions,
+                // Logs leave them out: they change counts only.
+                drafts: _,
                 end,
             } = news;
             sum.add(intake.get());

@@ -111,6 +111,12 @@ enum WorkDigest {
         position: u32,
         slot: StateSlot,
     },
+    /// A decode with room for drafts, and the slot of the copy that it makes of the state.
+    RoomyDecode {
+        position: u32,
+        room: u32,
+        slot: Option<StateSlot>,
+    },
 }
 
 impl StepDigest {
@@ -276,6 +282,11 @@ impl From<&StepRow> for RowDigest {
         } = row;
         let saved = saves.iter().map(|save| (save.position, save.slot));
         let work = match work {
+            RowWork::Decode { position, room } if *room > 1 => WorkDigest::RoomyDecode {
+                position: *position,
+                room: *room,
+                slot: saves.first().map(|save| save.slot),
+            },
             RowWork::Prefill { positions } if !saves.is_empty() => WorkDigest::SavingPrefill {
                 start: positions.start,
                 end: positions.end,

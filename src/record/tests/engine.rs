@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use souffleur_executor::fake::FakeDrafts;
 use souffleur_state::pooling::Pooling;
 use souffleur_state::scheduler::news::RequestTokens;
 use souffleur_state::scheduler::submission::{IdFloor, Resume, Resumption};
@@ -15,6 +16,7 @@ pub(super) struct Engine {
     pub(super) n_submitted: u64,
     /// The requests in flight, with what their clients were told.
     pub(super) live: BTreeMap<IntakeId, Resumption>,
+    has_drafts: bool,
 }
 
 impl Engine {
@@ -23,6 +25,15 @@ impl Engine {
     }
 
     pub(super) fn with_setup(setup: &ControlSetup, recorder: Option<Recorder>) -> Self {
+        Self::with_drafts(setup, recorder, None)
+    }
+
+    /// `accept` is the probability that a draft is right; without it, requests have no drafts.
+    pub(super) fn with_drafts(
+        setup: &ControlSetup,
+        recorder: Option<Recorder>,
+        accept: Option<f64>,
+    ) -> Self {
         let states = setup.build().expect("the setup is valid");
         let executor = FakeExecutor::new(FakeOptions {
             page_size: 1,
@@ -37,12 +48,21 @@ impl Engine {
             Some(windows) => executor.with_windows(windows),
             None => executor,
         };
+        let executor = match accept {
+            Some(accept) => executor.with_drafts(FakeDrafts {
+                accept,
+                seed: 3,
+                eos_token_ids: setup.limits.eos_token_ids.clone(),
+            }),
+            None => executor,
+        };
         Self {
             states: states.with_scheduler(|state| RecordedScheduler::new(state, recorder)),
             executor,
             steps: VecDeque::new(),
             n_submitted: 0,
             live: BTreeMap::new(),
+            has_drafts: accept.is_some(),
         }
     }
 
@@ -96,6 +116,9 @@ impl Engine {
                 max_new_tokens: max_new,
                 sampling_seed: Some(self.n_submitted),
                 logit_bias: [(3, -1.5)].into(),
+                speculative_num_draft_tokens: self
+                    .has_drafts
+                    .then_some(self.n_submitted as u32 % 9),
                 ..SamplingParams::default()
             }),
             logprobs: None,

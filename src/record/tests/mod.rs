@@ -2,6 +2,7 @@
 
 mod damage;
 mod deaths;
+mod drafts;
 mod engine;
 mod images;
 mod limits;

@@ -138,6 +138,7 @@ impl MessagesCall {
             tools,
             reasoning: Reasoning::Streamed,
             logprobs: None,
+            prediction: None,
         };
         let call = Self {
             chat,

@@ -49,6 +49,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
         .takes("rid", each(facts, shared::rid()))
         .takes("extra_key", each(facts, name()).about("prompts share the prefix cache with those of the same key only"))
         .takes("cache_salt", each(facts, name()).about("a secret: prompts share the prefix cache with those of the same salt only"))
+        .takes("prediction", each(facts, text()).about("a guess of the output's text: where the server speculates, parts that the model repeats are generated faster"))
         .takes("session_params", session())
         .and(Scheduling::table().shape(facts));
     let example = json!({"text": "Hello", "sampling_params": {"max_new_tokens": 8}});
@@ -102,6 +103,21 @@ pub(crate) fn components() -> Vec<(&'static str, Shape)> {
         .has("cached_tokens", count())
         .may_have("cached_tokens_details", CachedTokens::shape())
         .has("num_retractions", count())
+        .may_have(
+            "spec_accept_rate",
+            number().about("part of the drafts that the output has, where the server speculates"),
+        )
+        .may_have(
+            "spec_accept_length",
+            number().about("tokens of the output for each step that verified some"),
+        )
+        .may_have("spec_accept_token_num", count())
+        .may_have("spec_draft_token_num", count())
+        .may_have("spec_verify_ct", count())
+        .may_have(
+            "spec_accept_histogram",
+            list(count()).about("steps by the number of drafts that they accepted, from 0 on"),
+        )
         .has("weight_version", text())
         .may_have("e2e_latency", number())
         .may_have("input_token_logprobs", list(triple()))

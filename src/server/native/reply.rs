@@ -91,7 +91,38 @@ pub(crate) struct Meta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     e2e_latency: Option<f64>,
     #[serde(flatten)]
+    drafts: Option<Drafts<'a>>,
+    #[serde(flatten)]
     logprobs: Option<Logprobs<'a>>,
+}
+
+/// Counts of drafts, in a whole answer of an engine that speculates. The draft tokens are those that steps verified.
+#[derive(Serialize)]
+struct Drafts<'a> {
+    spec_accept_rate: f64,
+    spec_accept_length: f64,
+    spec_accept_token_num: u32,
+    spec_draft_token_num: u32,
+    spec_verify_ct: u32,
+    spec_accept_histogram: &'a [u32],
+}
+
+impl<'a> Drafts<'a> {
+    fn of(transcript: &'a Transcript) -> Option<Self> {
+        let end = transcript.end.as_ref()?;
+        let usage = &transcript.usage;
+        let drafts = usage.drafts.filter(|drafts| drafts.verify_steps > 0)?;
+        let rate = f64::from(drafts.accepted) / f64::from(drafts.drafted.max(1));
+        Some(Self {
+            spec_accept_rate: rate,
+            // As in SGLang, the first token counts, although a prefill computes it.
+            spec_accept_length: f64::from(usage.completion_tokens) / f64::from(drafts.verify_steps),
+            spec_accept_token_num: drafts.accepted,
+            spec_draft_token_num: drafts.drafted,
+            spec_verify_ct: drafts.verify_steps,
+            spec_accept_histogram: &end.accept_histogram,
+        })
+    }
 }
 
 impl<'a> Meta<'a> {
@@ -116,6 +147,7 @@ impl<'a> Meta<'a> {
             num_retractions: usage.num_retractions,
             weight_version: "default",
             e2e_latency: transcript.end.as_ref().map(|end| end.e2e_latency_s),
+            drafts: Drafts::of(transcript),
             logprobs,
         }
     }
@@ -298,7 +330,7 @@ mod tests {
     use super::*;
     use crate::spelling::tests::bytewise;
     use crate::transcript::Update;
-    use souffleur_request::{Delta, Usage};
+    use souffleur_request::{Delta, DraftUsage, Usage};
 
     fn pos(token: u32, logprob: Option<f32>) -> TokenLogprobs {
         let others = || {
@@ -324,6 +356,8 @@ mod tests {
             cached_tokens: 1,
             loaded_tokens: 0,
             num_retractions: 3,
+            drafts: None,
+            prediction: None,
         };
         let delta = Delta {
             text: "a".to_owned(),
@@ -427,6 +461,7 @@ mod tests {
                 prompt: Default::default(),
                 embedding: None,
                 timings: None,
+                accept_histogram: Default::default(),
             };
             serde_json::to_value(Reason::of(&end)).expect("plain data")
         };
@@ -443,6 +478,39 @@ mod tests {
     }
 
     #[test]
+    fn a_whole_answer_has_the_counts_of_its_drafts() {
+        let mut transcript = transcript();
+        transcript.usage.completion_tokens = 9;
+        transcript.usage.drafts = Some(DraftUsage {
+            verify_steps: 3,
+            drafted: 10,
+            accepted: 5,
+        });
+        let names = |transcript: &Transcript| {
+            let (rid, form) = (RequestId::new("r"), ReplyForm::new(None, None));
+            let reply = serde_json::to_value(Reply::new(&rid, &form, transcript, None));
+            let meta = reply.expect("plain data")["meta_info"].clone();
+            let mut meta = meta.as_object().cloned().expect("an object");
+            meta.retain(|name, _| name.starts_with("spec_"));
+            Value::Object(meta)
+        };
+        assert_eq!(names(&transcript), json!({}), "the answer is not whole");
+        transcript.end = Some(TranscriptEnd {
+            reason: FinishReason::StopToken(2),
+            e2e_latency_s: 0.25,
+            prompt: Default::default(),
+            embedding: None,
+            timings: None,
+            accept_histogram: [1, 0, 1, 1].into(),
+        });
+        let expected = json!({
+            "spec_accept_rate": 0.5, "spec_accept_length": 3.0, "spec_accept_token_num": 5,
+            "spec_draft_token_num": 10, "spec_verify_ct": 3, "spec_accept_histogram": [1, 0, 1, 1],
+        });
+        assert_eq!(names(&transcript), expected);
+    }
+
+    #[test]
     fn the_last_answer_of_a_batch_member_has_its_index_and_latency() {
         let mut transcript = transcript();
         let end = TranscriptEnd {
@@ -451,6 +519,7 @@ mod tests {
             prompt: Default::default(),
             embedding: None,
             timings: None,
+            accept_histogram: Default::default(),
         };
         transcript.end = Some(end);
         let expected = json!({

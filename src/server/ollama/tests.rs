@@ -220,6 +220,7 @@ fn end(reason: FinishReason) -> Option<TranscriptEnd> {
         e2e_latency_s: 0.5,
         prompt: Default::default(),
         embedding: None,
+        accept_histogram: Default::default(),
         timings: Some(Timings {
             queued,
             admitted: Some(at(1)),

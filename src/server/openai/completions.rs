@@ -156,6 +156,7 @@ impl Call {
                 constraint: constraint.clone(),
                 pooling: None,
                 parsing: None,
+                prediction: None,
                 namespace: namespace.clone(),
                 priority: scheduling.priority,
                 timeouts: scheduling.timeouts,

@@ -109,6 +109,7 @@ impl Common {
             constraint: self.constraint,
             pooling: None,
             parsing,
+            prediction: None,
             namespace: self.namespace,
             priority: self.scheduling.priority,
             timeouts: self.scheduling.timeouts,
@@ -124,7 +125,7 @@ impl Common {
 }
 
 fn read_sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<SamplingParams, ApiError> {
-    const SHARED_NAMES: [&str; 15] = [
+    const SHARED_NAMES: [&str; 16] = [
         "temperature",
         "top_p",
         "top_k",
@@ -140,6 +141,7 @@ fn read_sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<Sampling
         "skip_special_tokens",
         "spaces_between_special_tokens",
         "no_stop_trim",
+        "speculative_num_draft_tokens",
     ];
     let mut sampling = SamplingParams::default();
     for name in SHARED_NAMES {

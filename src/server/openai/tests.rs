@@ -9,7 +9,7 @@ use crate::constraint;
 use crate::foreign;
 use crate::spelling::tests::bytewise;
 use crate::transcript::{TranscriptEnd, Update};
-use souffleur_request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
+use souffleur_request::{ChatPrompt, Delta, GenerateRequest, PredictionUsage, Prompt, Usage};
 use souffleur_state::sampling::TokenLogprobs;
 
 pub(super) fn fields(value: Value) -> Fields {
@@ -54,6 +54,8 @@ pub(super) fn update(text: &str, end: Option<FinishReason>) -> Update {
         cached_tokens: 4,
         loaded_tokens: 0,
         num_retractions: 0,
+        drafts: None,
+        prediction: None,
     };
     let output_logprobs = tokens.iter().map(pos).collect();
     let text = text.to_owned();
@@ -73,6 +75,7 @@ pub(super) fn update(text: &str, end: Option<FinishReason>) -> Update {
             prompt: Default::default(),
             embedding: None,
             timings: None,
+            accept_histogram: Default::default(),
         }),
     }
 }
@@ -177,6 +180,8 @@ fn usage_counts_a_prompt_once() {
         cached_tokens,
         loaded_tokens: 0,
         num_retractions: 0,
+        drafts: None,
+        prediction: None,
     };
     let report = wire::UsageReport::of([usage(0), usage(9), usage(1), usage(9)], 2);
     let expected = json!({
@@ -185,6 +190,20 @@ fn usage_counts_a_prompt_once() {
         "completion_tokens_details": {"reasoning_tokens": 4},
     });
     assert_eq!(serde_json::to_value(report).expect("plain data"), expected);
+}
+
+#[test]
+fn usage_counts_the_tokens_of_a_prediction() {
+    let usage = |accepted, rejected| Usage {
+        prediction: Some(PredictionUsage { accepted, rejected }),
+        ..Usage::default()
+    };
+    let report = wire::UsageReport::of([usage(5, 2), usage(1, 0)], 2);
+    let report = serde_json::to_value(report).expect("plain data");
+    let expected = json!({
+        "reasoning_tokens": 0, "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2,
+    });
+    assert_eq!(report["completion_tokens_details"], expected);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::cached::CachedTokens;
-use souffleur_request::Usage;
+use souffleur_request::{PredictionUsage, Usage};
 
 #[derive(Serialize)]
 pub(super) struct Response<'a, C> {
@@ -83,6 +83,26 @@ struct PromptTokens {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct CompletionTokens {
     reasoning_tokens: u64,
+    /// Only with a `prediction`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accepted_prediction_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rejected_prediction_tokens: Option<u64>,
+}
+
+impl CompletionTokens {
+    fn add(&mut self, usage: &Usage) {
+        self.reasoning_tokens += u64::from(usage.reasoning_tokens);
+        let Some(PredictionUsage { accepted, rejected }) = usage.prediction else {
+            return;
+        };
+        for (sum, tokens) in [
+            (&mut self.accepted_prediction_tokens, accepted),
+            (&mut self.rejected_prediction_tokens, rejected),
+        ] {
+            *sum.get_or_insert(0) += u64::from(tokens);
+        }
+    }
 }
 
 impl UsageReport {
@@ -95,7 +115,7 @@ impl UsageReport {
                 report.prompt_tokens_details.cached_tokens += u64::from(usage.cached_tokens);
             }
             report.completion_tokens += u64::from(usage.completion_tokens);
-            report.completion_tokens_details.reasoning_tokens += u64::from(usage.reasoning_tokens);
+            report.completion_tokens_details.add(&usage);
         }
         report.total_tokens = report.prompt_tokens + report.completion_tokens;
         report

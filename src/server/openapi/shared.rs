@@ -10,6 +10,7 @@ use crate::call::MAX_RID_BYTES;
 use crate::constraint::MAX_PATTERN_BYTES;
 use crate::options::Options;
 use souffleur_state::sampling::{MAX_SAMPLES, SamplingParams};
+use souffleur_state::speculation::MAX_ROOM;
 
 /// A text, or token ids, or a list of either.
 pub(crate) fn prompts(facts: &Facts) -> Shape {
@@ -80,6 +81,13 @@ fn sampling(facts: &Facts, defaults: &SamplingParams) -> ObjectShape {
         .takes(
             "no_stop_trim",
             flag().about("keep the stop string or stop token in the output"),
+        )
+        .takes(
+            "speculative_num_draft_tokens",
+            whole().at_least(0).at_most(MAX_ROOM).about(
+                "most tokens that a step verifies, where the server speculates; 0 for no drafts, by default the \
+                 server's value, which is also the most",
+            ),
         );
     fields.with_defaults(&by_name(defaults))
 }
@@ -321,7 +329,20 @@ pub(super) fn usage() -> Shape {
         )
         .has(
             "completion_tokens_details",
-            object().has("reasoning_tokens", count()).shape(),
+            object()
+                .has("reasoning_tokens", count())
+                .may_have(
+                    "accepted_prediction_tokens",
+                    count().about("drafts from `prediction` that the output has"),
+                )
+                .may_have(
+                    "rejected_prediction_tokens",
+                    count().about(
+                        "drafts from `prediction` that were verified and rejected; not part of \
+                         completion_tokens",
+                    ),
+                )
+                .shape(),
         )
         .shape()
 }

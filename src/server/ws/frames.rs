@@ -183,6 +183,7 @@ mod tests {
             prompt: Default::default(),
             embedding: None,
             timings: None,
+            accept_histogram: Default::default(),
         };
         let rid = RequestId::new("a");
         let form = ReplyForm::new(None, None);

@@ -344,6 +344,7 @@ async fn send_aborted(
             prompt: Arc::default(),
             embedding: None,
             timings: None,
+            accept_histogram: Default::default(),
         };
         let update = Update {
             delta: Delta::default(),

@@ -54,6 +54,7 @@ fn news(intake: IntakeId, tokens: &[u32]) -> RequestTokens {
         cached_tokens: 2,
         loaded_tokens: 0,
         num_retractions: 1,
+        drafts: Default::default(),
         end: None,
     }
 }

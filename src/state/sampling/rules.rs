@@ -48,6 +48,11 @@ impl SamplingParams {
         banned
     }
 
+    /// Whether this token ends the output: EOS, or a stop token of the request.
+    pub fn ends_at(&self, token: u32, eos_ids: &[u32]) -> bool {
+        !self.ignore_eos && (eos_ids.contains(&token) || self.stop_token_ids.contains(&token))
+    }
+
     /// The number of most likely tokens that `top_k` keeps; `None` for all.
     pub fn rank_limit(&self) -> Option<u32> {
         u32::try_from(self.top_k).ok().filter(|limit| *limit > 0)

@@ -64,6 +64,11 @@ impl Memory {
         self.free_rows
     }
 
+    /// Cached pages that the last plan could have evicted.
+    pub(super) fn evictable_pages(&self) -> usize {
+        self.page_size.full_pages(self.cache.evictable_tokens)
+    }
+
     #[inline]
     pub(super) fn protected_tokens(&self) -> usize {
         self.cache.protected_tokens

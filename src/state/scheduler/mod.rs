@@ -32,6 +32,7 @@
 
 mod batch;
 mod deadlines;
+pub mod draft_counts;
 mod flush;
 mod hosts;
 mod intake;
@@ -55,6 +56,7 @@ mod requests;
 mod results;
 mod resume;
 mod retraction;
+mod rooms;
 mod row_states;
 mod rules;
 pub mod sequence;
@@ -81,6 +83,7 @@ use crate::pool::state_pool::StateLimits;
 use crate::pool::window_pool::WindowLimits;
 use crate::step::StepPlan;
 use batch::Batch;
+use draft_counts::DraftCounts;
 use hosts::Hosts;
 use memory::{Census, Memory};
 use news::{FirstAdmission, RequestEnd, RequestTokens};
@@ -238,6 +241,10 @@ impl Scheduler {
 
     pub fn reported_tokens(&self) -> u64 {
         self.outbox.reported_tokens()
+    }
+
+    pub fn draft_counts(&self) -> &DraftCounts {
+        self.outbox.draft_counts()
     }
 
     pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {

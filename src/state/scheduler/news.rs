@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::sampling::RowLogprobs;
+use crate::speculation::RowDrafts;
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::{IntakeId, SeqId};
 
@@ -18,6 +19,8 @@ pub struct RequestTokens {
     /// Prompt tokens from the store, included in `cached_tokens`.
     pub loaded_tokens: u32,
     pub num_retractions: u32,
+    /// The drafts of the step that has sampled the tokens.
+    pub drafts: RowDrafts,
     /// Why the request ended; an earlier stop string overrides it. Boxed, since most messages carry tokens.
     pub end: Option<Box<RequestEnd>>,
 }

@@ -2,12 +2,14 @@
 
 use smallvec::SmallVec;
 
+use super::draft_counts::DraftCounts;
 use super::news::{FirstAdmission, RequestEnd, RequestTokens};
 use super::sequence::Sequence;
 use super::stats::EngineStats;
 use super::submission::Submission;
 use crate::cache::prefix_history::PrefixEvent;
 use crate::sampling::RowLogprobs;
+use crate::speculation::RowDrafts;
 use souffleur_base::ids::{IntakeId, SeqId};
 
 #[derive(Default)]
@@ -18,6 +20,7 @@ pub(super) struct Outbox {
     /// Sequences that ended with decodes in flight, for a reason that the executor cannot see in results.
     ended: Vec<SeqId>,
     reported_tokens: u64,
+    drafts: DraftCounts,
     counts: [u64; Counter::StaleMessages as usize + 1],
 }
 
@@ -78,6 +81,7 @@ impl Outbox {
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
             loaded_tokens: sequence.loaded_tokens(),
             num_retractions: sequence.retractions,
+            drafts: RowDrafts::default(),
             end,
         });
     }
@@ -91,6 +95,7 @@ impl Outbox {
             cached_tokens: 0,
             loaded_tokens: 0,
             num_retractions: 0,
+            drafts: RowDrafts::default(),
             end: Some(Box::new(end)),
         });
     }
@@ -132,6 +137,30 @@ impl Outbox {
     #[inline]
     pub(super) fn reported_tokens(&self) -> u64 {
         self.reported_tokens
+    }
+
+    /// Adds the drafts of a row to the message with its tokens, which was appended last.
+    #[inline]
+    pub(super) fn note_drafts(&mut self, sequence: &Sequence, drafts: RowDrafts) {
+        let request = &sequence.request;
+        let Some(news) = self.news.last_mut() else {
+            return;
+        };
+        if news.intake != request.intake || news.tokens.is_empty() {
+            return;
+        }
+        news.drafts = drafts;
+        let room = request.sampling.speculative_num_draft_tokens;
+        // A prefill computes the first token.
+        let is_decode = sequence.output.len() > news.tokens.len();
+        if is_decode && room.is_some_and(|room| room > 1) {
+            self.drafts.add(drafts, news.tokens.len() - 1);
+        }
+    }
+
+    #[inline]
+    pub(super) fn draft_counts(&self) -> &DraftCounts {
+        &self.drafts
     }
 
     #[inline]

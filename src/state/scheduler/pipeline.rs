@@ -67,6 +67,8 @@ pub(super) struct OpenPlan {
 pub(super) struct StepRecord {
     step: StepId,
     pub(super) rows: Vec<SeqId>,
+    /// The rooms of `rows`; empty if each is 1.
+    rooms: Vec<u32>,
     /// An earlier step was lost: this step's result is dropped.
     pub(super) is_void: bool,
     /// The prefill whose time is measured; empty for a step that also loads.
@@ -75,6 +77,11 @@ pub(super) struct StepRecord {
 }
 
 impl StepRecord {
+    /// The most query tokens of a row, if it is a decode.
+    pub(super) fn room(&self, index: usize) -> u32 {
+        self.rooms.get(index).copied().unwrap_or(1)
+    }
+
     /// The requests in the step, and those whose image it encodes.
     pub(super) fn seqs(&self) -> impl Iterator<Item = &SeqId> {
         self.rows.iter().chain(&self.slice.waiting)
@@ -209,7 +216,7 @@ impl Pipeline {
     #[inline]
     pub(super) fn start_step(
         &mut self,
-        rows: Vec<SeqId>,
+        (rows, rooms): (Vec<SeqId>, Vec<u32>),
         prefill: PrefillWork,
         slice: SliceRecord,
     ) -> (StepId, Vec<TableDelta>) {
@@ -219,6 +226,7 @@ impl Pipeline {
         self.steps.push_back(StepRecord {
             step,
             rows,
+            rooms,
             is_void: false,
             prefill,
             slice,

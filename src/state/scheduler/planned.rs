@@ -19,6 +19,7 @@ use souffleur_base::in_hand;
 use super::batch::PrefillPart;
 use super::outbox::Counter;
 use super::pipeline::OpenPlan;
+use super::rooms::rooms_of;
 use super::{Next, Scheduler};
 
 impl Scheduler {
@@ -158,6 +159,7 @@ impl Scheduler {
             let page = pages
                 .next_to(&mut kv.private)
                 .expect("each growing sequence was granted a page");
+            kv.n_pages += 1;
             if is_live {
                 self.pipeline.append_page(kv.row, page);
             }
@@ -176,6 +178,7 @@ impl Scheduler {
         if let Some(own) = &mut kv.windows {
             own.pages.append(windows);
         }
+        kv.n_pages += pages.len();
         kv.private.append(pages);
     }
 
@@ -286,23 +289,12 @@ impl Scheduler {
             protected_pages: prefix.len(),
             private: Pages::empty(),
             committed: loaded_len,
+            n_pages: prefix.len(),
+            room: 1,
             inserted_tokens: 0,
             reused_tokens: loaded_len,
         });
-        let start = RowStart {
-            row,
-            seq,
-            tokens: sequence.fill.clone(),
-            prompt_tokens: sequence.request.prompt.len() as u32,
-            sampling: sequence.request.sampling.clone(),
-            grammar: sequence.request.grammar.clone(),
-            vectors: sequence.request.vectors.clone(),
-            images: sequence.row_images(),
-            pooling: sequence.request.pooling,
-            prefix,
-            state: state_start,
-            draft_texts: sequence.request.draft_texts.clone(),
-        };
+        let start = sequence.row_start((row, seq), prefix, state_start);
         if !self.requests[seq].has_ended {
             self.pipeline.map_windows(row, windows);
         }
@@ -412,20 +404,25 @@ impl Scheduler {
         let page = self.limits.page_size;
         let rows = decode.iter().map(|&seq| {
             let sequence = self.requests.noted_mut(seq);
+            let is_sure = sequence.unsure == 0;
+            let (position, room) = sequence.plan_decode();
             let kv = sequence.held_kv_mut();
-            let position = kv.committed;
+            let end = kv.committed;
             let saves = match &mut kv.states {
-                Some(states) if page.floor(position + 1) == position + 1 => {
-                    states.save_tail(position + 1).into_iter().collect()
+                Some(states) if is_sure && room == 1 && page.floor(end) == end => {
+                    states.save_tail(end).into_iter().collect()
                 }
+                Some(states) if page.floor(end) > position && !(is_sure && room == 1) => states
+                    .may_save_tail(page.floor(position) + page.get())
+                    .into_iter()
+                    .collect(),
                 _ => SmallVec::new(),
             };
-            sequence.planned_output += 1;
             let logprobs = sequence.request.logprobs.clone();
-            let row = commit_row(sequence, step, position + 1);
+            let row = commit_row(sequence, step, end);
             let work = RowWork::Decode {
                 position: position as u32,
-                room: 1,
+                room,
             };
             StepRow {
                 row,
@@ -459,6 +456,7 @@ impl Scheduler {
             .note_prefilled(prefill.tokens() as u64);
         let with_rows = rows.iter().map(|row| row.seq);
         let seqs = with_rows.chain(loading.iter().copied()).collect();
+        let rooms = rooms_of(&rows);
         let next = self.pipeline.next_step();
         let copies = self.tier.as_mut().and_then(|tier| tier.take_copies(next));
         let has_loads = copies
@@ -473,7 +471,7 @@ impl Scheduler {
             self.give_tower_turn();
         }
         let (vision, slice) = self.take_slice();
-        let (step, table) = self.pipeline.start_step(seqs, measured, slice);
+        let (step, table) = self.pipeline.start_step((seqs, rooms), measured, slice);
         Next::RunStep(Box::new(StepPlan {
             step,
             starts,

@@ -15,6 +15,7 @@ use souffleur_base::ids::SeqId;
 use souffleur_base::in_hand;
 
 use super::pipeline::Returned;
+use super::rooms::DecodeRows;
 use super::{Next, Scheduler};
 
 /// Upper bound of candidates per plan; later plans admit the rest.
@@ -73,12 +74,18 @@ impl Scheduler {
             Some(_) => self.prefixes_to_touch(),
             None => Vec::new(),
         };
+        let decode = match &admit {
+            Some(_) => decode,
+            None => self.make_room(decode),
+        };
+        let evict_tokens = self.space_for_drafts(&decode);
         let needs_tree = !settle.is_empty()
             || !pins.is_empty()
             || admit.is_some()
             || self.pipeline.has_returned()
             || has_passed
             || self.has_unsaved(!decode.seqs.is_empty())
+            || evict_tokens > 0
             || self.queue.order().new_eviction_policy().is_some();
         if !needs_tree {
             return self.plan_decode_alone(decode);
@@ -90,6 +97,7 @@ impl Scheduler {
             touch,
             admit,
             decode_demand,
+            evict_tokens,
             ..self.empty_request()
         };
         self.pipeline.open(decode, None);
@@ -128,7 +136,7 @@ impl Scheduler {
 
     /// A decode without settlements and candidates needs the tree only to evict, and the pools only to append.
     fn plan_decode_alone(&mut self, decode: DecodeRows) -> Next {
-        let DecodeRows { seqs, growing } = decode;
+        let DecodeRows { seqs, growing, .. } = decode;
         self.pipeline.close();
         if seqs.is_empty() {
             self.reset_ratio_when_idle();
@@ -207,7 +215,8 @@ impl Scheduler {
         has_states && sequence.publish && sequence.rows_in_flight > 0
     }
 
-    /// The running sequences whose next token can be planned; none while paused.
+    /// The running sequences whose next token can be planned; none while paused. A sequence that needs a page for it is
+    /// in `growing`.
     pub(super) fn decode_rows(&self) -> DecodeRows {
         let page = self.limits.page_size;
         let running: &[SeqId] = if self.is_paused() {
@@ -218,6 +227,8 @@ impl Scheduler {
         let mut rows = DecodeRows {
             seqs: Vec::with_capacity(running.len()),
             growing: Vec::with_capacity(running.len()),
+            max_room: 1,
+            n_short: 0,
         };
         for &seq in running {
             let sequence = self.requests.noted(seq);
@@ -225,7 +236,9 @@ impl Scheduler {
                 continue;
             }
             rows.seqs.push(seq);
-            if page.pages_to_decode(sequence.held_kv().committed) > 0 {
+            rows.max_room = rows.max_room.max(sequence.max_room());
+            let kv = sequence.held_kv();
+            if page.tokens_in(kv.n_pages) <= kv.committed {
                 rows.growing.push(seq);
             }
         }
@@ -236,14 +249,19 @@ impl Scheduler {
     /// As [`Self::decode_rows`], for the plan being built: sequences that need a page also release old window pages.
     pub(super) fn plan_decode(&mut self) -> DecodeRows {
         let rows = self.decode_rows();
-        if self.limits.windows.is_some() {
-            for &seq in &rows.growing {
-                self.requests.hold(seq);
-                self.release_old_windows(seq);
-            }
-            in_hand::clear();
-        }
+        self.release_windows_of(&rows.growing);
         rows
+    }
+
+    pub(super) fn release_windows_of(&mut self, growing: &[SeqId]) {
+        if self.limits.windows.is_none() {
+            return;
+        }
+        for &seq in growing {
+            self.requests.hold(seq);
+            self.release_old_windows(seq);
+        }
+        in_hand::clear();
     }
 
     pub(super) fn considers_queue(&self, decode: &[SeqId]) -> bool {
@@ -334,19 +352,6 @@ impl Scheduler {
         };
         in_hand::clear();
         candidate
-    }
-}
-
-pub(super) struct DecodeRows {
-    pub(super) seqs: Vec<SeqId>,
-    growing: Vec<SeqId>,
-}
-
-impl DecodeRows {
-    pub(super) fn into_demand(self) -> (Vec<SeqId>, Option<DecodeDemand>) {
-        let Self { seqs, growing } = self;
-        let demand = (!seqs.is_empty()).then_some(DecodeDemand { growing });
-        (seqs, demand)
     }
 }
 

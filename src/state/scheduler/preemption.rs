@@ -103,6 +103,7 @@ impl Scheduler {
         self.batch.set_full(false);
         let mut settle = self.take_settlements();
         settle.extend(released);
+        self.forget_rooms();
         let decode = self.plan_decode();
         let admit = self.admit_request(&decode.seqs);
         let (decode, decode_demand) = decode.into_demand();

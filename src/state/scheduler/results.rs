@@ -21,9 +21,10 @@ impl Scheduler {
         let Some(record) = self.pipeline.take_done(step) else {
             return self.outbox.count(Counter::StaleMessages, 1);
         };
-        for &seq in &record.rows {
+        for (index, &seq) in record.rows.iter().enumerate() {
             if let Some(sequence) = self.requests.get_mut(seq) {
                 sequence.rows_in_flight -= 1;
+                sequence.unsure -= record.room(index) - 1;
             }
         }
         if let Some(tier) = &mut self.tier {
@@ -35,8 +36,8 @@ impl Scheduler {
         match result {
             Ok(mut output) => {
                 self.outbox.reserve(output.rows.len());
-                for row in &mut output.rows {
-                    self.take_row(row);
+                for (index, row) in output.rows.iter_mut().enumerate() {
+                    self.take_row(row, record.room(index));
                     in_hand::clear();
                 }
                 output.rows.clear();
@@ -51,13 +52,14 @@ impl Scheduler {
         self.pipeline.take_cleared_rows()
     }
 
-    /// Takes a row's result. The token of a sequence that ended while the step was in flight is dropped; a retracted
-    /// sequence keeps its token.
-    fn take_row(&mut self, row: &mut RowResult) {
+    /// Takes a row's result. The tokens of a sequence that ended while the step was in flight are dropped; a retracted
+    /// sequence keeps its tokens.
+    fn take_row(&mut self, row: &mut RowResult, room: u32) {
         let (seq, logprobs) = (row.seq, row.logprobs.take());
         if row.accepted == 0 {
-            return self.take_skipped(seq);
+            return self.take_skipped(seq, room);
         }
+        self.take_accepted(seq, room, row.accepted);
         let Some(sequence) = self
             .requests
             .get_mut(seq)
@@ -66,12 +68,15 @@ impl Scheduler {
             return;
         };
         in_hand::hold(sequence.request.intake);
-        match row.verdict {
-            RowVerdict::Open | RowVerdict::GrammarDone => (),
-            RowVerdict::NanLogits => return self.fail(seq, RequestError::NanLogits),
-            RowVerdict::GrammarFailed(failure) => {
-                return self.fail(seq, RequestError::Grammar(failure.reason()));
-            }
+        let failure = failure_of(row.verdict);
+        if failure.is_some() {
+            // The verdict is on the last token, which is undefined.
+            row.tokens.pop();
+        }
+        if let Some(error) = &failure
+            && row.tokens.is_empty()
+        {
+            return self.fail(seq, error.clone());
         }
         if let Some(logprobs) = &logprobs {
             sequence.count_input_logprobs(logprobs.input.len());
@@ -87,7 +92,8 @@ impl Scheduler {
             }
         }
         let may_end_by_grammar = matches!(end, None | Some(FinishReason::Length { .. }));
-        if may_end_by_grammar && row.verdict == RowVerdict::GrammarDone {
+        let took_all = n_taken == row.tokens.len();
+        if may_end_by_grammar && took_all && row.verdict == RowVerdict::GrammarDone {
             end = Some(FinishReason::Grammar);
         }
         sequence.planned_output = sequence.planned_output.max(sequence.output.len());
@@ -102,18 +108,44 @@ impl Scheduler {
                 tokens.insert_many(0, sequence.request.opening.iter().copied());
             }
             self.outbox.report(sequence, tokens, logprobs, None);
+            self.outbox.note_drafts(sequence, row.drafts);
         }
-        match end {
-            Some(reason) => {
+        match (end, failure) {
+            (Some(reason), _) => {
                 self.finish(seq, RequestEnd::Finished(reason), kept, KvAtEnd::Publish);
             }
-            None if n_taken > 0 => self.passed_step(seq),
-            None => {}
+            (None, Some(error)) => self.fail(seq, error),
+            (None, None) if n_taken > 0 => self.passed_step(seq),
+            (None, None) => {}
+        }
+    }
+
+    /// Counts the query tokens of a row that the step accepted, and the copy of its state at the last page end that
+    /// these tokens have passed.
+    fn take_accepted(&mut self, seq: SeqId, room: u32, accepted: u32) {
+        let page = self.limits.page_size;
+        let Some(sequence) = self.requests.get_mut(seq) else {
+            return;
+        };
+        sequence.give_back(room, accepted);
+        // Each row of a later step in flight computes at least one token.
+        let later = (sequence.unsure + sequence.rows_in_flight) as usize;
+        let n_prefilled = sequence.fill.len();
+        if sequence.max_room() > 1
+            && let Some(kv) = &mut sequence.kv
+            && let Some(states) = &mut kv.states
+        {
+            let end = kv.committed - later;
+            let passed = page.floor(end);
+            // The copies of a prefill are known when it is planned.
+            if end > n_prefilled && passed + accepted as usize > end {
+                states.note_tail(passed);
+            }
         }
     }
 
     /// Takes a row that the step skipped because the sequence had ended: the last planned token was not computed.
-    fn take_skipped(&mut self, seq: SeqId) {
+    fn take_skipped(&mut self, seq: SeqId, room: u32) {
         let Some(sequence) = self.requests.get_mut(seq) else {
             return;
         };
@@ -123,10 +155,11 @@ impl Scheduler {
             return self.fail(seq, RequestError::Step(error));
         }
         if let Some(kv) = &mut sequence.kv {
+            let later = (sequence.unsure + sequence.rows_in_flight) as usize;
             if let Some(states) = &mut kv.states {
-                states.revert_tail(kv.committed);
+                states.revert_tail(kv.committed - later);
             }
-            kv.committed -= 1;
+            kv.committed -= room as usize;
         }
     }
 
@@ -175,6 +208,7 @@ impl Scheduler {
         for &seq in &seqs_with_memory {
             // A plan that was open when the step was lost has counted rows that were never sent.
             self.requests[seq].rows_in_flight = 0;
+            self.requests[seq].unsure = 0;
             settle.extend(retract_of(seq, &mut self.requests[seq]));
             self.release_vectors(seq);
             self.queue_retracted(seq);
@@ -186,6 +220,15 @@ impl Scheduler {
         };
         self.pipeline.open(Vec::new(), None);
         Next::PlanStep(Box::new(request))
+    }
+}
+
+/// The error of a row whose last token is undefined.
+fn failure_of(verdict: RowVerdict) -> Option<RequestError> {
+    match verdict {
+        RowVerdict::Open | RowVerdict::GrammarDone => None,
+        RowVerdict::NanLogits => Some(RequestError::NanLogits),
+        RowVerdict::GrammarFailed(failure) => Some(RequestError::Grammar(failure.reason())),
     }
 }
 

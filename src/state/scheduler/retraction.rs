@@ -19,6 +19,7 @@ impl Scheduler {
         if self.pipeline.is_recovering() {
             return Next::Nothing;
         }
+        self.forget_rooms();
         let is_ending = |seq: &SeqId| !self.requests[*seq].can_decode();
         let is_awaited = |seq: &SeqId| self.awaits_state(*seq);
         let awaits_end = self.batch.running().iter().any(is_ending);

@@ -110,6 +110,28 @@ impl RowStates {
         })
     }
 
+    /// The tail copy of a step with drafts, whose results show whether it has reached the end of a page, at `position` or
+    /// later; then [`note_tail`](Self::note_tail) records it.
+    pub fn may_save_tail(&self, position: usize) -> Option<StateSave> {
+        let tail = self.tail.as_ref()?;
+        Some(StateSave {
+            position: position as u32,
+            slot: tail.state.slot(),
+        })
+    }
+
+    /// A step has made the tail copy at `position`. A later step, whose result is not known yet, may overwrite it.
+    pub fn note_tail(&mut self, position: usize) {
+        let Some(tail) = &mut self.tail else {
+            return;
+        };
+        if position > tail.position {
+            tail.previous = std::mem::replace(&mut tail.position, position);
+        } else {
+            tail.previous = tail.previous.max(position);
+        }
+    }
+
     /// Reverts [`save_tail`](Self::save_tail) at `position`, as the step did not run.
     pub fn revert_tail(&mut self, position: usize) {
         if let Some(tail) = self.tail.as_mut().filter(|tail| tail.position == position) {

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use crate::cache::prefix_history::Departure;
-use crate::pool::pages::{NodeLock, Pages, RowWindows};
+use crate::pool::pages::{NodeLock, PageRun, Pages, RowWindows};
 use crate::pooling::Pooling;
 use crate::sampling::LogprobWish;
 use crate::scheduler::row_states::RowStates;
 use crate::scheduler::submission::{Resumption, Submission};
 use crate::scheduler::tier::SequenceTier;
 use crate::scheduler::vision::SequenceVision;
+use crate::speculation::MAX_ROOM;
+use crate::step::{RowStart, StateStart};
 use souffleur_base::ids::{RowId, SeqId, StepId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,13 +28,17 @@ pub enum Phase {
 /// ```text
 /// pages   [0 .. protected_pages)                  owned by the tree, kept by `lock`
 ///         [protected_pages .. +private.len())     owned by the sequence
-/// tokens  [0 .. committed)                        K/V written or planned to be
+/// tokens  [0 .. committed)                        K/V written or planned to be, if all drafts are accepted
 /// ```
 #[derive(Debug)]
 #[repr(C)] // keeps the order, in which the fields that every step touches come first
 pub struct SequenceKv {
-    /// Tokens whose K/V the steps planned so far write.
+    /// Tokens whose K/V the steps planned so far write, if they accept all drafts.
     pub committed: usize,
+    /// Pages of the row, also while a settlement has some of them.
+    pub n_pages: usize,
+    /// The most query tokens of the next step, if it decodes the sequence.
+    pub room: u32,
     pub row: RowId,
     /// Private pages, after the tree's.
     pub private: Pages,
@@ -62,12 +68,16 @@ pub struct Sequence {
     /// Once ended, the sequence leaves its K/V in the prefix cache.
     pub publish: bool,
     pub rows_in_flight: u32,
+    /// Query tokens of the steps in flight that may be rejected drafts.
+    pub unsure: u32,
+    /// The most query tokens in a step, at least 1. Copied from the request.
+    max_room: u32,
     /// Copied from the request, like `ends_at_stop_tokens`, since every plan and every token reads these fields.
     max_new_tokens: u32,
     pub retractions: u32,
     /// Prompt tokens from the cache at the first admission.
     pub cached_tokens: Option<u32>,
-    /// Number of output tokens once every planned step is done.
+    /// Number of output tokens once every planned step is done, if the steps accept all drafts.
     pub planned_output: usize,
     pub output: Vec<u32>,
     /// The last step that writes K/V of this sequence.
@@ -107,6 +117,7 @@ impl Sequence {
         Self {
             fill: initial_fill(&request),
             max_new_tokens: request.sampling.max_new_tokens,
+            max_room: max_room(&request),
             ends_at_stop_tokens: !request.sampling.ignore_eos,
             phase: Phase::Waiting,
             output: request.opening.to_vec(),
@@ -114,6 +125,7 @@ impl Sequence {
             is_opening_sent: request.opening.is_empty(),
             request,
             rows_in_flight: 0,
+            unsure: 0,
             kv: None,
             last_step: StepId::new(0),
             cached_tokens: None,
@@ -182,7 +194,67 @@ impl Sequence {
         self.max_new_tokens().saturating_sub(self.planned_output)
     }
 
-    /// True if the sequence can decode: its last token is known or planned, and its length limit is not reached.
+    /// The most query tokens that the next step can use: all but one are drafts.
+    pub fn usable_room(&self) -> u32 {
+        let remaining = u32::try_from(self.remaining_new_tokens()).unwrap_or(u32::MAX);
+        self.max_room.min(remaining).max(1)
+    }
+
+    /// The largest room of a step of this sequence.
+    pub fn max_room(&self) -> u32 {
+        self.max_room
+    }
+
+    /// The start of the sequence's row after cached pages.
+    pub fn row_start(
+        &self,
+        (row, seq): (RowId, SeqId),
+        prefix: PageRun,
+        state: Option<StateStart>,
+    ) -> RowStart {
+        let request = &self.request;
+        RowStart {
+            row,
+            seq,
+            tokens: self.fill.clone(),
+            prompt_tokens: request.prompt.len() as u32,
+            sampling: request.sampling.clone(),
+            grammar: request.grammar.clone(),
+            vectors: request.vectors.clone(),
+            images: self.row_images(),
+            pooling: request.pooling,
+            draft_texts: request.draft_texts.clone(),
+            prefix,
+            state,
+        }
+    }
+
+    /// Counts a planned decode of the admitted sequence. Returns the least number of tokens with K/V before it, and its
+    /// room.
+    pub fn plan_decode(&mut self) -> (usize, u32) {
+        let unsure = self.unsure as usize;
+        let kv = self.held_kv_mut();
+        let (certain, room) = (kv.committed - unsure, std::mem::replace(&mut kv.room, 1));
+        kv.committed += room as usize;
+        self.unsure += room - 1;
+        self.planned_output += room as usize;
+        (certain, room)
+    }
+
+    /// Takes the query tokens of a decode with this room that the executor did not accept. A retracted sequence has
+    /// none to take back.
+    pub fn give_back(&mut self, room: u32, accepted: u32) {
+        let rejected = room.saturating_sub(accepted) as usize;
+        if let Some(kv) = &mut self.kv
+            && rejected > 0
+        {
+            kv.committed -= rejected;
+            self.planned_output -= rejected;
+        }
+    }
+
+    /// True if the sequence can decode: its last token is known or planned, and its length limit is not reached, even if
+    /// the steps in flight accept all drafts.
     pub fn can_decode(&self) -> bool {
         self.phase == Phase::Running && !self.has_ended && self.remaining_new_tokens() > 0
     }
@@ -371,6 +443,11 @@ impl std::ops::IndexMut<SeqId> for SequenceTable {
         self.get_mut(seq)
             .expect("the scheduler's lists hold live sequences")
     }
+}
+
+fn max_room(request: &Submission) -> u32 {
+    let wanted = request.sampling.speculative_num_draft_tokens;
+    wanted.unwrap_or(1).clamp(1, MAX_ROOM)
 }
 
 /// The prompt, then the opening tokens of the output.

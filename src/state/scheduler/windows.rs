@@ -8,6 +8,7 @@ use super::Scheduler;
 use crate::plan::window_budget::WindowBudget;
 use crate::pool::pages::{Window, WindowPages};
 use crate::scheduler::sequence::Sequence;
+use crate::step::PIPELINE_DEPTH;
 use souffleur_base::ids::SeqId;
 
 /// Tokens that an output may still lose at its end: a stop string, and tokens decoded while it was detected.
@@ -56,19 +57,30 @@ impl Scheduler {
             return;
         };
         let has_cache = self.limits.queue.eviction_policy.is_some();
+        let free_windows = self.free_windows();
         let sequence = &mut self.requests[seq];
         let is_published = has_cache && !sequence.request.bypasses_cache;
+        let max_room = sequence.max_room();
+        let unsure = sequence.unsure as usize;
         let kv = sequence.held_kv_mut();
+        let certain = kv.committed - unsure;
+        // A longer tail is kept only if it takes no page that another sequence needs soon.
+        let tail_pages = window.page_size.pages_for(window.tail_tokens());
+        let lost_at_end = if free_windows < tail_pages {
+            LOST_AT_END
+        } else {
+            lost_at_end(max_room)
+        };
         let Some(windows) = &mut kv.windows else {
             return;
         };
         let passed = if is_published {
-            window.passed_by_end(kv.committed.saturating_sub(LOST_AT_END))
+            window.passed_by_end(certain.saturating_sub(lost_at_end))
         } else {
-            window.passed_pages(kv.committed)
+            window.passed_pages(certain)
         };
         self.passed_windows.append(windows.take_below(passed));
-        if window.passed_pages(kv.committed) >= kv.protected_pages
+        if window.passed_pages(certain) >= kv.protected_pages
             && let Some(lock) = kv.lock.take_windows()
         {
             self.hosts.pins_mut().release(lock);
@@ -109,8 +121,12 @@ impl Scheduler {
 
     /// True if a plan can grant this many window pages, including the pages that it returns.
     pub(super) fn has_windows_for(&self, growing: usize) -> bool {
-        let free = self.memory.free_windows() + self.passed_windows.len();
-        self.limits.windows.is_none() || growing <= free
+        self.limits.windows.is_none() || growing <= self.free_windows()
+    }
+
+    /// Window pages that a plan can grant, including the pages that it returns.
+    pub(super) fn free_windows(&self) -> usize {
+        self.memory.free_windows() + self.passed_windows.len()
     }
 
     /// Positions where other prompts are likely to diverge from this sequence; empty without window layers.
@@ -120,6 +136,11 @@ impl Scheduler {
             _ => SmallVec::new(),
         }
     }
+}
+
+/// Tokens that an output may still lose at its end. While a stop string is detected, both steps in flight decode.
+fn lost_at_end(room: u32) -> usize {
+    LOST_AT_END + PIPELINE_DEPTH * (room as usize - 1)
 }
 
 fn boundaries(sequence: &Sequence) -> SmallVec<[usize; 4]> {

@@ -100,7 +100,7 @@ const FIELDS: [(&str, &str, &[&str]); 18] = [
     (
         "/generate",
         r#""text": "a""#,
-        &["session_params", "input_embeds", "image_data"],
+        &["session_params", "input_embeds", "image_data", "prediction"],
     ),
     ("/api/chat", r#""model": "tiny""#, &["messages"]),
     (

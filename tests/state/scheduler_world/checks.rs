@@ -123,6 +123,7 @@ impl World {
                 cached_tokens,
                 loaded_tokens: _,
                 num_retractions,
+                drafts: _,
                 end,
             } = news;
             let (number, end) = (intake.index(), end.map(|end| *end));

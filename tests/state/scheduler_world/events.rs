@@ -46,6 +46,7 @@ impl World {
             ignore_eos: ask.ignore_eos,
             stop_token_ids: ask.stop_token.into_iter().collect(),
             sampling_seed: Some(seed),
+            speculative_num_draft_tokens: ask.num_draft_tokens,
             ..SamplingParams::default()
         };
         let logprobs = ask.logprob_start.map(|start| LogprobWish {
@@ -81,6 +82,9 @@ impl World {
         let rank = priority_key(self.setup.priority_order(), &view);
         self.waits
             .arrived(view.ask.prompt.len(), view.ask.max_new_tokens, rank);
+        if view.ask.room() > 1 {
+            self.waits.note_drafts(number);
+        }
         self.views.push(view);
         self.order.note_arrival();
         self.states.scheduler.submit(submission);

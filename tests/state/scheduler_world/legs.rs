@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use souffleur_base::error::StepError;
 use souffleur_executor::Executor;
 use souffleur_state::control::{Carried, Leg};
+use souffleur_state::plan::Settle;
 use souffleur_state::plan::probe::ProbeKey;
 use souffleur_state::sampling::{RowLogprobs, TokenLogprobs};
 use souffleur_state::scheduler::Next;
@@ -144,6 +145,7 @@ impl World {
             }
         };
         if !is_void {
+            self.note_results(&plan, &result);
             match &result {
                 Ok(_) => {}
                 Err(error) if outcome == Outcome::Done => panic!("step {}: {error}", plan.step),
@@ -200,14 +202,16 @@ impl World {
     fn take_next(&mut self, next: Next) {
         match next {
             Next::Nothing => return,
-            Next::ProbePrefixes(probe) => {
+            Next::ProbePrefixes(mut probe) => {
+                self.plant_settlements(&mut probe.settle);
                 self.order
                     .note_probing_policy(self.states.scheduler.policy_name());
                 self.note_releases(&probe.settle);
                 self.leg = Some(Leg::ProbePrefixes(probe));
                 return;
             }
-            Next::PlanStep(plan) => {
+            Next::PlanStep(mut plan) => {
+                self.plant_settlements(&mut plan.settle);
                 self.note_releases(&plan.settle);
                 self.check_order(&plan);
                 self.leg = Some(Leg::PlanStep(plan));
@@ -242,6 +246,7 @@ impl World {
         let seqs: HashSet<_> = plan.rows.iter().map(|row| row.seq).collect();
         assert_eq!((rows.len(), seqs.len()), (plan.rows.len(), plan.rows.len()));
         assert!(!plan.rows.is_empty());
+        self.check_rooms(&plan);
         assert_eq!(plan.step.get(), self.history.len() as u64 + 1);
         let numbers = &self.numbers;
         self.watch
@@ -271,6 +276,53 @@ impl World {
         assert!(self.steps.len() <= 2);
     }
 
+    /// Checks that rows have room for drafts only if their requests want them, and only in steps of decodes.
+    fn check_rooms(&self, plan: &StepPlan) {
+        let has_prefill = plan
+            .rows
+            .iter()
+            .any(|row| matches!(row.work, RowWork::Prefill { .. }));
+        for row in &plan.rows {
+            if let RowWork::Decode { room, .. } = row.work {
+                let wished = self.views[self.number_of(row.seq)].ask.room();
+                let most = if has_prefill { 1 } else { wished };
+                assert!(
+                    (1..=most).contains(&room),
+                    "room for {room} in {:?}",
+                    row.work
+                );
+            }
+        }
+    }
+
+    /// Records the numbers of tokens of a step's rows, which plans did not know.
+    fn note_results(&mut self, plan: &StepPlan, result: &Result<StepOutput, StepError>) {
+        let Ok(output) = result else {
+            return;
+        };
+        for (row, result) in plan.rows.iter().zip(&output.rows) {
+            let RowWork::Decode { room, .. } = row.work else {
+                continue;
+            };
+            if result.accepted > 0 {
+                let number = self.number_of(row.seq);
+                self.watch
+                    .give_back(number, room.saturating_sub(result.accepted) as usize);
+                self.waits.took(number, result.accepted as usize - 1);
+            }
+        }
+    }
+
+    fn plant_settlements(&mut self, settlements: &mut [Settle]) {
+        if let Some(mut planted) = self.planted.take() {
+            planted.alter_settlements(settlements, |seq| {
+                let view = &self.views[self.number_of(seq)];
+                [&view.ask.prompt[..], &view.delivered].concat()
+            });
+            self.planted = Some(planted);
+        }
+    }
+
     /// Runs a step without the rows that have ended, as the executor's thread does.
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         for seq in self.states.scheduler.take_ended() {
@@ -280,6 +332,10 @@ impl World {
         self.ended.start(&plan.starts);
         let skipped = self.ended.skip(&mut plan);
         self.skipped_steps += usize::from(!skipped.is_empty());
+        self.computed_steps += usize::from(!plan.rows.is_empty());
+        if let Some(planted) = &mut self.planted {
+            planted.alter_plan(&mut plan);
+        }
         let mut output = self.run_rows(&plan)?;
         self.ended.note(&output.rows);
         skipped.put_back(&mut output.rows);
@@ -288,6 +344,12 @@ impl World {
 
     fn run_rows(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         let mut output = self.executor.run(plan)?;
+        for (row, result) in plan.rows.iter().zip(&output.rows) {
+            self.drafts_seen.take(&row.work, result);
+        }
+        if let Some(planted) = &mut self.planted {
+            planted.alter_results(plan, &mut output.rows);
+        }
         for (row, result) in plan.rows.iter().zip(&mut output.rows) {
             let Some(spec) = &row.logprobs else { continue };
             let prompt = &self.views[self.number_of(row.seq)].ask.prompt;

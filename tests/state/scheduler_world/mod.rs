@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use souffleur_base::ids::{RequestId, SeqId, StepId};
 use souffleur_executor::ended::EndedRows;
-use souffleur_executor::fake::{FakeExecutor, FakeOptions};
+use souffleur_executor::fake::{FakeDrafts, FakeExecutor, FakeOptions};
 use souffleur_state::cache::changes::Observer;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
@@ -25,7 +25,9 @@ use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
 use souffleur_state::step::StepPlan;
 
+use crate::drafts_seen::DraftsSeen;
 use crate::kv_events::KvReader;
+use crate::planted_drafts::Planted;
 use crate::policy_model::OrderCheck;
 pub use crate::scheduler_requests::{Ask, EOS, End, RequestView, VOCAB};
 use crate::scheduler_waits::{WaitLog, WaitRules};
@@ -58,6 +60,8 @@ pub struct Setup {
     pub windows: Option<WindowLimits>,
     /// Plans from one full check to the next: of each page, of each node, of the whole order of the queue.
     pub full_check_every: usize,
+    /// Which drafts are right; `None`: the executor has no drafts.
+    pub drafts: Option<FakeDrafts>,
 }
 
 impl Default for Setup {
@@ -79,6 +83,7 @@ impl Default for Setup {
             states: None,
             windows: None,
             full_check_every: 1,
+            drafts: None,
         }
     }
 }
@@ -165,6 +170,11 @@ pub struct World {
     ended: EndedRows,
     /// Steps from which rows were removed because their requests had ended.
     pub skipped_steps: usize,
+    /// Steps that computed rows.
+    pub computed_steps: usize,
+    pub drafts_seen: DraftsSeen,
+    /// A fault at the boundary of scheduler and executor.
+    pub planted: Option<Planted>,
     leg: Option<Leg>,
     steps: VecDeque<StepPlan>,
     /// The results of steps up to this one are void, because an earlier step failed.
@@ -225,6 +235,10 @@ impl World {
             Some(windows) => executor.with_windows(windows),
             None => executor,
         };
+        let executor = match &setup.drafts {
+            Some(drafts) => executor.with_drafts(drafts.clone()),
+            None => executor,
+        };
         Self {
             states,
             views: Vec::new(),
@@ -232,6 +246,9 @@ impl World {
             executor,
             ended: EndedRows::new(Arc::from([EOS])),
             skipped_steps: 0,
+            computed_steps: 0,
+            drafts_seen: DraftsSeen::default(),
+            planted: None,
             leg: None,
             steps: VecDeque::new(),
             void_until: StepId::new(0),

@@ -1,7 +1,8 @@
 //! Short causal convolutions over tokens, channel by channel.
 
+use super::drafts::{DraftInputs, Form};
 use super::pool::{StatePool, States};
-use crate::cpu::batch::{CpuBatch, Segment};
+use crate::cpu::batch::{CpuBatch, Segment, StateRow};
 use crate::cpu::element::{load_up_to, store_up_to};
 use crate::cpu::gates::silu;
 use crate::cpu::rows::for_rows;
@@ -10,7 +11,6 @@ use crate::cpu::tensor::{Shared, Tensor};
 use crate::cpu::threads::ThreadPool;
 use crate::recurrent::MAX_TAPS;
 use souffleur_base::ids::StateSlot;
-use souffleur_base::row_state::StateSave;
 
 const ELEMENT_COST: usize = 64;
 
@@ -48,8 +48,8 @@ pub fn gate_inputs(pool: &mut ThreadPool, projected: &mut Tensor, channels: usiz
     });
 }
 
-/// Convolves the rows of all segments, and stores the inputs of the last `n_taps - 1` tokens in the states of `layer`,
-/// from element `first` on.
+/// Convolves the rows of all segments, and stores the inputs of the last `n_taps - 1` tokens that are no drafts in the
+/// states of `layer`, from element `first` on. The histories first take the accepted drafts that they owe.
 pub fn convolve(
     (pool, isa): (&mut ThreadPool, Isa),
     input: &ConvInput<'_>,
@@ -57,15 +57,18 @@ pub fn convolve(
     batch: &CpuBatch,
     mut out: Tensor,
 ) -> Tensor {
+    let (states, log) = states.layer(layer);
     let store = Histories {
-        states: states.layer(layer),
+        states,
         first,
         n_kept: input.n_taps - 1,
         channels: input.channels,
     };
     let channels = input.channels;
     let shared = Shared::new(out.values_mut());
-    for (segment, live, saves) in batch.with_states() {
+    for state_row in batch.with_states() {
+        let StateRow { segment, live, .. } = state_row;
+        store.append(log.owed(live), live);
         let cost = channels * ELEMENT_COST;
         for_rows(pool, segment.n_tokens, cost, |token| {
             let at = segment.first_token + token;
@@ -79,9 +82,20 @@ pub fn convolve(
             };
             dispatch(isa, row);
         });
-        store.keep(input, segment, live, saves);
+        store.keep(input, &state_row);
     }
     out
+}
+
+/// Appends the inputs of drafts to the history in a slot, as [`convolve`] does with tokens.
+pub fn append_drafts(form: &Form, drafts: DraftInputs<'_>, states: States<'_>, slot: StateSlot) {
+    let store = Histories {
+        states,
+        first: form.first_kept(),
+        n_kept: form.n_kept,
+        channels: form.channels,
+    };
+    store.append(drafts, slot);
 }
 
 /// The inputs of the last tokens of each sequence, the oldest first.
@@ -133,12 +147,34 @@ impl Histories<'_> {
         }
     }
 
-    fn keep(&self, input: &ConvInput<'_>, segment: &Segment, live: StateSlot, saves: &[StateSave]) {
-        for save in saves {
+    /// Moves the history in a slot on by the inputs of drafts.
+    fn append(&self, drafts: DraftInputs<'_>, slot: StateSlot) {
+        if drafts.is_empty() {
+            return;
+        }
+        for kept in 0..self.n_kept {
+            // SAFETY: only the calling thread uses histories now. Drafts are at least one, so an input overwrites one
+            // that was already copied, and source and destination do not overlap.
+            unsafe {
+                let place = |kept: usize| self.first + kept * self.channels;
+                let after_oldest = kept + drafts.len();
+                let from = match after_oldest.checked_sub(self.n_kept) {
+                    Some(draft) => drafts.convolved(draft),
+                    None => self.states.read(slot, place(after_oldest), self.channels),
+                };
+                let to = self.states.part(slot, place(kept), self.channels);
+                to.copy_from_slice(from);
+            }
+        }
+    }
+
+    fn keep(&self, input: &ConvInput<'_>, row: &StateRow<'_>) {
+        let StateRow { segment, live, .. } = *row;
+        for save in row.saves {
             let end_token = save.position as usize - segment.first_position;
             self.write(input, segment, live, (save.slot, end_token));
         }
-        self.write(input, segment, live, (live, segment.n_tokens));
+        self.write(input, segment, live, (live, row.n_certain()));
     }
 
     /// Writes the inputs of the last tokens before token `end_token` of the segment to a slot.

@@ -1,9 +1,11 @@
 //! The gated delta rule (linear attention): a head's state matrix decays, then maps a token's key nearer to its value.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::drafts::{DraftInputs, DraftLog};
 use super::pool::{StatePool, States};
-use crate::cpu::batch::{CpuBatch, Segment};
+use crate::cpu::batch::{CpuBatch, StateRow};
 use crate::cpu::element::{load_up_to, store_up_to};
 use crate::cpu::nodes::{PerNode, locate};
 use crate::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
@@ -11,7 +13,6 @@ use crate::cpu::tensor::{Shared, Tensor};
 use crate::cpu::threads::ThreadPool;
 use crate::recurrent::DeltaNetShape;
 use souffleur_base::ids::StateSlot;
-use souffleur_base::row_state::StateSave;
 
 /// Column blocks of an item: keys and queries are read once for all of them, their sums are independent chains, and the
 /// blocks stay in L1 for all tokens.
@@ -19,10 +20,13 @@ const ITEM_BLOCKS: usize = 2;
 /// Approximate cost per matrix element and token, in multiply-adds.
 const ELEMENT_COST: usize = 5;
 
+/// Elements of the blocks of an item with the longest keys.
+const MAX_ITEM_ELEMENTS: usize = ITEM_BLOCKS * LANES * 1024;
+
 const _: () = assert!(DeltaNetShape::COLUMNS == LANES);
 
-/// Updates the matrices of all rows, each head's on its own NUMA node. `mixed` holds queries, keys and values, `rates`
-/// decays and betas.
+/// Updates the matrices of all rows, each head's on its own NUMA node; first with the drafts that they owe. `mixed` holds
+/// queries, keys and values, `rates` decays and betas.
 pub fn run(
     (pool, isa): (&mut ThreadPool, Isa),
     shape: &DeltaNetShape,
@@ -31,9 +35,9 @@ pub fn run(
     batch: &CpuBatch,
     mut out: Tensor,
 ) -> Tensor {
-    let states = states.layer(layer);
+    let (states, log) = states.layer(layer);
+    let log: &DraftLog = log;
     let rule = DeltaRule {
-        shape,
         mixed,
         rates,
         out: Shared::new(out.values_mut()),
@@ -48,18 +52,37 @@ pub fn run(
             let (node, item) = locate(&node_items, index);
             let (own, run) = (&owned[node], item % n_runs);
             let (row, head) = (item / n_runs / own.len(), item / n_runs % own.len());
-            let (segment, live, saves) = rows.rows[row];
-            let head = own.start + head;
-            let first = run * ITEM_BLOCKS;
-            let blocks = first..shape.blocks().min(first + ITEM_BLOCKS);
-            rule.item(isa, states, (segment, live, saves), head, blocks);
+            let row = rows.rows[row];
+            let item = Item::new(shape, own.start + head, run);
+            rule.item(isa, states, (row, log.owed(row.live)), &item);
         });
     }
     out
 }
 
+/// Adds drafts to the matrices in a slot, as [`run`] does with tokens.
+pub fn add_drafts(
+    (pool, isa): (&mut ThreadPool, Isa),
+    shape: &DeltaNetShape,
+    states: States<'_>,
+    (drafts, slot): (DraftInputs<'_>, StateSlot),
+) {
+    let n_runs = shape.blocks().div_ceil(ITEM_BLOCKS);
+    let owned = pool.nodes().heads(shape.value_heads);
+    let node_items: PerNode<usize> = owned.iter().map(|own| own.len() * n_runs).collect();
+    let cost = drafts.len() * shape.matrix_elements() * ELEMENT_COST;
+    pool.for_each_by_node(&node_items, cost, &|index| {
+        let (node, item) = locate(&node_items, index);
+        let head = owned[node].start + item / n_runs;
+        let item = Item::new(shape, head, item % n_runs);
+        // SAFETY: each item has its own blocks.
+        let state = unsafe { states.part(slot, item.first, item.len) };
+        item.run(isa, Source::Drafts(drafts), state, 0..drafts.len());
+    });
+}
+
 struct Rows<'a> {
-    rows: smallvec::SmallVec<[(&'a Segment, StateSlot, &'a [StateSave]); 64]>,
+    rows: smallvec::SmallVec<[StateRow<'a>; 64]>,
     n_tokens: usize,
 }
 
@@ -71,7 +94,7 @@ impl<'a> Rows<'a> {
             let rows: smallvec::SmallVec<_> = rows.by_ref().take(64).collect();
             let n_tokens = rows
                 .iter()
-                .map(|row: &(&Segment, StateSlot, &[StateSave])| row.0.n_tokens)
+                .map(|row: &StateRow<'_>| row.segment.n_tokens)
                 .sum();
             (!rows.is_empty()).then_some(Self { rows, n_tokens })
         })
@@ -79,61 +102,168 @@ impl<'a> Rows<'a> {
 }
 
 struct DeltaRule<'a> {
-    shape: &'a DeltaNetShape,
     mixed: &'a Tensor,
     rates: &'a Tensor,
     out: Shared<'a, f32>,
 }
 
 impl DeltaRule<'_> {
-    /// Runs some blocks of a head's matrix over the tokens of a row, and copies them to the saved states.
+    /// Runs some blocks of a head's matrix over owed drafts and the row's tokens, and copies them to the saved states.
     fn item(
         &self,
         isa: Isa,
         states: States<'_>,
-        (segment, live, saves): (&Segment, StateSlot, &[StateSave]),
-        head: usize,
-        blocks: Range<usize>,
+        (row, owed): (StateRow<'_>, DraftInputs<'_>),
+        item: &Item<'_>,
     ) {
-        let block = self.shape.block_elements();
-        let first = (head * self.shape.blocks() + blocks.start) * block;
-        let len = blocks.len() * block;
+        let segment = row.segment;
         // SAFETY: each row has its own live slot, and each item its own blocks.
-        let state = unsafe { states.part(live, first, len) };
+        let state = unsafe { states.part(row.live, item.first, item.len) };
+        if !owed.is_empty() {
+            item.run(isa, Source::Drafts(owed), state, 0..owed.len());
+        }
         let mut done = 0;
-        let ends = saves.iter().map(|save| {
+        let ends = row.saves.iter().map(|save| {
             let end_token = save.position as usize - segment.first_position;
             (end_token, Some(save.slot))
         });
-        for (end, slot) in ends.chain([(segment.n_tokens, None)]) {
+        for (end, slot) in ends.chain([(row.n_certain(), None)]) {
             let tokens = segment.first_token + done..segment.first_token + end;
-            let chunk = Chunk {
-                rule: self,
-                state: &mut *state,
-                head,
-                first_column: blocks.start * LANES,
-                tokens,
-            };
-            match blocks.len() {
-                ITEM_BLOCKS => dispatch(isa, Blocks::<ITEM_BLOCKS>(chunk)),
-                _ => dispatch(isa, Blocks::<1>(chunk)),
-            }
+            item.run(isa, Source::Step(self), state, tokens);
             if let Some(slot) = slot {
                 // SAFETY: each saved slot belongs to one row and is written once.
-                unsafe { states.part(slot, first, len) }.copy_from_slice(state);
+                unsafe { states.part(slot, item.first, item.len) }.copy_from_slice(state);
             }
             done = end;
+        }
+        if row.n_drafts > 0 {
+            let tokens = segment.first_token + done..segment.first_token + segment.n_tokens;
+            self.run_drafts(isa, item, state, tokens);
+        }
+    }
+
+    /// Runs the blocks over drafts without a change of the state.
+    // The copy takes stack memory that other items do not need.
+    #[inline(never)]
+    fn run_drafts(&self, isa: Isa, item: &Item<'_>, state: &[f32], tokens: Range<usize>) {
+        assert!(
+            state.len() <= MAX_ITEM_ELEMENTS,
+            "two blocks are {} elements, expected at most {MAX_ITEM_ELEMENTS}",
+            state.len()
+        );
+        let mut copy = ItemCopy([const { MaybeUninit::uninit() }; MAX_ITEM_ELEMENTS]);
+        let start = copy.0.as_mut_ptr().cast::<f32>();
+        // SAFETY: `copy` is at least as long as `state`, and overlaps with nothing; the elements of the slice were just
+        // written, and only the slice uses them.
+        let copy = unsafe {
+            start.copy_from_nonoverlapping(state.as_ptr(), state.len());
+            std::slice::from_raw_parts_mut(start, state.len())
+        };
+        item.run(isa, Source::Step(self), copy, tokens);
+    }
+}
+
+/// Memory for a copy of an item's blocks, whose rows are whole cache lines.
+#[repr(align(64))]
+struct ItemCopy([MaybeUninit<f32>; MAX_ITEM_ELEMENTS]);
+
+/// Some blocks of a head's matrix.
+struct Item<'a> {
+    shape: &'a DeltaNetShape,
+    head: usize,
+    /// One or [`ITEM_BLOCKS`].
+    n_blocks: usize,
+    first_column: usize,
+    n_columns: usize,
+    /// The blocks' elements in a state.
+    first: usize,
+    len: usize,
+}
+
+impl<'a> Item<'a> {
+    /// `run` is the index of the head's group of [`ITEM_BLOCKS`] blocks.
+    fn new(shape: &'a DeltaNetShape, head: usize, run: usize) -> Self {
+        let first_block = run * ITEM_BLOCKS;
+        let n_blocks = ITEM_BLOCKS.min(shape.blocks() - first_block);
+        let first_column = first_block * LANES;
+        let end_column = shape.value_dim.min(first_column + n_blocks * LANES);
+        let block = shape.block_elements();
+        Self {
+            shape,
+            head,
+            n_blocks,
+            first_column,
+            n_columns: end_column - first_column,
+            first: (head * shape.blocks() + first_block) * block,
+            len: n_blocks * block,
+        }
+    }
+
+    /// Runs the blocks over tokens.
+    fn run(&self, isa: Isa, source: Source<'_>, state: &mut [f32], tokens: Range<usize>) {
+        let chunk = Chunk {
+            item: self,
+            source,
+            state,
+            tokens,
+        };
+        match self.n_blocks {
+            ITEM_BLOCKS => dispatch(isa, Blocks::<ITEM_BLOCKS>(chunk)),
+            _ => dispatch(isa, Blocks::<1>(chunk)),
+        }
+    }
+}
+
+/// Where tokens are.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// In the step; their outputs are written.
+    Step(&'a DeltaRule<'a>),
+    /// In the log: their outputs are known, and queries are not read.
+    Drafts(DraftInputs<'a>),
+}
+
+/// The parts of a token's inputs that an item reads.
+struct TokenInputs<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    decay: f32,
+    beta: f32,
+}
+
+impl<'a> Source<'a> {
+    #[inline(always)]
+    fn token(&self, item: &Item<'_>, token: usize) -> TokenInputs<'a> {
+        let shape = item.shape;
+        let (queries, key_values, rates) = match *self {
+            Self::Step(rule) => {
+                let (queries, key_values) = rule.mixed.row(token).split_at(shape.keys());
+                (queries, key_values, rule.rates.row(token))
+            }
+            Self::Drafts(drafts) => {
+                let key_values = drafts.key_values(shape, token);
+                (key_values, key_values, drafts.rates(shape, token))
+            }
+        };
+        let key = shape.key_head(item.head) * shape.key_dim;
+        let value = shape.keys() + item.head * shape.value_dim + item.first_column;
+        TokenInputs {
+            q: &queries[key..][..shape.key_dim],
+            k: &key_values[key..][..shape.key_dim],
+            v: &key_values[value..][..item.n_columns],
+            decay: rates[item.head],
+            beta: rates[shape.value_heads + item.head],
         }
     }
 }
 
 struct Chunk<'a> {
-    rule: &'a DeltaRule<'a>,
+    item: &'a Item<'a>,
+    source: Source<'a>,
     /// Each block is `[key_dim, 16]`.
     state: &'a mut [f32],
-    head: usize,
-    first_column: usize,
-    /// Indices in the step.
+    /// Indices in the source.
     tokens: Range<usize>,
 }
 
@@ -145,39 +275,42 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
     #[inline(always)]
     fn run<S: Lanes>(self) {
         let Chunk {
-            rule,
+            item,
+            source,
             state,
-            head,
-            first_column,
             tokens,
         } = self.0;
-        let shape = rule.shape;
-        let (dim, block) = (shape.key_dim, shape.block_elements());
+        let shape = item.shape;
+        let block = shape.block_elements();
         assert_eq!(state.len(), N * block, "the state must have {N} blocks");
-        let key = shape.keys() + shape.key_head(head) * dim;
-        let query = shape.key_head(head) * dim;
-        let value = 2 * shape.keys() + head * shape.value_dim;
-        let end_column = shape.value_dim.min(first_column + N * LANES);
-        let n_columns = end_column - first_column;
+        let first_output = item.head * shape.value_dim + item.first_column;
+        let mut unused = [0.0; ITEM_BLOCKS * LANES];
         let state = state.as_mut_ptr();
         let mut pending: Option<PendingUpdate<'_, S, N>> = None;
         let end = tokens.end;
         for token in tokens {
-            let row = rule.mixed.row(token);
             if token + 1 < end {
-                let next = rule.mixed.row(token + 1);
-                fetch::<S>(&next[query..][..dim]);
-                fetch::<S>(&next[key..][..dim]);
-                fetch::<S>(&next[value + first_column..][..n_columns]);
+                let next = source.token(item, token + 1);
+                fetch::<S>(next.q);
+                fetch::<S>(next.k);
+                fetch::<S>(next.v);
             }
-            let (q, k) = (&row[query..][..dim], &row[key..][..dim]);
-            let v = &row[value + first_column..][..n_columns];
-            let rates = rule.rates.row(token);
-            let (decay, beta) = (rates[head], rates[shape.value_heads + head]);
-            let out = token * shape.values() + head * shape.value_dim + first_column;
-            // SAFETY: each item has its own columns of tokens.
-            let out = unsafe { rule.out.part(out, n_columns) };
-            // SAFETY: `state` holds `N` blocks of `dim` rows, `q` and `k` have `dim` elements, `load_up_to` and
+            let TokenInputs {
+                q,
+                k,
+                v,
+                decay,
+                beta,
+            } = source.token(item, token);
+            let out = match source {
+                // SAFETY: each item has its own columns of tokens.
+                Source::Step(rule) => unsafe {
+                    let first = token * shape.values() + first_output;
+                    rule.out.part(first, item.n_columns)
+                },
+                Source::Drafts(_) => &mut unused[..item.n_columns],
+            };
+            // SAFETY: `state` holds `N` blocks of `key_dim` rows, `q` and `k` have `key_dim` elements, `load_up_to` and
             // `store_up_to` stay within their slices; `dispatch` detected the instruction set.
             unsafe {
                 let products = match &pending {

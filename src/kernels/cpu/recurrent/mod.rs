@@ -5,10 +5,12 @@
 
 mod conv;
 mod delta;
+mod drafts;
 mod gates;
 pub(super) mod pool;
 
 use self::conv::{ConvInput, Epilogue, convolve};
+use self::drafts::{Form, StepInputs, settle_displaced};
 use super::batch::CpuBatch;
 use super::matmul::Write;
 use super::tensor::Tensor;
@@ -34,9 +36,22 @@ pub fn gated_conv(
         bias: weights.bias.as_deref(),
         epilogue: Epilogue::Times { first: channels },
     };
+    let form = Form {
+        channels,
+        n_kept: weights.n_taps - 1,
+        delta: None,
+    };
     let out = backend.scratch.tensor(x.rows(), channels);
-    let threads = (&mut backend.pool, backend.isa);
-    convolve(threads, &input, (&mut backend.states, layer, 0), batch, out)
+    let (pool, isa, states) = (&mut backend.pool, backend.isa, &mut backend.states);
+    settle_displaced((&mut *pool, isa), (&mut *states, layer), batch);
+    let store = (&mut *states, layer, form.first_kept());
+    let out = convolve((&mut *pool, isa), &input, store, batch, out);
+    let step = StepInputs {
+        convolved: &projected,
+        delta: None,
+    };
+    states.layer(layer).1.keep(pool, form, &step, batch);
+    out
 }
 
 pub fn delta_net(
@@ -60,8 +75,14 @@ pub fn delta_net(
     let mixed = backend.scratch.tensor(x.rows(), shape.channels());
     let rates = backend.scratch.tensor(x.rows(), 2 * shape.value_heads);
     let out = backend.scratch.tensor(x.rows(), shape.values());
+    let form = Form {
+        channels: shape.channels(),
+        n_kept: shape.n_taps - 1,
+        delta: Some(shape),
+    };
     let (pool, isa, states) = (&mut backend.pool, backend.isa, &mut backend.states);
-    let store = (&mut *states, layer, shape.matrix_elements());
+    settle_displaced((&mut *pool, isa), (&mut *states, layer), batch);
+    let store = (&mut *states, layer, form.first_kept());
     let mut mixed = convolve((&mut *pool, isa), &input, store, batch, mixed);
     let rates = gates::prepare(
         (&mut *pool, isa),
@@ -75,10 +96,15 @@ pub fn delta_net(
         (&mut *pool, isa),
         &shape,
         (&mixed, &rates),
-        (states, layer),
+        (&mut *states, layer),
         batch,
         out,
     );
+    let step = StepInputs {
+        convolved: &projected,
+        delta: Some((&mixed, &rates)),
+    };
+    states.layer(layer).1.keep(pool, form, &step, batch);
     gates::finish((pool, isa), &shape, weights, &projected, &mut out);
     out
 }

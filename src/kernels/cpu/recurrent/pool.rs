@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use super::drafts::DraftLog;
 use crate::cpu::element::{Borrowed, Elements};
 use crate::cpu::homes;
 use crate::cpu::nodes::{Nodes, PerNode};
@@ -31,6 +32,7 @@ struct LayerStates {
     heads: usize,
     head_len: usize,
     elements: Elements<f32>,
+    drafts: DraftLog,
 }
 
 impl LayerStates {
@@ -68,6 +70,7 @@ impl StatePool {
                 heads: heads.count,
                 head_len: heads.bytes as usize / size_of::<f32>(),
                 elements: Elements::zeros((n_slots + 1) * stride),
+                drafts: DraftLog::none(),
             }
         });
         Self {
@@ -94,12 +97,27 @@ impl StatePool {
         }
     }
 
-    pub fn layer(&mut self, layer: usize) -> States<'_> {
+    /// Allocates logs of `max_drafts` drafts for rows `0..n_rows`; a draft's inputs take at most `width` elements in a
+    /// layer.
+    pub fn keep_drafts(&mut self, n_rows: usize, (max_drafts, width): (usize, usize)) {
+        let n_slots = self.n_slots;
+        for layer in self.layers.iter_mut().filter(|layer| layer.stride > 0) {
+            layer.drafts = DraftLog::new(n_slots, n_rows, (max_drafts, width));
+        }
+    }
+
+    pub fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The states of a layer, and the drafts whose changes they do not have yet.
+    pub fn layer(&mut self, layer: usize) -> (States<'_>, &mut DraftLog) {
         let layer = &mut self.layers[layer];
-        States {
+        let states = States {
             stride: layer.stride,
             elements: Shared::new((&mut layer.elements).slice()),
-        }
+        };
+        (states, &mut layer.drafts)
     }
 
     /// # Panics
@@ -123,6 +141,7 @@ impl StatePool {
     pub fn scatter(&mut self, slot: StateSlot, bytes: &[u8]) {
         let mut rest = bytes;
         for layer in &mut self.layers {
+            layer.drafts.forget(slot);
             let (part, others) = rest.split_at(layer.len * size_of::<f32>());
             let (first, len) = (slot.index() * layer.stride, layer.len);
             let elements = (&mut layer.elements).slice();
@@ -132,7 +151,8 @@ impl StatePool {
         assert!(rest.is_empty(), "the data is longer than a state");
     }
 
-    /// Initialises states to zero or copies of other states. No slot may be both read and written, or written twice.
+    /// Initialises states to zero or copies of other states, without the drafts that those owe. No slot may be both read
+    /// and written, or written twice.
     ///
     /// # Panics
     /// If a slot does not exist.
@@ -152,6 +172,9 @@ impl StatePool {
             self.n_slots
         );
         for layer in &mut self.layers {
+            starts
+                .iter()
+                .for_each(|start| layer.drafts.forget(start.live));
             let parts = layer.parts(pool.nodes());
             let node_items: PerNode<usize> = parts.iter().map(|_| starts.len()).collect();
             let stride = layer.stride;

@@ -47,6 +47,7 @@ fn update(text: &str, end: Option<FinishReason>) -> Update {
         prompt: Default::default(),
         embedding: None,
         timings: Some(timings),
+        accept_histogram: Default::default(),
     });
     Update { delta, end }
 }

@@ -52,6 +52,7 @@ impl NativeCall {
         let is_batch = count != PromptCount::One || samples > 1;
         let logprobs = logprob_requests(&mut fields, count, limits.request)?;
         let namespaces = namespaces(&mut fields, count, limits.request)?;
+        let predictions = predictions(&mut fields, count)?;
         let rids = rids(&mut fields, count)?;
         let Scheduling { priority, timeouts } = Scheduling::table().read(&mut fields, limits)?;
         let stream = fields.flag("stream")?;
@@ -66,8 +67,11 @@ impl NativeCall {
             .zip(sampling)
             .zip(logprobs)
             .zip(namespaces)
+            .zip(predictions)
             .zip(rids);
-        for ((((prompt, (sampling, constraint)), logprobs), namespace), rid) in per_prompt {
+        for (((((prompt, (sampling, constraint)), logprobs), namespace), prediction), rid) in
+            per_prompt
+        {
             let request = GenerateRequest {
                 rid,
                 prompt,
@@ -76,6 +80,7 @@ impl NativeCall {
                 constraint,
                 pooling: None,
                 parsing: None,
+                prediction,
                 namespace,
                 priority,
                 timeouts,
@@ -341,6 +346,17 @@ fn chosen_tokens(
         Some(b'[') => count.read_list(NAME, &raw, Arc::default(), list),
         _ => Ok(vec![list(NAME, &raw)?; count.get()]),
     }
+}
+
+/// `prediction`: a guess of the output's text for each prompt.
+fn predictions(fields: &mut Fields, count: PromptCount) -> Result<Vec<Option<Arc<str>>>, ApiError> {
+    const NAME: &str = "prediction";
+    let bytes = fields.peek(NAME).map_or(0, |raw| raw.bytes().len());
+    fields.charge_request_bytes(bytes)?;
+    count.each(fields, NAME, None, |name, raw| {
+        let text = field::text(name, raw.shallow(name)?)?;
+        Ok(Some(text).filter(|text| !text.is_empty()).map(Arc::from))
+    })
 }
 
 fn namespaces(

@@ -400,3 +400,26 @@ fn two_constraints_and_misplaced_constraints_are_refused() {
     );
     assert!(parse(json!({"text": "a", "regex": null, "sampling_params": {"regex": ""}})).is_ok());
 }
+
+#[test]
+fn each_prompt_may_have_a_prediction() {
+    let call = read(json!({"text": ["a", "b", "c"], "prediction": ["x", null, ""]}));
+    let predictions: Vec<Option<&str>> = call
+        .requests
+        .iter()
+        .map(|request| request.prediction.as_deref())
+        .collect();
+    assert_eq!(predictions, [Some("x"), None, None]);
+    let call = read(json!({"text": ["a", "b"], "prediction": "x"}));
+    let mut shared = call
+        .requests
+        .iter()
+        .filter_map(|request| request.prediction.clone());
+    let (first, second) = (shared.next(), shared.next());
+    let is_shared = first
+        .zip(second)
+        .map(|(one, other)| Arc::ptr_eq(&one, &other));
+    assert_eq!(is_shared, Some(true));
+    let text = "prediction is 5, must be a string";
+    refuses(json!({"text": "a", "prediction": 5}), "prediction", text);
+}

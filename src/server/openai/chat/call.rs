@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::messages;
+use super::prediction;
 use super::reasoning::Reasoning;
 use super::tools::CallTools;
 use crate::budget::Charges;
@@ -28,6 +29,7 @@ pub(crate) struct Call {
     pub(crate) tools: Option<Arc<ToolUse>>,
     pub(crate) reasoning: Reasoning,
     pub(crate) logprobs: Option<u32>,
+    pub(crate) prediction: Option<Arc<str>>,
 }
 
 impl Call {
@@ -48,6 +50,7 @@ impl Call {
         let max_tokens = llama_cpp::read_chat_fields(&mut fields)?.or(max_tokens);
         common.limit_length(max_tokens.unwrap_or(UNLIMITED))?;
         let logprobs = logprobs(&mut fields)?;
+        let prediction = prediction::read(&mut fields)?;
         let mut template_kwargs = template_kwargs(&mut fields)?;
         let reasoning = Reasoning::read(&mut fields, &mut template_kwargs)?;
         foreign::refuse(&mut fields, &[])?;
@@ -66,6 +69,7 @@ impl Call {
             tools: tools.usage,
             reasoning,
             logprobs,
+            prediction,
         };
         Ok((call, fields.into_charges()))
     }
@@ -75,6 +79,10 @@ impl Call {
         let request = self
             .common
             .into_chat_request(self.prompt, self.logprobs, parsing);
+        let request = GenerateRequest {
+            prediction: self.prediction,
+            ..request
+        };
         samples_of(request).collect()
     }
 

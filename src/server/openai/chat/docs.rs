@@ -126,7 +126,17 @@ fn answer_fields() -> ObjectShape {
         .takes("logprobs", flag().or(false))
         .takes("top_logprobs", whole().at_least(0).at_most(MAX_TOP_LOGPROBS).about("alternatives of each token; with `logprobs`"))
         .takes("modalities", list(text()).up_to(1).about("`[\"text\"]`"))
+        .takes("prediction", prediction())
         .and(llama_cpp::chat_fields())
+}
+
+fn prediction() -> Shape {
+    let part = object().has("type", enum_of(["text"])).has("text", text());
+    object()
+        .has("type", enum_of(["content"]))
+        .has("content", any_of([text(), list(part.shape())]))
+        .shape()
+        .about("a guess of the answer's text: where the server speculates, parts that the model repeats are generated faster")
 }
 
 fn tool_choice() -> Shape {

@@ -6,6 +6,7 @@ pub(crate) mod docs;
 pub(crate) mod history;
 pub(crate) mod messages;
 pub(crate) mod pieces;
+mod prediction;
 pub(crate) mod reasoning;
 pub(crate) mod tool_choice;
 pub(crate) mod tools;

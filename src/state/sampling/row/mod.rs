@@ -105,6 +105,19 @@ impl RowSampler {
         mask: Option<&TokenMask>,
         scratch: &mut DrawScratch,
     ) -> Sampled {
+        self.choose_ahead(logits, mask, 0, scratch)
+    }
+
+    /// As [`Self::choose`], for the token after `ahead` tokens that are not recorded yet. More than 0 only with
+    /// [`Self::needs_only_length`].
+    #[inline(always)]
+    pub fn choose_ahead(
+        &self,
+        logits: &mut [f32],
+        mask: Option<&TokenMask>,
+        ahead: u64,
+        scratch: &mut DrawScratch,
+    ) -> Sampled {
         let logits = &mut logits[..self.vocab_size];
         let mut peak = Peak::of(logits, 0);
         // A mask or a ban could hide a NaN.
@@ -123,9 +136,32 @@ impl RowSampler {
         let kept = KeptTokens::of(logits, peak.logit, &self.params, scratch);
         let seed = self.params.seed();
         Sampled {
-            token: kept.pick(uniform(seed, self.output_tokens)),
+            token: kept.pick(uniform(seed, self.output_tokens + ahead)),
             nan: false,
         }
+    }
+
+    /// Whether the choices of this and all later tokens depend on the output only by its length, so that several tokens
+    /// can be chosen at once.
+    pub fn needs_only_length(&self) -> bool {
+        !self.params.has_penalty()
+            && self.params.logit_bias.is_empty()
+            && !self.params.bans_ends(self.output_tokens)
+    }
+
+    /// Whether this token ends the output.
+    pub fn ends_at(&self, token: u32, eos_ids: &[u32]) -> bool {
+        self.params.ends_at(token, eos_ids)
+    }
+
+    /// How many tokens the output may still get.
+    pub fn remaining_tokens(&self) -> u64 {
+        u64::from(self.params.max_new_tokens).saturating_sub(self.output_tokens)
+    }
+
+    /// The most query tokens of a step: the last token and its drafts.
+    pub fn max_room(&self) -> u32 {
+        self.params.speculative_num_draft_tokens.unwrap_or(0)
     }
 
     /// Records an output token, sampled or chosen by the caller (teacher forcing, speculation).

@@ -147,3 +147,18 @@ fn every_sample_has_the_constraint() {
     assert!(requests.iter().all(|request| request.constraint.is_some()));
     assert!(call(json!({})).into_requests()[0].constraint.is_none());
 }
+
+#[test]
+fn a_prediction_belongs_to_every_sample() {
+    let call = call(json!({
+        "n": 2, "speculative_num_draft_tokens": 4, "prediction": {"type": "content", "content": "x"},
+    }));
+    let requests = call.into_requests();
+    assert_eq!(requests.len(), 2);
+    for request in &requests {
+        assert_eq!(request.prediction.as_deref(), Some("x"));
+        assert_eq!(request.sampling.speculative_num_draft_tokens, Some(4));
+    }
+    let text = "prediction.type is missing: send a string";
+    refuses_field(json!({"prediction": {}}), "prediction.type", text);
+}
