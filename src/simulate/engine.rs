@@ -15,6 +15,7 @@ use super::outcome::{Moment, Outcome, RequestFate, RequestOutcome};
 use super::replay::MAX_POOL_PAGES;
 use super::roofline::Roofline;
 use super::routing::{Arrival, route};
+use super::rows::SimulatedDrafts;
 use super::trace::{Trace, TraceRequest};
 use super::unit::VirtualUnit;
 use souffleur_base::ids::{IntakeId, RequestId};
@@ -40,6 +41,8 @@ pub struct Simulation<'a> {
     /// Sets `ignore_eos` on every request, as load generators do. Otherwise the scheduler reserves memory for only a
     /// part of the output, and may have to retract the request.
     pub ignore_eos: bool,
+    /// `None`: decodes have no drafts.
+    pub drafts: Option<SimulatedDrafts>,
 }
 
 /// Runs a trace to its end. Fails if the configuration is invalid, or if the pools have too many pages to simulate.
@@ -89,7 +92,8 @@ impl<'a> VirtualEngine<'a> {
             schedule_policy: config.schedule_policy.clone(),
             diagnoses_misses: false,
         };
-        let unit = |_| VirtualUnit::new(&setup, simulation.roofline, simulation.store);
+        let drafts = simulation.drafts;
+        let unit = |_| VirtualUnit::new(&setup, simulation.roofline, simulation.store, drafts);
         let units = (0..n_units).map(unit).collect::<Result<Vec<_>, _>>()?;
         let page_size = setup.limits.page_size;
         let kv_tokens = page_size.tokens_in(pages);
@@ -220,6 +224,7 @@ impl<'a> VirtualEngine<'a> {
             max_new_tokens: max_new_tokens as u32,
             ignore_eos: self.simulation.ignore_eos,
             sampling_seed: Some(0),
+            speculative_num_draft_tokens: self.simulation.drafts.map(|drafts| drafts.room),
             ..SamplingParams::default()
         };
         let (intake, prompt) = (IntakeId::new(index as u64), request.prompt.tokens());
@@ -277,6 +282,7 @@ impl<'a> VirtualEngine<'a> {
                 num_retractions,
                 end,
                 logprobs: _,
+                drafts: _,
             } = update;
             let request = &mut self.outcome.requests[intake.index()];
             (request.cached_tokens, request.retractions) = (cached_tokens, num_retractions);

@@ -58,6 +58,9 @@ pub struct Hardware {
     pub flops_efficiency: f64,
     /// The overhead of a step, such as launches and sampling, in microseconds: also an assumption.
     pub step_overhead_us: f64,
+    /// Rows of a matrix product, one for each query token, that kernels compute together: more rows are rounded up to
+    /// whole groups. `None` if the time of a product grows by single rows.
+    pub group_rows: Option<u32>,
     /// The fraction of memory for weights and KV pool, if not configured; `None` for the engine's default.
     pub mem_fraction_static: Option<f64>,
 }
@@ -141,6 +144,12 @@ impl Hardware {
             ),
             ("flops_efficiency", hardware.flops_efficiency, 1e-3, 1.0),
             ("step_overhead_us", hardware.step_overhead_us, 0.0, 1e9),
+            (
+                "group_rows",
+                hardware.group_rows.map_or(1.0, f64::from),
+                1.0,
+                65_536.0,
+            ),
             (
                 "mem_fraction_static",
                 hardware.mem_fraction_static.unwrap_or(0.5),

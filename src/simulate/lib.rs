@@ -8,6 +8,7 @@
 //! - [`disk`], [`store`]: the KV store, with the delays of its disk
 //! - [`engine`]: the scheduler, tree and pools in virtual time
 //! - [`replay`]: inserts the prompts one after another, to compute hit rates by cache size
+//! - [`rows`]: the results of the simulated executor, with drafts
 //! - [`outcome`]: the outcome of every request
 
 mod azure;
@@ -24,7 +25,7 @@ pub mod read;
 pub mod replay;
 pub mod roofline;
 mod routing;
-mod rows;
+pub mod rows;
 pub mod shape;
 pub mod store;
 pub mod synthetic;

@@ -98,6 +98,7 @@ pub fn model_info(
         attention_backend: None,
         kernel_path: None,
         double_sparsity: None,
+        speculation: None,
         formats: Default::default(),
         card: None,
     })

@@ -2,8 +2,10 @@
 //!
 //! The model takes this maximum separately for products with weights and for attention, and adds an overhead.
 //! - weights: each matrix is read once per step (the output head only if a row samples); two operations per weight
-//!   and token. Embedding lookups cost nothing. A token computes only with its chosen experts, and a step reads the
-//!   expected number of distinct experts if all were equally likely.
+//!   and token, and the tokens of a step are rounded up to whole groups of rows if the hardware has them. All query
+//!   tokens of a decode with drafts count, and each has a row of the output head. Embedding lookups cost nothing. A
+//!   token computes only with its chosen experts, and a step reads the expected number of distinct experts if all were
+//!   equally likely.
 //! - attention: a row's keys and values are read once, and the new ones are written once. A query takes two operations
 //!   per element of each key and value. A recurrent state is read and written once per row, and once more for each
 //!   copy: at the start of a row with a cached prefix, and when a step saves a state. The state's operations count as
@@ -41,6 +43,8 @@ pub struct Roofline {
     experts: Option<ExpertsConfig>,
     head_weights: f64,
     head_bytes: f64,
+    /// [`Hardware::group_rows`].
+    group_rows: Option<f64>,
     /// Attention layers, grouped by equal window and K/V layout.
     layers: Vec<Layers>,
     /// Bytes of the recurrent states of one sequence, in all layers.
@@ -111,6 +115,7 @@ impl Roofline {
             experts: model.experts.clone(),
             head_weights: table,
             head_bytes,
+            group_rows: hardware.group_rows.map(f64::from),
             layers: Layers::of(model, &layout, storage.sparsity),
             state_bytes: layout.state_bytes() as f64,
             state_ops: state_ops(model),
@@ -130,13 +135,15 @@ impl Roofline {
             cost.kv_bytes += self.state_bytes * if is_copied { 2.0 } else { 1.0 };
         }
         for row in &plan.rows {
-            let positions = match &row.work {
-                RowWork::Prefill { positions } => positions.clone(),
-                RowWork::Decode { position, .. } => *position..*position + 1,
+            let (positions, outputs) = match &row.work {
+                RowWork::Prefill { positions } => (positions.clone(), 1),
+                RowWork::Decode { position, room } => (*position..*position + *room, *room),
             };
             let (start, end) = (f64::from(positions.start), f64::from(positions.end));
             cost.tokens += positions.len() as u64;
-            sampled += u64::from(row.sample);
+            if row.sample {
+                sampled += u64::from(outputs);
+            }
             let moves = 1 + row.saves.len();
             cost.kv_bytes += 2.0 * self.state_bytes * moves as f64;
             cost.attention_flops += self.state_ops * positions.len() as f64;
@@ -148,7 +155,8 @@ impl Roofline {
         }
         let tokens = cost.tokens as f64;
         let weights = self.body_weights + self.expert_weights;
-        cost.linear_flops = 2.0 * (weights * tokens + self.head_weights * sampled as f64);
+        let head = self.head_weights * self.product_rows(sampled as f64);
+        cost.linear_flops = 2.0 * (weights * self.product_rows(tokens) + head);
         if let Some(experts) = &self.experts {
             let share = experts.expected(tokens) / experts.count() as f64;
             cost.weight_bytes += self.expert_bytes * share;
@@ -157,6 +165,14 @@ impl Roofline {
             cost.weight_bytes += self.head_bytes;
         }
         cost
+    }
+
+    /// The rows of a product for which a step with this number of rows takes time.
+    fn product_rows(&self, rows: f64) -> f64 {
+        match self.group_rows {
+            Some(group) if rows > group => (rows / group).ceil() * group,
+            _ => rows,
+        }
     }
 
     pub fn seconds(&self, cost: &StepCost) -> f64 {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::disk::StoreModel;
 use super::outcome::UnitOutcome;
 use super::roofline::{Roofline, StepCost};
-use super::rows::{prefill_only_tokens, row_result};
+use super::rows::{SimulatedDrafts, SimulatedRows, prefill_only_tokens};
 use super::store::{StoreAnswer, VirtualStore};
 use souffleur_base::error::ConfigError;
 use souffleur_state::cache::radix_tree::RadixTree;
@@ -21,6 +21,7 @@ pub(super) struct VirtualUnit<'a> {
     store_model: Option<&'a StoreModel>,
     states: ControlStates,
     store: Option<VirtualStore<'a>>,
+    rows: SimulatedRows,
     prefill_rate: PrefillRate,
     /// The steps in flight. The first one runs for `step_s`, until `step_ends_s`.
     steps: VecDeque<Box<StepPlan>>,
@@ -36,6 +37,7 @@ impl<'a> VirtualUnit<'a> {
         setup: &ControlSetup,
         roofline: &'a Roofline,
         store: Option<&'a StoreModel>,
+        drafts: Option<SimulatedDrafts>,
     ) -> Result<Self, ConfigError> {
         let mut states = setup.build()?;
         states.scheduler.store_serves(store.is_some());
@@ -44,6 +46,7 @@ impl<'a> VirtualUnit<'a> {
             store_model: store,
             states,
             store: store.map(VirtualStore::new),
+            rows: SimulatedRows::new(drafts),
             prefill_rate: PrefillRate::default(),
             steps: VecDeque::new(),
             step_ends_s: 0.0,
@@ -184,7 +187,7 @@ impl<'a> VirtualUnit<'a> {
             .scheduler
             .take_cleared_rows()
             .unwrap_or_default();
-        rows.extend(plan.rows.iter().map(row_result));
+        rows.extend(self.rows.results(&plan));
         let micros = (self.step_s * 1e6).round() as u64;
         self.states.scheduler.step_took(plan.step, micros);
         self.states.scheduler.step_done(

@@ -28,6 +28,7 @@ pub fn run(
         roofline: &roofline,
         store: None,
         ignore_eos,
+        drafts: None,
     };
     let outcome = simulate(&simulation, trace).expect("the simulation completes");
     assert!(outcome.stats.is_idle_and_whole(), "{:?}", outcome.stats);

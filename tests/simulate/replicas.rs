@@ -281,6 +281,7 @@ fn replicas_are_refused_with_a_store_and_without_a_number() {
             roofline: &Roofline::new(&hardware, &shape, storage(&config, &shape), 1),
             store: store.as_ref(),
             ignore_eos: true,
+            drafts: None,
         };
         let outcome = simulate(&simulation, &trace(&burst(1)));
         outcome.err().map(|error| error.to_string())

@@ -49,6 +49,7 @@ fn run(
         roofline: &roofline,
         store: store.as_ref(),
         ignore_eos: true,
+        drafts: None,
     };
     let outcome = simulate(&simulation, trace).expect("the simulation completes");
     assert!(outcome.stats.is_idle_and_whole(), "{:?}", outcome.stats);

@@ -59,6 +59,49 @@ fn a_decode_reads_the_weights_once_and_each_context() {
 }
 
 #[test]
+fn a_decode_with_drafts_reads_its_context_once_and_has_a_head_row_for_each_query() {
+    let roofline = h100(1);
+    let with_room = |room| {
+        let mut plan = plan(&[(999..1000, true)]);
+        plan.rows[0].work = RowWork::Decode {
+            position: 999,
+            room,
+        };
+        roofline.cost(&plan)
+    };
+    let (one, four) = (with_room(1), with_room(4));
+    assert_eq!(one, roofline.cost(&plan(&[(999..1000, true)])));
+    assert_eq!(four.tokens, 4);
+    assert_eq!(four.linear_flops, 4.0 * one.linear_flops);
+    assert_eq!(four.weight_bytes, one.weight_bytes);
+    assert_eq!(four.kv_bytes, 131_072.0 * (1003.0 + 4.0));
+    let pairs = 1000.0 + 1001.0 + 1002.0 + 1003.0;
+    assert_eq!(four.attention_flops, 32.0 * 4.0 * 4096.0 * pairs);
+}
+
+#[test]
+fn rows_beyond_a_group_are_rounded_up_to_whole_groups() {
+    let mut roofline = h100(1);
+    let flops = |roofline: &Roofline, tokens: u32| {
+        let cost = roofline.cost(&plan(&[(0..tokens, false)]));
+        cost.linear_flops
+    };
+    let one = flops(&roofline, 1);
+    assert_eq!(flops(&roofline, 9), 9.0 * one);
+    roofline.group_rows = Some(8.0);
+    for (tokens, rows) in [
+        (1, 1.0),
+        (7, 7.0),
+        (8, 8.0),
+        (9, 16.0),
+        (16, 16.0),
+        (17, 24.0),
+    ] {
+        assert_eq!(flops(&roofline, tokens), rows * one, "{tokens}");
+    }
+}
+
+#[test]
 fn a_sparse_decode_reads_labels_and_some_tokens() {
     let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
     let model = shape::load("llama-3.1-8b").expect("it is compiled in");

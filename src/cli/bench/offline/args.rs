@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::taught::args::TaughtArgs;
+
 /// Flags without a server.
 #[derive(Args, Debug)]
 pub struct OfflineArgs {
@@ -49,6 +51,8 @@ pub struct OfflineArgs {
     pub pretended_nodes: Option<u16>,
     #[command(flatten)]
     pub scaling: ScalingArgs,
+    #[command(flatten)]
+    pub taught: TaughtArgs,
     /// Start, answer two prompts and exit: the bench starts itself with this flag to measure start-up
     #[arg(long, hide = true)]
     pub start_once: bool,

@@ -8,6 +8,7 @@
 //! | [`machine`] | the machine's peak rates, and the least time of a step at these rates |
 //! | [`measure`] | runs starts and loads, and times them |
 //! | [`report`] | record, tables and plot |
+//! | [`taught`] | plain decoding and speculation on given texts |
 
 pub mod args;
 mod load;
@@ -15,6 +16,7 @@ mod machine;
 mod measure;
 mod report;
 mod subject;
+mod taught;
 
 use std::path::Path;
 use std::time::Duration;
@@ -52,6 +54,9 @@ pub fn run(
     }
     if args.start_once {
         return starts::start_once(config, first(&args.prompt_tokens), seed);
+    }
+    if let Some(file) = &args.taught.taught {
+        return taught::run(args, config, file, seed, json);
     }
     if let Some(context_tokens) = args.noise_context {
         let record = noise::measure(args, &config, context_tokens)?;

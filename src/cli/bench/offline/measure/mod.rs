@@ -5,5 +5,5 @@ pub mod noise;
 pub mod rounds;
 pub mod scaling;
 pub mod starts;
-mod streams;
+pub mod streams;
 pub mod waits;

@@ -1,5 +1,6 @@
 //! Runs streams through the engine's handle, and records when their tokens arrive.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
@@ -14,6 +15,7 @@ pub struct Stream {
     began: Instant,
     /// The time of each event with tokens, and the number of tokens so far, in order; never empty.
     seen: Vec<(Instant, u32)>,
+    pub output: Vec<u32>,
 }
 
 pub async fn run(
@@ -21,19 +23,30 @@ pub async fn run(
     prompt: Vec<u32>,
     output_tokens: u32,
 ) -> Result<Stream, Failure> {
+    answer(engine, request(prompt.into(), output_tokens)).await
+}
+
+/// A greedy request whose output has exactly `output_tokens` tokens.
+pub fn request(prompt: Arc<[u32]>, output_tokens: u32) -> GenerateRequest {
     let sampling = SamplingParams {
         max_new_tokens: output_tokens,
         temperature: 0.0,
         ignore_eos: true,
         ..SamplingParams::default()
     };
-    let request = GenerateRequest {
+    GenerateRequest {
         sampling,
-        ..GenerateRequest::new(Prompt::Tokens(prompt.into()))
-    };
+        ..GenerateRequest::new(Prompt::Tokens(prompt))
+    }
+}
+
+/// Runs a request of [`request`].
+pub async fn answer(engine: &EngineHandle, request: GenerateRequest) -> Result<Stream, Failure> {
+    let output_tokens = request.sampling.max_new_tokens;
     let began = Instant::now();
     let mut generation = engine.generate(request).map_err(Failure::failed)?;
     let mut seen: Vec<(Instant, u32)> = Vec::with_capacity(output_tokens as usize);
+    let mut output: Vec<u32> = Vec::with_capacity(output_tokens as usize);
     while let Some(event) = generation.next().await {
         let now = Instant::now();
         let delta = match &event {
@@ -42,12 +55,17 @@ pub async fn run(
             Event::Failed(error) => return Err(Failure::failed(error)),
         };
         let tokens = delta.usage.completion_tokens;
+        output.extend(&delta.tokens);
         if tokens > seen.last().map_or(0, |(_, tokens)| *tokens) {
             seen.push((now, tokens));
         }
         if event.is_terminal() {
             return if tokens == output_tokens {
-                Ok(Stream { began, seen })
+                Ok(Stream {
+                    began,
+                    seen,
+                    output,
+                })
             } else {
                 Err(Failure::failed(format_args!(
                     "a stream ended after {tokens} of {output_tokens} tokens: increase --context-length or --max-total-tokens"
@@ -96,14 +114,29 @@ pub struct Decoded {
 pub fn decoded(streams: &[Stream]) -> Option<Decoded> {
     let began = streams.iter().map(|stream| stream.first().0).max()?;
     let last = streams.iter().filter_map(|stream| stream.seen.last());
-    let ended = last.clone().map(|(at, _)| *at).max()?;
-    let all: u32 = last.map(|(_, tokens)| tokens).sum();
-    let before: u32 = streams.iter().map(|stream| stream.tokens_at(began)).sum();
-    let seconds = (ended - began).as_secs_f64();
-    (all > before && seconds > 0.0).then_some(Decoded {
-        tokens: all - before,
-        seconds,
-    })
+    let ended = last.map(|(at, _)| *at).max()?;
+    between(streams, began, ended)
+}
+
+/// The tokens that streams decoded from the last stream's first token to the first end of a stream: with drafts,
+/// streams of equal lengths end at different times. `None` if that time is empty.
+pub fn decoded_together(streams: &[Stream]) -> Option<Decoded> {
+    let began = streams.iter().map(|stream| stream.first().0).max()?;
+    let last = streams.iter().filter_map(|stream| stream.seen.last());
+    let ended = last.map(|(at, _)| *at).min()?;
+    between(streams, began, ended)
+}
+
+fn between(streams: &[Stream], began: Instant, ended: Instant) -> Option<Decoded> {
+    let tokens_at = |at| {
+        streams
+            .iter()
+            .map(|stream| stream.tokens_at(at))
+            .sum::<u32>()
+    };
+    let tokens = tokens_at(ended).checked_sub(tokens_at(began))?;
+    let seconds = ended.saturating_duration_since(began).as_secs_f64();
+    (tokens > 0 && seconds > 0.0).then_some(Decoded { tokens, seconds })
 }
 
 #[cfg(test)]
@@ -117,6 +150,7 @@ mod tests {
         Stream {
             began,
             seen: seen.collect(),
+            output: Vec::new(),
         }
     }
 
@@ -129,7 +163,13 @@ mod tests {
             tokens: 2 + 3,
             seconds: 0.2,
         };
-        assert_eq!(decoded(&[early.clone(), late.clone()]), Some(expected));
+        let both = [early.clone(), late];
+        assert_eq!(decoded(&both), Some(expected));
+        let together = Decoded {
+            tokens: 2 + 2,
+            seconds: 0.15,
+        };
+        assert_eq!(decoded_together(&both), Some(together));
         assert_eq!(early.first_token(), Duration::from_millis(100));
         assert_eq!(
             decoded(&[early]).map(|decoded| decoded.tokens),
