@@ -6,7 +6,7 @@ use super::CpuExecutor;
 use super::state_drafts::{MAX_STATE_DRAFTS, finish_state};
 use crate::speculation::Speculation;
 use souffleur_base::ids::RowId;
-use souffleur_state::speculation::{Candidate, Controller, Proposal, Proposer};
+use souffleur_state::speculation::{Candidate, Controller, Proposal, Proposer, RowYield};
 use souffleur_state::step::{RowStart, RowWork, StepPlan};
 
 /// The drafts of the current step.
@@ -69,14 +69,13 @@ impl StepDrafts {
         candidate.map_or_else(Proposal::default, |candidate| candidate.proposal)
     }
 
-    /// Counts the drafts of a row that the step has accepted.
-    pub(super) fn note_result(&mut self, work: usize, n_accepted: usize) {
-        let (proposal, n_drafts) = (self.proposal(work), self.of(work).len());
-        if let Some(controller) = &mut self.controller
-            && n_drafts > 0
-        {
-            controller.note_result(&proposal, n_drafts, n_accepted);
-        }
+    /// Counts the drafts of a row that the step has accepted. Returns the row's counts if they have changed.
+    pub(super) fn note_result(&mut self, work: usize, n_accepted: usize) -> Option<RowYield> {
+        let n_drafts = self.of(work).len();
+        let controller = self.controller.as_mut().filter(|_| n_drafts > 0)?;
+        let candidate = &mut self.candidates[work];
+        controller.note_result(candidate, n_drafts, n_accepted);
+        Some(candidate.row)
     }
 
     /// Notes the time of a step that only decodes.
@@ -111,10 +110,10 @@ impl CpuExecutor {
             let proposal = self.propose_row(row.row, rooms(&row.work) as usize);
             let end = self.drafts.tokens.len();
             self.drafts.places.push(first..end);
-            self.drafts.candidates.push(Candidate {
-                proposal,
-                n_tokens: end - first,
-            });
+            let sampling = self.sampling[row.row.index()].as_ref();
+            let row_yield = sampling.map_or_else(RowYield::default, |sampling| sampling.row_yield);
+            let candidate = Candidate::new(proposal, end - first, row_yield);
+            self.drafts.candidates.push(candidate);
         }
         let drafts = &mut self.drafts;
         if let Some(controller) = &mut drafts.controller {

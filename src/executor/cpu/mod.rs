@@ -50,7 +50,7 @@ use souffleur_model::sparsity::ModelSparsity;
 use souffleur_state::grammar::RowGrammar;
 use souffleur_state::pool::window_pool::WindowLimits;
 use souffleur_state::sampling::RowSampler;
-use souffleur_state::speculation::{MAX_ROOM, Proposer};
+use souffleur_state::speculation::{MAX_ROOM, Proposer, RowYield};
 use souffleur_state::step::{
     RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
 };
@@ -131,6 +131,7 @@ struct RowSampling {
     last_token: u32,
     /// `None` for a row without drafts.
     proposer: Option<Box<dyn Proposer>>,
+    row_yield: RowYield,
     lesson: Option<Lesson>,
 }
 
@@ -379,6 +380,7 @@ impl CpuExecutor {
             sampler: RowSampler::new(sampling, self.vocab_size, eos_ids, &prompt, output),
             last_token: 0,
             proposer: self.proposer_of(start),
+            row_yield: RowYield::default(),
             lesson: self
                 .teacher
                 .as_ref()

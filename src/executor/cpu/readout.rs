@@ -309,7 +309,11 @@ impl CpuExecutor {
             };
             self.rows.accept(plan.rows[work].row, n_accepted);
             self.accept_in_state(plan, work, n_accepted);
-            self.drafts.note_result(work, n_accepted);
+            let row_yield = self.drafts.note_result(work, n_accepted);
+            let sampling = self.sampling[plan.rows[work].row.index()].as_mut();
+            if let (Some(row_yield), Some(sampling)) = (row_yield, sampling) {
+                sampling.row_yield = row_yield;
+            }
         }
     }
 }

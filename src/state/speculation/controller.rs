@@ -12,7 +12,7 @@
 
 use super::Proposal;
 use super::costs::StepCosts;
-use super::survival::Survival;
+use super::survival::{RowYield, Survival};
 
 /// Steps without drafts, although some were proposed, until one has a draft.
 const PROBE_INTERVAL: u32 = 64;
@@ -30,11 +30,27 @@ const PLAIN_GAP: u32 = 16;
 const DRAFTS_PER_ROW: usize = super::MAX_ROOM as usize - 1;
 
 /// A decode row with the drafts that its proposer has for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     pub proposal: Proposal,
     /// Before the choice the number of proposed drafts, 0 for none; after it, the number of drafts to verify.
     pub n_tokens: usize,
+    /// What became of the row's earlier drafts.
+    pub row: RowYield,
+    /// The probability that a draft is accepted, without the row's factor. [`Controller::choose`] sets it.
+    pub probability: f32,
+}
+
+impl Candidate {
+    /// A row with `n_tokens` drafts of a proposal.
+    pub fn new(proposal: Proposal, n_tokens: usize, row: RowYield) -> Self {
+        Self {
+            proposal,
+            n_tokens,
+            row,
+            probability: 0.0,
+        }
+    }
 }
 
 /// Chooses drafts. Its calls allocate nothing.
@@ -79,6 +95,9 @@ impl Controller {
         self.costs.begin_step();
         self.since_plain = self.since_plain.saturating_add(1);
         self.is_probe = false;
+        for candidate in candidates.iter_mut() {
+            candidate.probability = self.survival.of(&candidate.proposal);
+        }
         let likeliest = self.rank(candidates);
         let mut n_taken = self.n_worthwhile(context_tokens, candidates.len());
         if n_taken > 0 && self.is_plain_due(context_tokens, candidates.len()) {
@@ -100,11 +119,13 @@ impl Controller {
         }
     }
 
-    /// Notes that the last chosen step has verified `drafted` drafts of a proposal and accepted the first `accepted` of
-    /// them.
-    pub fn note_result(&mut self, proposal: &Proposal, drafted: usize, accepted: usize) {
+    /// Notes that the last chosen step has verified `drafted` drafts of a row and accepted the first `accepted` of them.
+    pub fn note_result(&mut self, candidate: &mut Candidate, drafted: usize, accepted: usize) {
         let weight = if self.is_probe { PROBE_WEIGHT } else { 1.0 };
-        self.survival.note(proposal, drafted, accepted, weight);
+        self.survival
+            .note(&candidate.proposal, drafted, accepted, weight);
+        let counts = (drafted, accepted);
+        candidate.row.note(candidate.probability, counts, weight);
     }
 
     /// Notes the time of a decode step, with drafts or without.
@@ -120,7 +141,7 @@ impl Controller {
             if candidate.n_tokens == 0 {
                 continue;
             }
-            let probability = self.survival.of(&candidate.proposal);
+            let probability = candidate.probability * candidate.row.factor();
             if likeliest.is_none_or(|(highest, _)| probability > highest) {
                 likeliest = Some((probability, row));
             }

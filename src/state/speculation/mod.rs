@@ -15,6 +15,7 @@ use std::sync::Arc;
 pub use controller::{Candidate, Controller};
 pub use match_finder::{MIN_MATCH, Match, MatchFinder};
 pub use proposer::{TextLimits, TextProposer};
+pub use survival::RowYield;
 
 /// The most query tokens of a row in a step.
 pub const MAX_ROOM: u32 = 64;

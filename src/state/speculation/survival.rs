@@ -12,6 +12,9 @@ const PRIORS: [f32; 8] = [0.6, 0.35, 0.45, 0.55, 0.7, 0.8, 0.9, 0.95];
 const PRIOR_TRIALS: f32 = 2.0;
 /// Trials after which a bucket's counts are halved.
 const MAX_TRIALS: f32 = 128.0;
+/// Predicted drafts of a row with which its first ones are mixed, and after which its counts are halved.
+const ROW_TRIALS: f32 = 2.0;
+const MAX_ROW_TRIALS: f32 = 24.0;
 /// No draft is certain.
 const MAX_PROBABILITY: f32 = 0.99;
 
@@ -51,6 +54,34 @@ impl Survival {
     }
 }
 
+/// How a row's drafts did, compared with what the counts of all rows predicted: a text that repeats itself badly among
+/// good ones loses its drafts after a few steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RowYield {
+    predicted: f32,
+    accepted: f32,
+}
+
+impl RowYield {
+    /// The factor of the row's probabilities.
+    pub fn factor(&self) -> f32 {
+        let factor = (self.accepted + ROW_TRIALS) / (self.predicted + ROW_TRIALS);
+        factor.min(1.0)
+    }
+
+    /// Counts the drafts of a step, each of which was accepted with this probability if those before it were.
+    pub fn note(&mut self, probability: f32, (drafted, accepted): (usize, usize), weight: f32) {
+        let accepted = accepted.min(drafted);
+        let trials = accepted + usize::from(accepted < drafted);
+        self.predicted += trials as f32 * probability * weight;
+        self.accepted += accepted as f32 * weight;
+        if self.predicted >= MAX_ROW_TRIALS {
+            self.predicted /= 2.0;
+            self.accepted /= 2.0;
+        }
+    }
+}
+
 /// The indices of a proposal's source and bucket.
 fn place(proposal: &Proposal) -> (usize, usize) {
     let source = match proposal.source {
@@ -72,6 +103,20 @@ mod tests {
             source: DraftSource::OwnText,
             matched,
         }
+    }
+
+    #[test]
+    fn a_row_whose_drafts_fail_loses_its_probability_and_gets_it_back() {
+        let mut row = RowYield::default();
+        assert_eq!(row.factor(), 1.0);
+        for _ in 0..40 {
+            row.note(0.9, (7, 0), 1.0);
+        }
+        assert!(row.factor() < 0.15, "{row:?}");
+        for _ in 0..4 {
+            row.note(0.9, (1, 1), 4.0);
+        }
+        assert!(row.factor() > 0.5, "{row:?}");
     }
 
     #[test]

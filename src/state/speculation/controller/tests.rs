@@ -77,24 +77,21 @@ impl World {
             source: DraftSource::OwnText,
             matched,
         };
-        let candidate = Candidate {
-            proposal,
-            n_tokens: N_PROPOSED,
-        };
+        let candidate = Candidate::new(proposal, N_PROPOSED, RowYield::default());
         let n_rows = probabilities.len();
         let mut candidates = vec![candidate; n_rows];
         self.controller.choose(CONTEXT, &mut candidates);
         let drafts: Vec<usize> = candidates.iter().map(|row| row.n_tokens).collect();
         let n_query_tokens = n_rows + drafts.iter().sum::<usize>();
         let seconds = cost(&self.points, n_query_tokens);
-        for (drafted, p) in drafts.iter().zip(probabilities) {
+        for ((drafted, p), candidate) in drafts.iter().zip(probabilities).zip(&mut candidates) {
             assert!(*drafted <= N_PROPOSED);
             let mut accepted = 0;
             while accepted < *drafted && self.random() < *p {
                 accepted += 1;
             }
             self.n_tokens += 1 + accepted;
-            self.controller.note_result(&proposal, *drafted, accepted);
+            self.controller.note_result(candidate, *drafted, accepted);
         }
         // One of 64 steps is delayed.
         let delay = if self.random() < 1.0 / 64.0 { 3.0 } else { 1.0 };
@@ -172,13 +169,13 @@ fn likelier_drafts_are_taken_first() {
             controller.note_time(CONTEXT, n_query_tokens, seconds);
         }
     }
-    let candidate = |matched: usize| Candidate {
-        proposal: Proposal {
+    let candidate = |matched: usize| {
+        let proposal = Proposal {
             n_tokens: 7,
             source: DraftSource::Prediction,
             matched,
-        },
-        n_tokens: 7,
+        };
+        Candidate::new(proposal, 7, RowYield::default())
     };
     let mut candidates = [candidate(2), candidate(40)];
     controller.choose(CONTEXT, &mut candidates);
@@ -189,14 +186,11 @@ fn likelier_drafts_are_taken_first() {
 #[test]
 fn rows_without_proposals_have_no_drafts() {
     let mut controller = Controller::new(2);
-    let none = Candidate {
-        proposal: Proposal::default(),
-        n_tokens: 0,
-    };
+    let none = Candidate::new(Proposal::default(), 0, RowYield::default());
     for _ in 0..200 {
         let mut candidates = [none; 2];
         controller.choose(CONTEXT, &mut candidates);
-        assert_eq!(candidates, [none; 2]);
+        assert_eq!(candidates.map(|candidate| candidate.n_tokens), [0; 2]);
     }
     controller.choose(0, &mut []);
 }
@@ -205,16 +199,14 @@ fn rows_without_proposals_have_no_drafts() {
 fn choices_allocate_nothing() {
     let mut controller = Controller::new(3);
     let (ranked, curve) = (controller.ranked.capacity(), controller.curve.capacity());
-    let candidate = Candidate {
-        proposal: Proposal {
-            n_tokens: 63,
-            source: DraftSource::Grammar,
-            matched: 50,
-        },
+    let proposal = Proposal {
         n_tokens: 63,
+        source: DraftSource::Grammar,
+        matched: 50,
     };
+    let candidate = Candidate::new(proposal, 63, RowYield::default());
     for _ in 0..100 {
-        controller.note_result(&candidate.proposal, 63, 63);
+        controller.note_result(&mut { candidate }, 63, 63);
         controller.note_time(CONTEXT, 200, 1.0);
         let mut candidates = [candidate; 4];
         controller.choose(CONTEXT, &mut candidates);
