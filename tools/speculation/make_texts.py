@@ -211,7 +211,7 @@ def main():
     history = commits(repository, arguments.revision)
 
     def choose(kind):
-        """A generator of its own, so that a kind does not depend on the others."""
+        """A separate generator, so that a kind does not depend on the others."""
         return random.Random(f"{arguments.seed} {kind}")
 
     texts = []
