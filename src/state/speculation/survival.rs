@@ -54,8 +54,8 @@ impl Survival {
     }
 }
 
-/// How a row's drafts did, compared with what the counts of all rows predicted: a text that repeats itself badly among
-/// good ones loses its drafts after a few steps.
+/// A row's accepted drafts, compared with the counts of all rows: a text that repeats itself badly among good ones
+/// loses its drafts after a few steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RowYield {
     predicted: f32,
