@@ -197,10 +197,7 @@ impl EngineConfig {
             let text = "enable_double_sparsity is on: unset one of the two";
             return Some(text.to_owned());
         }
-        let n_ranks = self.tp_size;
-        (n_ranks > 1).then(|| {
-            format!("tp_size is {n_ranks}: ranks verify no drafts: set tp_size to 1 or unset it")
-        })
+        None
     }
 }
 

@@ -113,19 +113,20 @@ pub fn host_plan(
     let windowed = windowed(config, &model.config, &on_ranks.kv_layout, context_tokens);
     let layout = windowed.as_ref().unwrap_or(&on_ranks.kv_layout);
     let wish = memory_wish(config, layout, context_tokens);
-    let wish = with_draft_logs(of_all_ranks(wish, config.tp_size as u64), config, model)?;
+    let wish = with_draft_logs(wish, config, &on_ranks)?;
+    let wish = of_all_ranks(wish, config.tp_size as u64);
     let budget = host_budget(config, model, (&on_ranks, available_bytes));
     Ok(MemoryPlan::new(budget, wish)?)
 }
 
-/// Adds to each state the inputs of drafts that its row may have.
+/// Adds to each state of a rank the inputs of drafts that its row may have.
 fn with_draft_logs(
     wish: MemoryWish,
     config: &EngineConfig,
-    model: &CpuDescription,
+    on_ranks: &OnRanks,
 ) -> Result<MemoryWish, StartError> {
     let draft_bytes = match config.speculation()? {
-        Some(_) => cpu::draft_log_bytes(&model.config, 1),
+        Some(_) => cpu::draft_log_bytes(&on_ranks.config, 1),
         None => 0,
     };
     Ok(MemoryWish {

@@ -158,6 +158,36 @@ async fn drafts_change_no_bit_under_any_schedule() {
     }
 }
 
+/// Fewer key heads than ranks, experts, latents and states.
+#[tokio::test]
+async fn drafts_change_no_bit_on_ranks() {
+    if repeats_floats() {
+        return;
+    }
+    let all = Tally::default();
+    for (number, (model, ranks)) in [
+        ("tests/fixtures/models/qwen3", 4),
+        ("tests/fixtures/models/qwen3-moe", 2),
+        ("tests/fixtures/models/deepseek-v2", 2),
+        ("tests/fixtures/models/qwen3-5", 2),
+        ("tests/fixtures/models/lfm2", 2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let setup = Setup {
+            ranks,
+            ..plain(model, 0)
+        };
+        check(&setup, [0, 2, 3, 5, 8][number], &all).await;
+    }
+    let (accepted, rejected) = all.totals();
+    assert!(
+        accepted > 0 && rejected > 0,
+        "{accepted} drafts accepted, {rejected} rejected"
+    );
+}
+
 /// Requests for log probabilities never join mixed steps, so this compares tokens.
 async fn check_mixed(setup: &Setup<'_>, number: usize, all: &Tally) {
     let expected = reference(setup).await;

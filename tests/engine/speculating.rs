@@ -1,15 +1,17 @@
 //! Engines on the CPU executor with scripted drafts.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use souffleur_base::error::StepError;
 use souffleur_config::{EngineConfig, SpeculativeAlgorithm};
 use souffleur_engine::{Engine, EngineParts, Progress};
-use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions, load_ranks};
 use souffleur_executor::speculation::Speculation;
 use souffleur_executor::{DeviceLost, Executor};
 use souffleur_kernels::cpu::Numa;
+use souffleur_kernels::cpu::ranks::GroupRules;
 use souffleur_request::{GenerateRequest, Prompt};
 use souffleur_state::step::{RowResult, StepOutput, StepPlan};
 
@@ -21,9 +23,12 @@ pub const ROOM: u32 = 8;
 /// The most drafts of a row in a step.
 pub const PLACES: usize = ROOM as usize - 1;
 
+/// More than a busy machine keeps a rank waiting.
+const RANK_LIMIT: Duration = Duration::from_secs(60);
+
 /// Counts the drafts of each step.
 struct Counted {
-    inner: Gated<CpuExecutor>,
+    inner: Gated<dyn Executor>,
     tally: Arc<Tally>,
 }
 
@@ -86,12 +91,23 @@ pub fn start_with(
         sparsity: None,
         speculation: Some(speculation),
     };
+    let ranks = GroupRules::new(config.tp_size, RANK_LIMIT);
     let tally = Arc::new(Tally::default());
     let (dir, counts) = (parts.info.model_path.clone(), tally.clone());
     parts.executor = Arc::new(move || {
-        let executor = CpuExecutor::load(&dir, &options, &mut |_, _| {})?;
+        let inner: Box<dyn Executor> = match ranks.count {
+            1 => Box::new(CpuExecutor::load(&dir, &options, &mut |_, _| {})?),
+            _ => Box::new(load_ranks(
+                &dir,
+                &options,
+                &ranks,
+                None,
+                None,
+                &mut |_, _| {},
+            )?),
+        };
         let inner = Gated {
-            inner: Box::new(executor),
+            inner,
             gate: gate.clone(),
         };
         Ok(Box::new(Counted {

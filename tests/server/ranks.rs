@@ -1,7 +1,7 @@
 //! Tests of servers whose model is divided among ranks.
 
 use serde_json::{Value, json};
-use souffleur::config::DtypeChoice;
+use souffleur::config::{DtypeChoice, SpeculativeAlgorithm};
 
 use crate::http::{get, post};
 use crate::world::World;
@@ -17,6 +17,30 @@ fn outputs(world: &World) -> Vec<Value> {
         post(world.addr, "/generate", &call).ok()["output_ids"].clone()
     };
     [3, 40, 70].map(output).to_vec()
+}
+
+/// The ranks' controllers measure different times, so they would choose different numbers of drafts.
+#[test]
+fn ranks_verify_drafts_of_the_same_number() {
+    let served = |algorithm| {
+        let world = World::with(|engine, _| {
+            engine.tp_size = 2;
+            engine.speculative_algorithm = algorithm;
+        });
+        let prompt = [20, 31, 42, 53].repeat(16);
+        let call = json!({
+            "input_ids": prompt,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 64, "ignore_eos": true},
+        });
+        let answer = post(world.addr, "/generate", &call).ok();
+        world.wait_until_idle();
+        let drafted = answer["meta_info"]["spec_draft_token_num"].as_u64();
+        (answer["output_ids"].clone(), drafted)
+    };
+    let (expected, _) = served(None);
+    let (outputs, drafted) = served(Some(SpeculativeAlgorithm::Ngram));
+    assert_eq!(outputs, expected);
+    assert!(drafted > Some(0), "{drafted:?} drafts");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use super::CpuExecutor;
 use super::state_drafts::{MAX_STATE_DRAFTS, finish_state};
 use crate::speculation::Speculation;
 use souffleur_base::ids::RowId;
+use souffleur_kernels::cpu::CpuBackend;
 use souffleur_state::speculation::{Candidate, Controller, Proposal, Proposer, RowYield};
 use souffleur_state::step::{RowStart, RowWork, StepPlan};
 
@@ -21,6 +22,8 @@ pub(super) struct StepDrafts {
     places: Vec<Range<usize>>,
     /// The input of one row that decodes.
     input: Vec<u32>,
+    /// The number of drafts of each row, as ranks exchange it.
+    chosen: Vec<f32>,
     /// The tokens of all rows before the step.
     context_tokens: usize,
 }
@@ -78,6 +81,21 @@ impl StepDrafts {
         Some(candidate.row)
     }
 
+    /// Takes the choice of rank 0: it depends on measured times, which differ among the ranks.
+    fn take_first_rank(&mut self, backend: &mut CpuBackend) {
+        if !backend.has_ranks() {
+            return;
+        }
+        self.chosen.clear();
+        let numbers = self.candidates.iter();
+        self.chosen
+            .extend(numbers.map(|candidate| candidate.n_tokens as f32));
+        backend.take_first_rank(&mut self.chosen);
+        for (candidate, number) in self.candidates.iter_mut().zip(&self.chosen) {
+            candidate.n_tokens = *number as usize;
+        }
+    }
+
     /// Notes the time of a step that only decodes.
     pub(super) fn note_time(&mut self, n_tokens: usize, seconds: f64) {
         if let Some(controller) = &mut self.controller {
@@ -118,7 +136,9 @@ impl CpuExecutor {
         let drafts = &mut self.drafts;
         if let Some(controller) = &mut drafts.controller {
             controller.choose(drafts.context_tokens, &mut drafts.candidates);
+            drafts.take_first_rank(&mut self.backend);
         }
+        let drafts = &mut self.drafts;
         for (place, candidate) in drafts.places.iter_mut().zip(&drafts.candidates) {
             place.end = place.start + candidate.n_tokens.min(place.len());
         }

@@ -25,8 +25,17 @@ impl CpuBackend {
         }
     }
 
+    /// Replaces `values` by rank 0's, of which there are as many, if other ranks have parts of the model.
+    pub fn take_first_rank(&mut self, values: &mut [f32]) {
+        if self.has_ranks()
+            && let Err(lost) = self.link().broadcast(values)
+        {
+            end_step(lost);
+        }
+    }
+
     /// Whether other ranks have parts of the model.
-    pub(super) fn has_ranks(&self) -> bool {
+    pub fn has_ranks(&self) -> bool {
         let link = self.link.as_ref();
         link.is_some_and(|link| link.rank().count() > 1)
     }

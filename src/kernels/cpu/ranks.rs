@@ -86,6 +86,7 @@ struct Meeting {
 enum Call {
     Sum { values: usize },
     Gather { rows: usize },
+    Broadcast { values: usize },
     Barrier,
 }
 
@@ -162,6 +163,19 @@ impl RankLink {
             first += columns;
         }
         Ok(out)
+    }
+
+    /// Replaces `values` by rank 0's, of which there are as many.
+    ///
+    /// # Errors
+    /// If a rank does not take part. `values` are then this rank's own.
+    pub fn broadcast(&mut self, values: &mut [f32]) -> Result<(), RanksLost> {
+        let call = Call::Broadcast {
+            values: values.len(),
+        };
+        let parity = self.meet(values, call)?;
+        values.copy_from_slice(&read(&self.group.buffers[0][parity]));
+        Ok(())
     }
 
     /// Waits for the threads of all ranks. This is none of the moments of [`GroupRules::fault_hook`].

@@ -50,6 +50,17 @@ fn sums_are_in_rank_order_and_equal_on_all_ranks() {
 }
 
 #[test]
+fn all_ranks_take_the_values_of_rank_0() {
+    let results = on_ranks(group(3, LONG), |link| {
+        let mut values = [link.rank().index() as f32 + 5.0; 4];
+        link.broadcast(&mut values).map(|()| values)
+    });
+    for (_, result) in results {
+        assert_eq!(result, Ok([5.0; 4]));
+    }
+}
+
+#[test]
 fn parts_of_rows_are_gathered_in_rank_order() {
     // The last rank has a narrower part.
     let results = on_ranks(group(3, LONG), |link| {
