@@ -4,11 +4,13 @@
 //! computes and samples as always, then takes the next token of a given text instead of the sampled one (teacher
 //! forcing), so drafts are right as often as in that text. Only `souffleur bench --taught` sets a teacher.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 
+use souffleur_state::speculation::MAX_ROOM;
 use souffleur_state::step::{RowResult, RowStart, RowWork, StepPlan};
 
 /// Knows the output of each prompt, and counts the drafts that were right.
@@ -17,17 +19,18 @@ pub struct Teacher {
     outputs: FxHashMap<Arc<[u32]>, Arc<[u32]>>,
     /// Follows each output.
     eos_token_id: u32,
-    rows: AtomicU64,
-    drafted: AtomicU64,
-    accepted: AtomicU64,
+    decodes: DecodeTable,
 }
 
-/// Rows of decodes that may have drafts, the drafts that they have computed, and those that equalled the output.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Numbers of decodes by their drafts and accepted drafts, both below [`MAX_ROOM`].
+#[derive(Debug)]
+struct DecodeTable(Box<[AtomicU64]>);
+
+/// Decodes of rows that may have drafts, with or without drafts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaughtCounts {
-    pub rows: u64,
-    pub drafted: u64,
-    pub accepted: u64,
+    /// How many decodes have computed this number of drafts, of which this number equalled the output. No count is 0.
+    pub decodes: BTreeMap<(u32, u32), u64>,
 }
 
 impl Teacher {
@@ -55,38 +58,87 @@ impl Teacher {
 
     /// Counts the drafts of a step. `results` has one result for each row of the plan.
     pub fn note(&self, plan: &StepPlan, results: &[RowResult]) {
-        let mut counts = TaughtCounts::default();
         for (row, result) in plan.rows.iter().zip(results) {
             // A row whose sequence had ended is skipped: it has no tokens.
             let ran = !result.tokens.is_empty();
             if ran && matches!(row.work, RowWork::Decode { room, .. } if room > 1) {
-                counts.rows += 1;
-                counts.drafted += u64::from(result.drafts.n_tokens);
-                counts.accepted += (result.tokens.len() - 1) as u64;
+                let accepted = result.tokens.len() - 1;
+                self.decodes.note(result.drafts.n_tokens as usize, accepted);
             }
         }
-        self.rows.fetch_add(counts.rows, Ordering::Relaxed);
-        self.drafted.fetch_add(counts.drafted, Ordering::Relaxed);
-        self.accepted.fetch_add(counts.accepted, Ordering::Relaxed);
     }
 
     /// The counts of all steps so far.
     pub fn counts(&self) -> TaughtCounts {
         TaughtCounts {
-            rows: self.rows.load(Ordering::Relaxed),
-            drafted: self.drafted.load(Ordering::Relaxed),
-            accepted: self.accepted.load(Ordering::Relaxed),
+            decodes: self.decodes.counts(),
         }
     }
 }
 
+impl DecodeTable {
+    const WIDTH: usize = MAX_ROOM as usize;
+
+    fn note(&self, drafts: usize, accepted: usize) {
+        // No row has more drafts than the table has places.
+        if let Some(count) = self.0.get(drafts * Self::WIDTH + accepted) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn counts(&self) -> BTreeMap<(u32, u32), u64> {
+        let counts = self.0.iter().enumerate().map(|(place, count)| {
+            let (drafts, accepted) = (place / Self::WIDTH, place % Self::WIDTH);
+            let n_decodes = count.load(Ordering::Relaxed);
+            ((drafts as u32, accepted as u32), n_decodes)
+        });
+        counts.filter(|(_, n_decodes)| *n_decodes > 0).collect()
+    }
+}
+
+impl Default for DecodeTable {
+    fn default() -> Self {
+        let n_places = Self::WIDTH * Self::WIDTH;
+        Self((0..n_places).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
 impl TaughtCounts {
+    /// The number of decodes: one for each row and step.
+    pub fn rows(&self) -> u64 {
+        self.decodes.values().sum()
+    }
+
+    /// Drafts of all decodes.
+    pub fn drafted(&self) -> u64 {
+        let decodes = self.decodes.iter();
+        decodes.map(|((drafts, _), n)| u64::from(*drafts) * n).sum()
+    }
+
+    /// Drafts of all decodes that equalled the output.
+    pub fn accepted(&self) -> u64 {
+        let decodes = self.decodes.iter();
+        decodes
+            .map(|((_, accepted), n)| u64::from(*accepted) * n)
+            .sum()
+    }
+
+    /// Adds the counts of other decodes.
+    pub fn add(&mut self, other: &Self) {
+        for (decode, n) in &other.decodes {
+            *self.decodes.entry(*decode).or_default() += n;
+        }
+    }
+
+    /// The counts without those of an earlier time.
     #[must_use]
-    pub fn since(self, before: Self) -> Self {
+    pub fn since(&self, before: &Self) -> Self {
+        let later = self.decodes.iter().map(|(decode, n)| {
+            let n_before = before.decodes.get(decode).copied().unwrap_or(0);
+            (*decode, n - n_before)
+        });
         Self {
-            rows: self.rows - before.rows,
-            drafted: self.drafted - before.drafted,
-            accepted: self.accepted - before.accepted,
+            decodes: later.filter(|(_, n)| *n > 0).collect(),
         }
     }
 }
@@ -195,12 +247,36 @@ mod tests {
         teacher.note(&plan, &results);
         let before = teacher.counts();
         let expected = TaughtCounts {
-            rows: 1,
-            drafted: 3,
-            accepted: 2,
+            decodes: BTreeMap::from([((3, 2), 1)]),
         };
         assert_eq!(before, expected);
         teacher.note(&plan, &results);
-        assert_eq!(teacher.counts().since(before), expected);
+        assert_eq!(teacher.counts().since(&before), expected);
+    }
+
+    #[test]
+    fn decodes_are_counted_by_their_drafts_and_the_accepted_ones() {
+        let table = DecodeTable::default();
+        let most = MAX_ROOM as usize - 1;
+        for (drafts, accepted) in [(0, 0), (most, most), (7, 3), (0, 0)] {
+            table.note(drafts, accepted);
+        }
+        let before = TaughtCounts {
+            decodes: table.counts(),
+        };
+        let all = BTreeMap::from([((0, 0), 2), ((7, 3), 1), ((63, 63), 1)]);
+        assert_eq!(before.decodes, all);
+        assert_eq!(
+            [before.rows(), before.drafted(), before.accepted()],
+            [4, 70, 66]
+        );
+        table.note(7, 3);
+        let later = TaughtCounts {
+            decodes: table.counts(),
+        };
+        let mut since = later.since(&before);
+        assert_eq!(since.decodes, BTreeMap::from([((7, 3), 1)]));
+        since.add(&before);
+        assert_eq!(since, later);
     }
 }

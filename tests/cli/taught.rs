@@ -47,6 +47,17 @@ fn taught_benches_decode_the_given_texts() {
     // One of 64 steps with proposals has a draft, whatever the measured times.
     let drafted = cells.iter().filter_map(|cell| cell["drafted"].as_u64());
     assert!(drafted.sum::<u64>() > 0, "{cells:?}");
+    for cell in cells {
+        let decodes = cell["decodes"].as_array().expect("decodes are a list");
+        let sum = |of: &dyn Fn(&Value) -> Option<u64>| decodes.iter().filter_map(of).sum::<u64>();
+        let rows = sum(&|decode| decode[2].as_u64());
+        let drafted = sum(&|decode| Some(decode[0].as_u64()? * decode[2].as_u64()?));
+        let accepted = sum(&|decode| Some(decode[1].as_u64()? * decode[2].as_u64()?));
+        assert_eq!(
+            json!([rows, drafted, accepted]),
+            json!([cell["rows"], cell["drafted"], cell["accepted"]])
+        );
+    }
     let skipped = record["skipped"].to_string();
     assert!(
         skipped.contains("needs 4 texts of this kind, there are 2"),

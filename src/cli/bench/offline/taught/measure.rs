@@ -98,10 +98,10 @@ impl Rounds<'_> {
             let before = self.teacher.counts();
             decoded[mode as usize] = self.decode(texts, self.output_tokens, mode).await?;
             if mode == Mode::Drafts {
-                counts = self.teacher.counts().since(before);
+                counts = self.teacher.counts().since(&before);
             }
         }
-        cell.add(decoded, counts);
+        cell.add(decoded, &counts);
         Ok(())
     }
 

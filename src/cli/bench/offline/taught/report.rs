@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use souffleur::engine::ModelInfo;
 use souffleur::executor::taught::TaughtCounts;
 use souffleur::kernels::dtype::Quantization;
@@ -62,6 +62,9 @@ pub struct Cell {
     rows: u64,
     drafted: u64,
     accepted: u64,
+    /// The same rows as a list of `[drafts, accepted drafts, number of rows]`, ascending and without zeros.
+    #[serde(serialize_with = "triples")]
+    decodes: TaughtCounts,
     #[serde(flatten)]
     summary: Option<Summary>,
 }
@@ -73,6 +76,11 @@ struct Summary {
     drafts_per_s: Quartiles,
     ratio: Quartiles,
     plain_ratio: Quartiles,
+}
+
+fn triples<S: Serializer>(counts: &TaughtCounts, serializer: S) -> Result<S::Ok, S::Error> {
+    let decodes = counts.decodes.iter();
+    serializer.collect_seq(decodes.map(|((drafts, accepted), n)| (*drafts, *accepted, *n)))
 }
 
 impl TaughtRecord {
@@ -160,6 +168,7 @@ impl Cell {
             rows: 0,
             drafted: 0,
             accepted: 0,
+            decodes: TaughtCounts::default(),
             summary: None,
         }
     }
@@ -174,10 +183,11 @@ impl Cell {
 
     /// Adds a round: what each [`Mode`] has decoded, and the drafts of the run with drafts. A round with an empty time
     /// is left out.
-    pub fn add(&mut self, decoded: [Option<Decoded>; Mode::COUNT], counts: TaughtCounts) {
-        self.rows += counts.rows;
-        self.drafted += counts.drafted;
-        self.accepted += counts.accepted;
+    pub fn add(&mut self, decoded: [Option<Decoded>; Mode::COUNT], counts: &TaughtCounts) {
+        self.rows += counts.rows();
+        self.drafted += counts.drafted();
+        self.accepted += counts.accepted();
+        self.decodes.add(counts);
         let [Some(plain), Some(plain_again), Some(drafts)] = decoded else {
             return;
         };
@@ -233,6 +243,8 @@ impl Cell {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -240,9 +252,7 @@ mod tests {
         let mut cell = Cell::new("edit".to_owned(), 512, 4);
         assert_eq!(cell.row(), None);
         let counts = TaughtCounts {
-            rows: 10,
-            drafted: 40,
-            accepted: 30,
+            decodes: BTreeMap::from([((3, 2), 5), ((5, 4), 5)]),
         };
         let decoded = |tokens| {
             Some(Decoded {
@@ -250,10 +260,10 @@ mod tests {
                 seconds: 2.0,
             })
         };
-        cell.add([20, 22, 60].map(decoded), counts);
-        cell.add([40, 40, 40].map(decoded), counts);
+        cell.add([20, 22, 60].map(decoded), &counts);
+        cell.add([40, 40, 40].map(decoded), &counts);
         let cut = [decoded(2), None, decoded(18)];
-        cell.add(cut, TaughtCounts::default());
+        cell.add(cut, &TaughtCounts::default());
         let row = cell.row().expect("it has rounds");
         assert_eq!(
             row,
@@ -276,6 +286,9 @@ mod tests {
         assert_eq!(cell.name(), "edit, context 512, 4 streams");
         let json = serde_json::to_value(&cell).expect("plain data");
         assert_eq!(json["ratio"]["median"], 2.0);
+        assert_eq!(json["rows"], 20);
+        let decodes = serde_json::json!([[3, 2, 10], [5, 4, 10]]);
+        assert_eq!(json["decodes"], decodes);
         assert_eq!(json["plain"].as_array().map(Vec::len), Some(2));
     }
 }
