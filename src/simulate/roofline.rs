@@ -27,7 +27,7 @@ use souffleur_kernels::dtype::{MatrixRole, Quantization};
 use souffleur_model::config::ModelConfig;
 use souffleur_model::config::experts::ExpertsConfig;
 use souffleur_model::weights::TensorSpec;
-use souffleur_state::step::{RowWork, StepPlan};
+use souffleur_state::step::{RowResult, RowWork, StepPlan};
 
 #[derive(Clone, Debug)]
 pub struct Roofline {
@@ -123,7 +123,9 @@ impl Roofline {
         }
     }
 
-    pub fn cost(&self, plan: &StepPlan) -> StepCost {
+    /// The cost of a step with these results, one for each row of the plan in its order. A decode costs the query tokens
+    /// that it has computed, the last token and its drafts; a row that the step skipped costs nothing.
+    pub fn cost(&self, plan: &StepPlan, results: &[RowResult]) -> StepCost {
         let mut cost = StepCost {
             weight_bytes: self.body_bytes,
             ..StepCost::default()
@@ -134,10 +136,16 @@ impl Roofline {
             // A copied state is read and written; a cleared state is only written.
             cost.kv_bytes += self.state_bytes * if is_copied { 2.0 } else { 1.0 };
         }
-        for row in &plan.rows {
+        for (row, result) in plan.rows.iter().zip(results) {
+            if result.accepted == 0 {
+                continue;
+            }
             let (positions, outputs) = match &row.work {
                 RowWork::Prefill { positions } => (positions.clone(), 1),
-                RowWork::Decode { position, room } => (*position..*position + *room, *room),
+                RowWork::Decode { position, .. } => {
+                    let queries = 1 + result.drafts.n_tokens;
+                    (*position..*position + queries, queries)
+                }
             };
             let (start, end) = (f64::from(positions.start), f64::from(positions.end));
             cost.tokens += positions.len() as u64;

@@ -13,7 +13,7 @@ use souffleur_state::control::{ControlSetup, ControlStates};
 use souffleur_state::scheduler::news::RequestTokens;
 use souffleur_state::scheduler::stats::EngineStats;
 use souffleur_state::scheduler::submission::Submission;
-use souffleur_state::step::{RowWork, StepOutput, StepPlan};
+use souffleur_state::step::{RowResult, RowWork, StepOutput, StepPlan};
 use souffleur_state::tiers::PrefillRate;
 
 pub(super) struct VirtualUnit<'a> {
@@ -25,6 +25,8 @@ pub(super) struct VirtualUnit<'a> {
     prefill_rate: PrefillRate,
     /// The steps in flight. The first one runs for `step_s`, until `step_ends_s`.
     steps: VecDeque<Box<StepPlan>>,
+    /// The results of the first step in flight.
+    results: Vec<RowResult>,
     step_ends_s: f64,
     step_s: f64,
     /// A request came, or a step ended, since the last plan.
@@ -49,6 +51,7 @@ impl<'a> VirtualUnit<'a> {
             rows: SimulatedRows::new(drafts),
             prefill_rate: PrefillRate::default(),
             steps: VecDeque::new(),
+            results: Vec::new(),
             step_ends_s: 0.0,
             step_s: 0.0,
             is_due: false,
@@ -153,14 +156,17 @@ impl<'a> VirtualUnit<'a> {
         }
     }
 
-    /// Starts the first step in flight now, and computes its duration.
+    /// Starts the first step in flight now, and computes its results and its duration.
     fn time_step(&mut self, now_s: f64) {
         if let Some(plan) = self.steps.front() {
-            // A step without rows reads no weights.
-            let cost = if plan.rows.is_empty() {
-                StepCost::default()
+            let cleared = self.states.scheduler.take_cleared_rows();
+            self.results = cleared.unwrap_or_default();
+            self.results.extend(self.rows.results(plan));
+            // A step without rows, or with skipped ones only, reads no weights.
+            let cost = if self.results.iter().any(|row| row.accepted > 0) {
+                self.roofline.cost(plan, &self.results)
             } else {
-                self.roofline.cost(plan)
+                StepCost::default()
             };
             let copies = self.store_model.zip(plan.copies.as_deref());
             let copies_s = copies.map_or(0.0, |(store, copies)| store.copies_s(copies));
@@ -182,12 +188,8 @@ impl<'a> VirtualUnit<'a> {
         if let (Some(store), Some(copies)) = (&mut self.store, &plan.copies) {
             store.record_copies(copies);
         }
-        let mut rows = self
-            .states
-            .scheduler
-            .take_cleared_rows()
-            .unwrap_or_default();
-        rows.extend(self.rows.results(&plan));
+        let rows = std::mem::take(&mut self.results);
+        let has_computed = rows.iter().any(|row| row.accepted > 0);
         let micros = (self.step_s * 1e6).round() as u64;
         self.states.scheduler.step_took(plan.step, micros);
         self.states.scheduler.step_done(
@@ -198,7 +200,7 @@ impl<'a> VirtualUnit<'a> {
             }),
         );
         self.time_step(now_s);
-        !plan.rows.is_empty()
+        has_computed
     }
 }
 

@@ -8,7 +8,8 @@ use souffleur_base::ids::{RowId, SeqId, StateSlot, StepId};
 use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, StateHeads, Values};
 use souffleur_kernels::dtype::Dtype;
 use souffleur_state::pool::pages::PageRun;
-use souffleur_state::step::{RowStart, StateSave, StateStart, StepRow};
+use souffleur_state::speculation::RowDrafts;
+use souffleur_state::step::{RowStart, RowVerdict, StateSave, StateStart, StepRow};
 
 fn plan(works: &[(std::ops::Range<u32>, bool)]) -> StepPlan {
     let row = |(index, (positions, sample)): (usize, &(std::ops::Range<u32>, bool))| StepRow {
@@ -31,6 +32,30 @@ fn plan(works: &[(std::ops::Range<u32>, bool)]) -> StepPlan {
     }
 }
 
+/// The result of a row with as many drafts as its room allows, all of them rejected.
+fn rejected(row: &StepRow) -> RowResult {
+    let (accepted, n_drafts) = match &row.work {
+        RowWork::Prefill { positions } => (positions.len() as u32, 0),
+        RowWork::Decode { room, .. } => (1, *room - 1),
+    };
+    RowResult {
+        seq: row.seq,
+        tokens: Default::default(),
+        accepted,
+        logprobs: None,
+        verdict: RowVerdict::Open,
+        drafts: RowDrafts {
+            n_tokens: n_drafts,
+            ..RowDrafts::default()
+        },
+    }
+}
+
+fn cost_of(roofline: &Roofline, plan: &StepPlan) -> StepCost {
+    let results: Vec<RowResult> = plan.rows.iter().map(rejected).collect();
+    roofline.cost(plan, &results)
+}
+
 fn h100(devices: u32) -> Roofline {
     let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
     let model = shape::load("llama-3.1-8b").expect("it is compiled in");
@@ -45,7 +70,7 @@ fn h100(devices: u32) -> Roofline {
 
 #[test]
 fn a_decode_reads_the_weights_once_and_each_context() {
-    let cost = h100(1).cost(&plan(&[(999..1000, true), (1999..2000, true)]));
+    let cost = cost_of(&h100(1), &plan(&[(999..1000, true), (1999..2000, true)]));
     let body = 2.0 * (8_030_261_248.0 - 2.0 * 128_256.0 * 4096.0);
     let head = 2.0 * 128_256.0 * 4096.0;
     assert_eq!(cost.weight_bytes, body + head);
@@ -67,10 +92,10 @@ fn a_decode_with_drafts_reads_its_context_once_and_has_a_head_row_for_each_query
             position: 999,
             room,
         };
-        roofline.cost(&plan)
+        cost_of(&roofline, &plan)
     };
     let (one, four) = (with_room(1), with_room(4));
-    assert_eq!(one, roofline.cost(&plan(&[(999..1000, true)])));
+    assert_eq!(one, cost_of(&roofline, &plan(&[(999..1000, true)])));
     assert_eq!(four.tokens, 4);
     assert_eq!(four.linear_flops, 4.0 * one.linear_flops);
     assert_eq!(four.weight_bytes, one.weight_bytes);
@@ -80,10 +105,36 @@ fn a_decode_with_drafts_reads_its_context_once_and_has_a_head_row_for_each_query
 }
 
 #[test]
+fn a_decode_costs_the_drafts_that_it_has_and_a_skipped_row_nothing() {
+    let roofline = h100(1);
+    let decode = |room| {
+        let mut plan = plan(&[(999..1000, true)]);
+        plan.rows[0].work = RowWork::Decode {
+            position: 999,
+            room,
+        };
+        plan
+    };
+    let mut results = vec![rejected(&decode(4).rows[0])];
+    assert_eq!(
+        roofline.cost(&decode(8), &results),
+        cost_of(&roofline, &decode(4))
+    );
+    results[0].drafts.n_tokens = 0;
+    let plain = cost_of(&roofline, &decode(1));
+    assert_eq!(roofline.cost(&decode(8), &results), plain);
+    let mut two = decode(8);
+    two.rows.push(two.rows[0].clone());
+    results.push(rejected(&two.rows[1]));
+    results[1].accepted = 0;
+    assert_eq!(roofline.cost(&two, &results), plain);
+}
+
+#[test]
 fn rows_beyond_a_group_are_rounded_up_to_whole_groups() {
     let mut roofline = h100(1);
     let flops = |roofline: &Roofline, tokens: u32| {
-        let cost = roofline.cost(&plan(&[(0..tokens, false)]));
+        let cost = cost_of(roofline, &plan(&[(0..tokens, false)]));
         cost.linear_flops
     };
     let one = flops(&roofline, 1);
@@ -116,7 +167,7 @@ fn a_sparse_decode_reads_labels_and_some_tokens() {
         }),
     };
     let roofline = Roofline::new(&hardware, &model, storage, 1);
-    let cost = |position: u32| roofline.cost(&plan(&[(position..position + 1, true)]));
+    let cost = |position: u32| cost_of(&roofline, &plan(&[(position..position + 1, true)]));
     let (kv, label) = (131_072.0, 32.0 * 8.0 * 32.0 * 2.0);
     // Below the threshold, labels are only written.
     assert_eq!(cost(4094).kv_bytes, kv * 4096.0 + label);
@@ -168,9 +219,9 @@ fn costs_depend_on_each_layers_width_and_state() {
     );
     let mut roofline = h100(1);
     let mut plan = plan(&[(999..1000, true), (0..7, false)]);
-    let without = roofline.cost(&plan);
+    let without = cost_of(&roofline, &plan);
     (roofline.state_bytes, roofline.state_ops) = (1000.0, 10.0);
-    let with = roofline.cost(&plan);
+    let with = cost_of(&roofline, &plan);
     assert_eq!(with.kv_bytes, without.kv_bytes + 2.0 * 2.0 * 1000.0);
     assert_eq!(with.attention_flops, without.attention_flops + 8.0 * 10.0);
     // A state copied at the start of a row, a saved copy, and a cleared state.
@@ -180,7 +231,7 @@ fn costs_depend_on_each_layers_width_and_state() {
         slot: StateSlot::new(4),
     }]
     .into();
-    let copies = roofline.cost(&plan).kv_bytes - with.kv_bytes;
+    let copies = cost_of(&roofline, &plan).kv_bytes - with.kv_bytes;
     assert_eq!(copies, (2.0 + 1.0 + 2.0) * 1000.0);
 }
 
@@ -216,14 +267,14 @@ fn tokens_of_a_hybrid_model_include_operations_on_states() {
 
 #[test]
 fn prefill_flops_grow_quadratically_and_do_not_depend_on_chunks() {
-    let whole = h100(1).cost(&plan(&[(0..4000, true)]));
+    let whole = cost_of(&h100(1), &plan(&[(0..4000, true)]));
     assert_eq!(
         whole.attention_flops,
         32.0 * 4.0 * 4096.0 * (4000.0 * 4001.0 / 2.0)
     );
     let chunks = [
-        h100(1).cost(&plan(&[(0..1500, false)])),
-        h100(1).cost(&plan(&[(1500..4000, true)])),
+        cost_of(&h100(1), &plan(&[(0..1500, false)])),
+        cost_of(&h100(1), &plan(&[(1500..4000, true)])),
     ];
     let sum = |of: fn(&StepCost) -> f64| chunks.iter().map(of).sum::<f64>();
     assert_eq!(sum(|cost| cost.attention_flops), whole.attention_flops);
@@ -235,7 +286,7 @@ fn prefill_flops_grow_quadratically_and_do_not_depend_on_chunks() {
 
 #[test]
 fn two_devices_are_not_twice_as_fast() {
-    let cost = h100(1).cost(&plan(&[(0..4000, true)]));
+    let cost = cost_of(&h100(1), &plan(&[(0..4000, true)]));
     let (one, two) = (h100(1).seconds(&cost), h100(2).seconds(&cost));
     assert!(two > one / 2.0 && two < one, "{one} {two}");
 }
@@ -255,7 +306,7 @@ fn a_step_reads_the_experts_of_all_its_tokens() {
     };
     let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
     let roofline = Roofline::new(&hardware, &model, storage, 1);
-    let of = |tokens: u32| roofline.cost(&plan(&[(0..tokens, false)]));
+    let of = |tokens: u32| cost_of(&roofline, &plan(&[(0..tokens, false)]));
     let expert = 2.0 * 3.0 * 8.0 * 16.0;
     let all = weights_bytes(&model, storage) as f64 - 2.0 * 2.0 * 800.0;
     assert_eq!(of(200).weight_bytes, all);
