@@ -56,6 +56,10 @@ pub struct Hardware {
     pub bandwidth_efficiency: f64,
     /// The fraction of the peak FLOP/s that kernels reach: also an assumption.
     pub flops_efficiency: f64,
+    /// The fraction of the shorter of the times for bytes and for FLOPs that the longer one hides: 1 if kernels load and
+    /// compute at the same time, 0 if one after the other. Also an assumption.
+    #[serde(default = "full_overlap")]
+    pub overlap: f64,
     /// The overhead of a step, such as launches and sampling, in microseconds: also an assumption.
     pub step_overhead_us: f64,
     /// Rows of a matrix product, one for each query token, that kernels compute together: more rows are rounded up to
@@ -74,6 +78,10 @@ pub struct Tflops {
     /// For 16-bit floats, FP16 and BF16.
     pub float16: f64,
     pub int8: f64,
+}
+
+fn full_overlap() -> f64 {
+    1.0
 }
 
 impl Hardware {
@@ -143,6 +151,7 @@ impl Hardware {
                 1.0,
             ),
             ("flops_efficiency", hardware.flops_efficiency, 1e-3, 1.0),
+            ("overlap", hardware.overlap, 0.0, 1.0),
             ("step_overhead_us", hardware.step_overhead_us, 0.0, 1e9),
             (
                 "group_rows",
@@ -194,6 +203,8 @@ mod tests {
                 "{name}"
             );
         }
+        let without_key = Hardware::load("h100-sxm").expect("it is compiled in");
+        assert_eq!(without_key.overlap, 1.0);
     }
 
     #[test]
@@ -209,6 +220,11 @@ mod tests {
         assert_eq!(
             error_for(&zero),
             "gpu.toml: bandwidth_gb_s is 0, must lie between 0.001 and 1000000000"
+        );
+        let overlap = format!("overlap = 1.5\n{good}");
+        assert_eq!(
+            error_for(&overlap),
+            "gpu.toml: overlap is 1.5, must lie between 0 and 1"
         );
         let surplus = format!("cores = 3\n{good}");
         let error = error_for(&surplus);

@@ -1,6 +1,7 @@
 //! The roofline model of the duration of a step: the longer of the times for its bytes and for its FLOPs.
 //!
-//! The model takes this maximum separately for products with weights and for attention, and adds an overhead.
+//! The model takes this maximum separately for products with weights and for attention, and adds an overhead. Hardware
+//! with an incomplete `overlap` takes a part of the shorter time, too.
 //! - weights: each matrix is read once per step (the output head only if a row samples); two operations per weight
 //!   and token, and the tokens of a step are rounded up to whole groups of rows if the hardware has them. All query
 //!   tokens of a decode with drafts count, and each has a row of the output head. Embedding lookups cost nothing. A
@@ -34,6 +35,8 @@ pub struct Roofline {
     flops_per_s: f64,
     bytes_per_s: f64,
     overhead_s: f64,
+    /// [`Hardware::overlap`].
+    overlap: f64,
     /// The number of weights that every token uses, and their bytes.
     body_weights: f64,
     body_bytes: f64,
@@ -108,6 +111,7 @@ impl Roofline {
             flops_per_s: n * peak * hardware.flops_efficiency,
             bytes_per_s: n * hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency,
             overhead_s: hardware.step_overhead_us * 1e-6,
+            overlap: hardware.overlap,
             body_weights,
             body_bytes: all_bytes - head_bytes - looked_up_bytes - expert_bytes,
             expert_weights: all_experts * used,
@@ -184,8 +188,10 @@ impl Roofline {
     }
 
     pub fn seconds(&self, cost: &StepCost) -> f64 {
-        let roof =
-            |flops: f64, bytes: f64| (flops / self.flops_per_s).max(bytes / self.bytes_per_s);
+        let roof = |flops: f64, bytes: f64| {
+            let (flops_s, bytes_s) = (flops / self.flops_per_s, bytes / self.bytes_per_s);
+            flops_s.max(bytes_s) + (1.0 - self.overlap) * flops_s.min(bytes_s)
+        };
         self.overhead_s
             + roof(cost.linear_flops, cost.weight_bytes)
             + roof(cost.attention_flops, cost.kv_bytes)

@@ -131,6 +131,23 @@ fn a_decode_costs_the_drafts_that_it_has_and_a_skipped_row_nothing() {
 }
 
 #[test]
+fn a_part_of_the_shorter_time_counts_if_the_overlap_is_incomplete() {
+    let mut roofline = h100(1);
+    let cost = cost_of(&roofline, &plan(&[(999..1000, true)]));
+    let full_s = roofline.seconds(&cost);
+    roofline.overlap = 0.75;
+    let flops_s = (cost.linear_flops + cost.attention_flops) / (989.4e12 * 0.7);
+    let expected = full_s + 0.25 * flops_s;
+    assert!((roofline.seconds(&cost) / expected - 1.0).abs() < 1e-12);
+    // A prefill is limited by FLOPs: a part of the time of its bytes is added.
+    let cost = cost_of(&roofline, &plan(&[(0..4000, true)]));
+    let flops_s = (cost.linear_flops + cost.attention_flops) / (989.4e12 * 0.7);
+    let bytes_s = (cost.weight_bytes + cost.kv_bytes) / (3350e9 * 0.85);
+    let expected = 150e-6 + flops_s + 0.25 * bytes_s;
+    assert!((roofline.seconds(&cost) / expected - 1.0).abs() < 1e-12);
+}
+
+#[test]
 fn rows_beyond_a_group_are_rounded_up_to_whole_groups() {
     let mut roofline = h100(1);
     let flops = |roofline: &Roofline, tokens: u32| {
