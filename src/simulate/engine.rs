@@ -92,8 +92,8 @@ impl<'a> VirtualEngine<'a> {
             schedule_policy: config.schedule_policy.clone(),
             diagnoses_misses: false,
         };
-        let drafts = simulation.drafts;
-        let unit = |_| VirtualUnit::new(&setup, simulation.roofline, simulation.store, drafts);
+        let (roofline, store) = (simulation.roofline, simulation.store);
+        let unit = |_| VirtualUnit::new(&setup, roofline, store, simulation.drafts.clone());
         let units = (0..n_units).map(unit).collect::<Result<Vec<_>, _>>()?;
         let page_size = setup.limits.page_size;
         let kv_tokens = page_size.tokens_in(pages);
@@ -220,11 +220,12 @@ impl<'a> VirtualEngine<'a> {
         };
         self.admission.requests += 1;
         self.admission.prompt_tokens += prompt_tokens;
+        let drafts = self.simulation.drafts.as_ref();
         let sampling = SamplingParams {
             max_new_tokens: max_new_tokens as u32,
             ignore_eos: self.simulation.ignore_eos,
             sampling_seed: Some(0),
-            speculative_num_draft_tokens: self.simulation.drafts.map(|drafts| drafts.room),
+            speculative_num_draft_tokens: drafts.map(|drafts| drafts.room),
             ..SamplingParams::default()
         };
         let (intake, prompt) = (IntakeId::new(index as u64), request.prompt.tokens());

@@ -8,12 +8,13 @@
 //! - [`disk`], [`store`]: the KV store, with the delays of its disk
 //! - [`engine`]: the scheduler, tree and pools in virtual time
 //! - [`replay`]: inserts the prompts one after another, to compute hit rates by cache size
-//! - [`rows`]: the results of the simulated executor, with drafts
+//! - [`rows`], [`drafts`]: the results of the simulated executor, with drafts
 //! - [`outcome`]: the outcome of every request
 
 mod azure;
 mod counts;
 pub mod disk;
+pub mod drafts;
 pub mod engine;
 mod error;
 pub mod hardware;

@@ -1,8 +1,12 @@
 //! The simulated executor's results for the rows of a step.
 
+use std::sync::Arc;
+
+use fastrand::Rng;
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
+use super::drafts::DraftHistogram;
 use super::trace::PROMPT_VOCAB;
 use souffleur_base::ids::SeqId;
 use souffleur_state::speculation::RowDrafts;
@@ -20,23 +24,47 @@ pub(super) fn prefill_only_tokens(plan: &StepPlan) -> Option<usize> {
     tokens.sum()
 }
 
-/// Drafts of simulated requests: each token of an output is guessed with the same probability.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Drafts of simulated requests.
+#[derive(Clone, Debug, PartialEq)]
 pub struct SimulatedDrafts {
     /// The most query tokens of a row in a step: the last token and its drafts. At most
     /// [`MAX_ROOM`](souffleur_state::speculation::MAX_ROOM).
     pub room: u32,
-    /// Share of the output's tokens that a draft guesses, from 0 to 1.
-    pub accept_rate: f64,
+    pub guess: Guess,
     pub seed: u64,
 }
 
+/// How many drafts decodes have, and how many of them are right.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Guess {
+    /// Each decode has as many drafts as its room and the rest of its output allow. Each token of an output is guessed
+    /// with this probability, from 0 to 1.
+    Rate(f64),
+    /// Each decode has the drafts of a decode of the histogram, which is drawn independently of the others. What exceeds
+    /// its room or the rest of its output is cut.
+    Measured(Arc<DraftHistogram>),
+}
+
 impl SimulatedDrafts {
-    /// Whether the draft of this output token is right: the same in each run.
-    fn guesses(&self, seq: SeqId, index: u32) -> bool {
+    /// The random numbers of an output token: the same in each run.
+    fn random(&self, seq: SeqId, index: u32) -> Rng {
         let place = (seq.get() << 32) ^ u64::from(index);
-        let seed = self.seed ^ place.wrapping_mul(MULTIPLIER);
-        fastrand::Rng::with_seed(seed).f64() < self.accept_rate
+        Rng::with_seed(self.seed ^ place.wrapping_mul(MULTIPLIER))
+    }
+
+    /// The drafts of a decode from this output token on, at most `most`, and the number of accepted ones.
+    fn of_decode(&self, seq: SeqId, first: u32, most: u32) -> (u32, u32) {
+        match &self.guess {
+            Guess::Rate(rate) => {
+                let is_right = |index: &u32| self.random(seq, *index).f64() < *rate;
+                let accepted = (first..first + most).take_while(is_right).count();
+                (most, accepted as u32)
+            }
+            Guess::Measured(histogram) => {
+                let (drafts, accepted) = histogram.draw(&mut self.random(seq, first));
+                (drafts.min(most), accepted.min(most))
+            }
+        }
     }
 }
 
@@ -109,16 +137,19 @@ impl SimulatedRows {
         }
     }
 
-    /// Tokens that a decode with this room accepts, at least one, and its drafts.
+    /// Tokens that a decode with this room accepts, and its drafts. Both are 0 for a sequence that has ended: drafts that
+    /// are accepted end it earlier than planned, and the step skips its row.
     fn decoded(&self, seq: SeqId, room: u32) -> (u32, u32) {
-        let (Some(drafts), Some(progress)) = (&self.drafts, self.outputs.get(&seq)) else {
+        let Some(drafts) = &self.drafts else {
             return (1, 0);
         };
+        let Some(progress) = self.outputs.get(&seq) else {
+            return (0, 0);
+        };
         let left = progress.max_tokens.saturating_sub(progress.tokens);
-        let n_drafts = room.min(left).saturating_sub(1);
-        let first = progress.tokens;
-        let right = (first..first + n_drafts).take_while(|index| drafts.guesses(seq, *index));
-        (1 + right.count() as u32, n_drafts)
+        let most = room.min(left).saturating_sub(1);
+        let (n_drafts, accepted) = drafts.of_decode(seq, progress.tokens, most);
+        (1 + accepted, n_drafts)
     }
 }
 
@@ -129,7 +160,7 @@ fn output_token(seq: SeqId) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::path::Path;
 
     use super::*;
     use souffleur_base::ids::{RowId, StepId};
@@ -195,6 +226,13 @@ mod tests {
             output += results[0].accepted;
             found.push((results[0].accepted, results[0].drafts.n_tokens));
         }
+        // The next step was planned before the output ended.
+        let work = RowWork::Decode {
+            position: 1 + output,
+            room: 1,
+        };
+        let skipped = &rows.results(&plan(Vec::new(), work))[0];
+        assert_eq!((skipped.accepted, skipped.tokens.len()), (0, 0));
         assert_eq!(output, max_new_tokens, "no output is longer than it may be");
         assert!(rows.outputs.is_empty());
         found
@@ -203,7 +241,21 @@ mod tests {
     fn with_rate(accept_rate: f64) -> Option<SimulatedDrafts> {
         Some(SimulatedDrafts {
             room: 8,
-            accept_rate,
+            guess: Guess::Rate(accept_rate),
+            seed: 1,
+        })
+    }
+
+    /// Drafts as in these decodes, a list of `[drafts, accepted, count]`.
+    fn measured(decodes: &str) -> Option<SimulatedDrafts> {
+        let text = format!(
+            r#"{{"schema": "souffleur-bench-taught/1", "cells": [{{"kind": "a", "decodes": {decodes}}}]}}"#
+        );
+        let histogram = DraftHistogram::parse(Path::new("taught.json"), text.as_bytes(), None);
+        let histogram = histogram.expect("it is valid");
+        Some(SimulatedDrafts {
+            room: 1 + histogram.most_drafts(),
+            guess: Guess::Measured(Arc::new(histogram)),
             seed: 1,
         })
     }
@@ -224,6 +276,26 @@ mod tests {
             decodes(with_rate(rate), 300, room),
             decodes(with_rate(rate), 300, room)
         );
+    }
+
+    #[test]
+    fn drafts_are_as_in_the_histogram_and_within_room_and_output() {
+        let always = measured("[[7, 5, 3]]");
+        let within_output = [(6, 7), (6, 7), (6, 6), (1, 0)];
+        assert_eq!(decodes(always.clone(), 20, 8), within_output);
+        assert_eq!(decodes(always, 10, 4), [(4, 3), (4, 3), (1, 0)]);
+        let none = measured("[[0, 0, 2]]");
+        assert_eq!(decodes(none, 4, 8), [(1, 0); 3]);
+        let mixed = measured("[[0, 0, 40], [7, 0, 20], [7, 3, 10], [7, 7, 30]]");
+        let found = decodes(mixed.clone(), 20_001, 8);
+        let n = found.len() as f64;
+        // The means of one decode: 0.6 of them have seven drafts.
+        let drafts: u32 = found.iter().map(|(_, drafts)| *drafts).sum();
+        let a_step = 20_000.0 / n;
+        for (found, expected) in [(a_step, 3.4), (f64::from(drafts) / n, 4.2)] {
+            assert!((found / expected - 1.0).abs() < 0.05, "{found} {expected}");
+        }
+        assert_eq!(decodes(mixed.clone(), 300, 8), decodes(mixed, 300, 8));
     }
 
     #[test]

@@ -1,11 +1,16 @@
 //! Tests of the simulated engine in virtual time: invariants under any load, and known results of small loads.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use souffleur::config::EngineConfig;
+use souffleur::simulate::drafts::DraftHistogram;
 use souffleur::simulate::engine::{Simulation, simulate};
 use souffleur::simulate::hardware::Hardware;
 use souffleur::simulate::outcome::{Outcome, RequestFate};
 use souffleur::simulate::pool::{model_info, storage};
 use souffleur::simulate::roofline::Roofline;
+use souffleur::simulate::rows::{Guess, SimulatedDrafts};
 use souffleur::simulate::shape;
 use souffleur::simulate::synthetic::{Arrivals, Lengths, SyntheticLoad};
 use souffleur::simulate::trace::Trace;
@@ -18,6 +23,16 @@ pub fn run(
     ignore_eos: bool,
     trace: &Trace,
 ) -> Outcome {
+    run_with(config, kv_tokens, ignore_eos, trace, None)
+}
+
+fn run_with(
+    config: &EngineConfig,
+    kv_tokens: Option<usize>,
+    ignore_eos: bool,
+    trace: &Trace,
+    drafts: Option<SimulatedDrafts>,
+) -> Outcome {
     let hardware = Hardware::load("h100-sxm").expect("the hardware is compiled in");
     let shape = shape::load("llama-3.1-8b").expect("the shape is compiled in");
     let model = model_info(config, &shape, &hardware, 1, kv_tokens).expect("the model fits");
@@ -28,7 +43,7 @@ pub fn run(
         roofline: &roofline,
         store: None,
         ignore_eos,
-        drafts: None,
+        drafts,
     };
     let outcome = simulate(&simulation, trace).expect("the simulation completes");
     assert!(outcome.stats.is_idle_and_whole(), "{:?}", outcome.stats);
@@ -100,6 +115,38 @@ fn every_request_ends_with_all_its_tokens_whatever_the_load() {
         assert!(moments.iter().all(|moment| {
             moment.used_tokens <= moment.held_tokens && moment.held_tokens <= outcome.kv_tokens
         }));
+    }
+}
+
+#[test]
+fn requests_with_drafts_end_with_all_their_tokens_in_fewer_steps() {
+    let text = r#"{"schema": "souffleur-bench-taught/1", "cells": [
+        {"kind": "a", "decodes": [[0, 0, 1], [7, 3, 2], [7, 7, 1]]}]}"#;
+    let measured = DraftHistogram::parse(Path::new("taught.json"), text.as_bytes(), None);
+    let measured = Arc::new(measured.expect("it is valid"));
+    let trace = trace(&SyntheticLoad {
+        arrivals: Arrivals::Burst,
+        output_tokens: Lengths::Uniform(1, 200),
+        ..load(60, 1.0)
+    });
+    let config = EngineConfig::default();
+    for kv_tokens in [None, Some(20_000)] {
+        let plain = run(&config, kv_tokens, true, &trace);
+        for guess in [Guess::Measured(measured.clone()), Guess::Rate(0.7)] {
+            let drafts = Some(SimulatedDrafts {
+                room: 8,
+                guess,
+                seed: 0,
+            });
+            let outcome = run_with(&config, kv_tokens, true, &trace, drafts.clone());
+            assert_eq!(outcome.ended(RequestFate::Finished).count(), 60);
+            for (request, asked) in outcome.requests.iter().zip(&trace.requests) {
+                assert_eq!(request.output_tokens, asked.output_tokens);
+            }
+            assert!(outcome.decode_steps < plain.decode_steps);
+            let again = run_with(&config, kv_tokens, true, &trace, drafts);
+            assert_eq!(again.requests, outcome.requests);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod size;
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
@@ -17,11 +18,12 @@ use serde_json::json;
 use souffleur::config::EngineConfig;
 use souffleur::simulate::SimulateError;
 use souffleur::simulate::disk::StoreModel;
+use souffleur::simulate::drafts::DraftHistogram;
 use souffleur::simulate::engine::{Simulation, simulate};
 use souffleur::simulate::hardware::Hardware;
 use souffleur::simulate::pool::{model_info, storage};
 use souffleur::simulate::roofline::Roofline;
-use souffleur::simulate::rows::SimulatedDrafts;
+use souffleur::simulate::rows::{Guess, SimulatedDrafts};
 use souffleur::simulate::shape;
 use souffleur::simulate::trace::Trace;
 use souffleur::state::speculation::MAX_ROOM;
@@ -92,6 +94,19 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 8, requires = "draft_accept_rate",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_ROOM)), help_heading = "Simulation")]
     draft_room: u32,
+    /// Speculation as measured: each decode has the drafts of a decode of this file, the JSON of
+    /// souffleur bench --taught, and as many of them are accepted
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["draft_accept_rate", "prompts_only"],
+          help_heading = "Simulation")]
+    drafts: Option<PathBuf>,
+    /// The kind of texts in --drafts whose decodes are taken; all if not given
+    #[arg(
+        long,
+        value_name = "KIND",
+        requires = "drafts",
+        help_heading = "Simulation"
+    )]
+    drafts_kind: Option<String>,
     /// Write everything to a file as JSON; - writes it to stdout instead of the table
     #[arg(long, value_name = "FILE", help_heading = "Simulation")]
     json: Option<PathBuf>,
@@ -113,12 +128,23 @@ impl SimulateArgs {
         flags.into()
     }
 
-    fn drafts(&self) -> Option<SimulatedDrafts> {
-        Some(SimulatedDrafts {
-            room: self.draft_room,
-            accept_rate: self.draft_accept_rate?,
+    /// # Errors
+    /// The file of --drafts is invalid, or has no decodes of the kind.
+    fn simulated_drafts(&self) -> Result<Option<SimulatedDrafts>, SimulateError> {
+        let (room, guess) = match (&self.drafts, self.draft_accept_rate) {
+            (Some(file), _) => {
+                let histogram = DraftHistogram::read(file, self.drafts_kind.as_deref())?;
+                let room = 1 + histogram.most_drafts();
+                (room, Guess::Measured(Arc::new(histogram)))
+            }
+            (None, Some(rate)) => (self.draft_room, Guess::Rate(rate)),
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(SimulatedDrafts {
+            room,
+            guess,
             seed: 0,
-        })
+        }))
     }
 }
 
@@ -169,6 +195,7 @@ fn run_engine(
     let tp_size = config.tp_size as u32;
     check_link(tp_size, &hardware)?;
     check_disks(args, config)?;
+    let drafts = args.simulated_drafts()?;
     let folder = config.model_path.to_string_lossy();
     let default = if folder.is_empty() {
         DEFAULT_SHAPE
@@ -196,7 +223,7 @@ fn run_engine(
             roofline: &roofline,
             store: store.as_ref(),
             ignore_eos: args.ignore_eos,
-            drafts: args.drafts(),
+            drafts: drafts.clone(),
         };
         let began = Instant::now();
         let outcome = simulate(&simulation, trace)?;
@@ -215,7 +242,9 @@ fn run_engine(
             "tp_size": tp_size,
             "ignore_eos": args.ignore_eos,
             "draft_accept_rate": args.draft_accept_rate,
-            "draft_room": args.draft_accept_rate.map(|_| args.draft_room),
+            "drafts": args.drafts.as_ref().map(|file| file.to_string_lossy()),
+            "drafts_kind": args.drafts_kind,
+            "draft_room": drafts.as_ref().map(|drafts| drafts.room),
             "engine": config,
             "runs": runs.iter().map(Run::json).collect::<Vec<_>>(),
         });
