@@ -1,6 +1,7 @@
-//! Tests of the simulator: replays of prompts, the engine in virtual time, replicas, the KV store, and trace files.
+//! Tests of the simulator: replays of prompts, the engine in virtual time, replicas, drafts, the KV store, and traces.
 
 mod cli;
+mod drafts;
 mod engine;
 mod replay;
 mod replicas;
