@@ -2,10 +2,10 @@
 
     compare_servers.py TEXTS NAME=URL NAME=URL... [--kind edit] [--rounds 7] [--max-tokens 400]
 
-Each text's prompt is a chat of one message, answered greedily at /v1/chat/completions. The servers answer the same prompt
-in turn, one stream at a time, in an order that changes from round to round; each round has another text. The first server
-is the base of the ratios. A rate counts the tokens after the first event of an answer, in the time from this event to
-the last one.
+Each text's prompt, with `--ask` at its end, is a chat of one message, answered greedily at /v1/chat/completions. The
+servers answer the same prompt in turn, one stream at a time, in an order that changes from round to round; each round has
+another text, and a text for which a server writes less than `--min-tokens` is no round. The first server is the base of
+the ratios. A rate counts the tokens after the first event of an answer, in the time from this event to the last one.
 
 `NAME=URL#prediction` sends the request with a right `prediction` (the text's output), and `NAME=URL#wrong` with another
 text's output. Needs the standard library.
@@ -17,6 +17,10 @@ import statistics
 import time
 import urllib.parse
 import urllib.request
+
+
+# The end of a prompt that a completion continues.
+COMPLETION = "Answer:\n```\n"
 
 
 def answer(url, body, limit_s):
@@ -49,6 +53,8 @@ def main():
     parser.add_argument("--kind", default="edit")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--min-tokens", type=int, default=100)
+    parser.add_argument("--ask", default="Reply with the complete file after this change, in one code block.")
     parser.add_argument("--limit-s", type=float, default=600)
     arguments = parser.parse_args()
     with open(arguments.texts, encoding="utf-8") as file:
@@ -57,37 +63,52 @@ def main():
         parser.error(f"{arguments.texts} has {len(texts)} texts of the kind {arguments.kind}, at least 2 are needed")
     servers = [server.split("=", 1) for server in arguments.servers]
     rates = {name: [] for name, _ in servers}
-    for round_ in range(arguments.rounds):
-        text, other = texts[round_ % len(texts)], texts[(round_ + 1) % len(texts)]
-        predictions = {"prediction": text["output"], "wrong": other["output"]}
-        outputs = {}
-        turns = servers[round_ % len(servers) :] + servers[: round_ % len(servers)]
-        for name, address in turns:
-            url, prediction = urllib.parse.urldefrag(address)
-            body = {
-                "model": "default",
-                "messages": [{"role": "user", "content": text["prompt"]}],
-                "temperature": 0,
-                "max_tokens": arguments.max_tokens,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-            if prediction:
-                body["prediction"] = {"type": "content", "content": predictions[prediction]}
-            outputs[name], tokens, seconds = answer(url, body, arguments.limit_s)
-            # A text of one event has no rate.
-            rates[name].append((tokens - 1) / seconds if seconds > 0 else None)
-            print(f"round {round_ + 1}: {name}: {tokens} tokens, {rates[name][-1] or 0:.1f} tok/s", flush=True)
-        base = outputs[servers[0][0]]
-        same = [name for name, _ in servers[1:] if outputs[name] == base]
-        print(f"round {round_ + 1}: same text as {servers[0][0]}: {', '.join(same) or 'none'}", flush=True)
+    for number, (text, other) in enumerate(zip(texts, texts[1:] + texts[:1])):
+        if len(rates[servers[0][0]]) == arguments.rounds:
+            break
+        first = number % len(servers)
+        found = ask_all(servers[first:] + servers[:first], text, other, arguments)
+        outputs = {name: output for name, (output, _, _) in found.items()}
+        same = [name for name, _ in servers[1:] if outputs[name] == outputs[servers[0][0]]]
+        print(f"text {number}: as {servers[0][0]}: {', '.join(same) or 'none'}", flush=True)
+        if min(tokens for _, tokens, _ in found.values()) < arguments.min_tokens:
+            continue
+        for name, (_, tokens, seconds) in found.items():
+            rates[name].append((tokens - 1) / seconds)
+    report(servers, rates)
+
+
+def ask_all(servers, text, other, arguments):
+    """The answers of the servers to one text: texts, tokens and seconds."""
+    predictions = {"prediction": text["output"], "wrong": other["output"]}
+    found = {}
+    for name, address in servers:
+        url, prediction = urllib.parse.urldefrag(address)
+        body = {
+            "model": "default",
+            "messages": [{"role": "user", "content": text["prompt"].removesuffix(COMPLETION) + arguments.ask}],
+            "temperature": 0,
+            "max_tokens": arguments.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if prediction:
+            body["prediction"] = {"type": "content", "content": predictions[prediction]}
+        found[name] = answer(url, body, arguments.limit_s)
+        _, tokens, seconds = found[name]
+        print(f"{name}: {tokens} tokens in {seconds:.2f} s", flush=True)
+    return found
+
+
+def report(servers, rates):
     base = rates[servers[0][0]]
+    if not base:
+        raise SystemExit("no text was long enough: lower --min-tokens")
     for name, _ in servers:
-        known = [(rate, first) for rate, first in zip(rates[name], base) if rate and first]
-        median = statistics.median(rate for rate, _ in known)
-        ratios = sorted(rate / first for rate, first in known)
+        ratios = sorted(rate / first for rate, first in zip(rates[name], base))
+        median, ratio = statistics.median(rates[name]), statistics.median(ratios)
         spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-        print(f"{name}: {median:.1f} tok/s, ratio {statistics.median(ratios):.3f} ({spread}), {len(known)} rounds")
+        print(f"{name}: {median:.1f} tok/s, ratio {ratio:.3f} ({spread}), {len(ratios)} rounds")
 
 
 if __name__ == "__main__":
